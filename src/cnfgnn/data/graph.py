@@ -1,0 +1,158 @@
+"""Who influences whom: a directed, weighted graph over the sensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.errors import DataError
+
+EARTH_RADIUS_M = 6_371_008.8
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A directed graph over nodes 0 .. n-1; edge k goes from senders[k] to receivers[k].
+
+    Edges are kept sorted by (receiver, sender), so that sums over a receiver's edges are sums over a
+    segment. The arrays cannot be written to.
+
+    senders, receivers  (e,)  int64
+    weights             (e,)  float64, finite
+    """
+
+    nodes: int
+    senders: Ints
+    receivers: Ints
+    weights: Floats
+
+    def __post_init__(self) -> None:
+        shapes = {self.senders.shape, self.receivers.shape, self.weights.shape}
+        if len(shapes) != 1 or len(self.senders.shape) != 1:
+            raise DataError("graph", "senders, receivers and weights need the same length")
+        ends = np.concatenate([self.senders, self.receivers])
+        if len(ends) and (ends.min() < 0 or ends.max() >= self.nodes):
+            raise DataError("graph", f"an edge names node {int(ends.max())} of {self.nodes} (counted from 0)")
+        if not np.isfinite(self.weights).all():
+            raise DataError("graph", "an edge has a weight that is not a number")
+        order = np.lexsort((self.senders, self.receivers))
+        pairs = self.receivers[order] * self.nodes + self.senders[order]
+        if (np.diff(pairs) == 0).any():
+            k = order[int(np.argmax(np.diff(pairs) == 0))]
+            raise DataError("graph", f"the edge {self.senders[k]} -> {self.receivers[k]} occurs twice")
+        for name in ("senders", "receivers", "weights"):
+            column = np.ascontiguousarray(getattr(self, name)[order])
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
+    @property
+    def edges(self) -> int:
+        return len(self.senders)
+
+    @property
+    def loops(self) -> int:
+        """The number of edges from a node to itself."""
+        return int((self.senders == self.receivers).sum())
+
+    @classmethod
+    def from_matrix(cls, matrix: npt.ArrayLike) -> Graph:
+        """Entry W[i, j] != 0 is the edge from sender i to receiver j, as in DCRNN's files."""
+        dense = np.asarray(matrix, dtype=np.float64)
+        if dense.ndim != 2 or dense.shape[0] != dense.shape[1]:
+            raise DataError("graph", f"an adjacency matrix is square, not {' x '.join(map(str, dense.shape))}")
+        senders, receivers = np.nonzero(dense)
+        return cls(len(dense), senders, receivers, dense[senders, receivers])
+
+    @classmethod
+    def from_distances(
+        cls,
+        nodes: int,
+        senders: Ints,
+        receivers: Ints,
+        distances: Floats,
+        *,
+        sigma: float | None = None,
+        threshold: float = 0.1,
+    ) -> Graph:
+        """Gaussian kernel W = exp(-dist^2 / sigma^2), entries below the threshold left out.
+
+        sigma is the standard deviation of the distances unless given, as in DCRNN.
+        """
+        if sigma is None:
+            sigma = float(np.std(distances)) if len(distances) else 1.0
+        if sigma <= 0:  # all distances are the same: every edge is as good as any other
+            sigma = float(np.max(distances, initial=1.0)) or 1.0
+        weights = np.exp(-np.square(distances / sigma))
+        keep = weights >= threshold
+        return cls(nodes, senders[keep], receivers[keep], weights[keep])
+
+    @classmethod
+    def nearest(cls, positions: Floats, k: int = 8, *, threshold: float = 0.1) -> Graph:
+        """Each node hears its k nearest neighbours by great-circle distance, and itself.
+
+        The kernel's width is the mean distance to the k-th neighbour, so that weights depend neither on
+        the unit nor on the density of the network.
+        """
+        n = len(positions)
+        k = min(k, n - 1)
+        if k < 1:
+            return cls(n, np.arange(n), np.arange(n), np.ones(n))
+        neighbours, metres = _nearest(positions, k)
+        receivers = np.repeat(np.arange(n), k)
+        width = float(metres[:, -1].mean()) or 1.0
+        weights = np.exp(-np.square(metres.ravel() / width))
+        keep = weights >= threshold
+        loops = np.arange(n)
+        return cls(
+            n,
+            np.concatenate([neighbours.ravel()[keep], loops]),
+            np.concatenate([receivers[keep], loops]),
+            np.concatenate([weights[keep], np.ones(n)]),
+        )
+
+    def subgraph(self, nodes: npt.ArrayLike) -> Graph:
+        """The graph among some nodes, numbered in the order given."""
+        kept = np.asarray(nodes, dtype=np.int64)
+        place = np.full(self.nodes, -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        inside = (place[self.senders] >= 0) & (place[self.receivers] >= 0)
+        return Graph(
+            len(kept), place[self.senders[inside]], place[self.receivers[inside]], self.weights[inside]
+        )
+
+    def reversed(self) -> Graph:
+        """Every edge turned round: the direction of the paper's text (Deviation D1)."""
+        return Graph(self.nodes, self.receivers, self.senders, self.weights)
+
+
+def great_circle(one: Floats, other: Floats) -> Floats:
+    """Metres between points given as (..., 2) degrees of latitude and longitude (haversine)."""
+    lat_1, lon_1 = np.radians(one[..., 0]), np.radians(one[..., 1])
+    lat_2, lon_2 = np.radians(other[..., 0]), np.radians(other[..., 1])
+    half = (
+        np.sin((lat_2 - lat_1) / 2) ** 2
+        + np.cos(lat_1) * np.cos(lat_2) * np.sin((lon_2 - lon_1) / 2) ** 2
+    )
+    metres: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.sqrt(np.clip(half, 0, 1)))
+    return metres
+
+
+def _nearest(positions: Floats, k: int) -> tuple[Ints, Floats]:
+    """Indices and distances (n, k) of each node's k nearest others; rows in blocks to bound memory."""
+    n = len(positions)
+    neighbours = np.empty((n, k), dtype=np.int64)
+    metres = np.empty((n, k), dtype=np.float64)
+    block = max(1, 4_000_000 // n)
+    for start in range(0, n, block):
+        rows = np.arange(start, min(start + block, n))
+        distance = great_circle(positions[rows, None], positions[None])
+        distance[np.arange(len(rows)), rows] = np.inf
+        # stable order: ties go to the lower number, so the graph never depends on the platform's sort
+        order = np.argsort(distance, axis=1, kind="stable")[:, :k]
+        neighbours[rows] = order
+        metres[rows] = np.take_along_axis(distance, order, axis=1)
+    return neighbours, metres

@@ -1,0 +1,121 @@
+"""What the sensors measured: one value per time and sensor, and which of them are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.errors import DataError
+
+DAY = np.timedelta64(86_400, "s")
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Readings of n sensors at T times, as they stand in the file.
+
+    times      (T,)    datetime64[s], strictly increasing
+    ids        n       sensor ids, unique strings
+    values     (T, n)  float32; NaN where there is no number
+    missing    (T, n)  bool; True where there is no number or where the number stands for "no reading"
+                       (a zero in METR-LA and PEMS-BAY)
+    positions  (n, 2)  latitude and longitude in degrees, or None
+    source             where they come from, for messages
+    """
+
+    times: npt.NDArray[np.datetime64]
+    ids: tuple[str, ...]
+    values: npt.NDArray[np.float32]
+    missing: npt.NDArray[np.bool_]
+    positions: npt.NDArray[np.float64] | None = None
+    source: str = "readings"
+
+    def __post_init__(self) -> None:
+        rows, columns = self.values.shape
+        if rows == 0 or columns == 0:
+            raise DataError(self.source, "there are no readings in it")
+        if self.times.shape != (rows,) or len(self.ids) != columns:
+            raise DataError(
+                self.source,
+                f"{rows} x {columns} values do not match {len(self.times)} times and {len(self.ids)} sensors",
+            )
+        if self.missing.shape != self.values.shape:
+            raise DataError(self.source, "the missing mask has another shape than the values")
+        if self.positions is not None and self.positions.shape != (columns, 2):
+            raise DataError(self.source, f"{len(self.positions)} positions for {columns} sensors")
+        self._check_ids()
+        self._check_times()
+        if np.isinf(self.values).any():
+            row, column = np.argwhere(np.isinf(self.values))[0]
+            raise DataError(
+                self.source, "an infinite reading", row=str(self.times[row]), column=self.ids[column]
+            )
+
+    def _check_ids(self) -> None:
+        seen: set[str] = set()
+        for sensor in self.ids:
+            if sensor in seen:
+                raise DataError(self.source, "this sensor id occurs twice", column=sensor)
+            seen.add(sensor)
+
+    def _check_times(self) -> None:
+        steps = np.diff(self.times.astype("datetime64[s]").astype(np.int64))
+        if (steps <= 0).any():
+            row = int(np.argmax(steps <= 0)) + 1
+            kind = "this time occurs twice" if steps[row - 1] == 0 else "times are not in ascending order"
+            raise DataError(self.source, kind, row=str(self.times[row]))
+
+    @property
+    def step(self) -> np.timedelta64:
+        """The time between two readings: the most frequent one, should there be holes."""
+        if len(self.times) < 2:
+            raise DataError(self.source, "a single row of readings has no time step")
+        steps, counts = np.unique(np.diff(self.times), return_counts=True)
+        step: np.timedelta64 = steps[np.argmax(counts)]
+        return step
+
+    @property
+    def time_of_day(self) -> npt.NDArray[np.float64]:
+        """(T,) in [0, 1): the share of the day that has passed."""
+        seconds = (self.times - self.times.astype("datetime64[D]")).astype("timedelta64[s]")
+        return seconds.astype(np.float64) / DAY.astype(np.float64)
+
+    def select(self, ids: Sequence[str]) -> Readings:
+        """The readings of some sensors, in the order asked for."""
+        position = {sensor: column for column, sensor in enumerate(self.ids)}
+        unknown = [sensor for sensor in ids if sensor not in position]
+        if unknown:
+            raise DataError(self.source, "there is no such sensor", column=unknown[0])
+        columns = [position[sensor] for sensor in ids]
+        return replace(
+            self,
+            ids=tuple(ids),
+            values=np.ascontiguousarray(self.values[:, columns]),
+            missing=np.ascontiguousarray(self.missing[:, columns]),
+            positions=None if self.positions is None else self.positions[columns],
+        )
+
+    def on_grid(self) -> Readings:
+        """The same readings on a regular time grid: a row for every step, holes missing."""
+        step = self.step.astype("timedelta64[s]").astype(np.int64)
+        seconds = self.times.astype("datetime64[s]").astype(np.int64)
+        offset = seconds - seconds[0]
+        if (offset % step).any():
+            row = int(np.argmax(offset % step != 0))
+            raise DataError(
+                self.source, f"this time is not a multiple of the {step} s step", row=str(self.times[row])
+            )
+        rows = offset // step
+        total = int(rows[-1]) + 1
+        if total == len(self.times):
+            return self
+        if total > 100 * len(self.times):
+            raise DataError(self.source, f"{len(self.times)} rows span {total} steps of {step} s: too few to use")
+        values = np.full((total, len(self.ids)), np.nan, dtype=np.float32)
+        missing = np.ones((total, len(self.ids)), dtype=np.bool_)
+        values[rows], missing[rows] = self.values, self.missing
+        times = (seconds[0] + step * np.arange(total)).astype("datetime64[s]")
+        return replace(self, times=times, values=values, missing=missing)
