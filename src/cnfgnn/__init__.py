@@ -1,0 +1,1 @@
+"""Cross-node federated graph neural networks: sensors forecast together without sharing their readings."""

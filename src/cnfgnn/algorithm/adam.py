@@ -1,0 +1,54 @@
+"""Adam over stacked node weights: element-wise, so one over all rows is one per node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cnfgnn.models.params import Params, models
+
+BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
+
+
+class Adam:
+    """Kingma & Ba's update with the constants of torch.optim.Adam.
+
+    Each row counts its own steps, because a node that has no window in a minibatch takes none.
+    """
+
+    def __init__(self, theta: Mapping[str, Tensor], lr: float) -> None:
+        self.lr = lr
+        self.mean = {name: torch.zeros_like(w) for name, w in theta.items()}
+        self.square = {name: torch.zeros_like(w) for name, w in theta.items()}
+        first = next(iter(theta.values()))
+        self.steps = torch.zeros(models(theta), dtype=torch.float64, device=first.device)
+
+    @torch.no_grad()
+    def step(self, theta: Params, grads: Mapping[str, Tensor], active: Tensor | None = None) -> None:
+        """Move theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are."""
+        moving = torch.ones_like(self.steps) if active is None else active.to(self.steps)
+        self.steps += moving
+        steps = self.steps.clamp(min=1)
+        decay_1, decay_2 = 1 - (1 - BETA_1) * moving, 1 - (1 - BETA_2) * moving
+        rate = moving * self.lr / (1 - BETA_1**steps)
+        root = (1 - BETA_2**steps).sqrt()
+        for name, w in theta.items():
+            row = (-1, *[1] * (w.dim() - 1))
+            mean, square, grad = self.mean[name], self.square[name], grads[name]
+            mean.mul_(decay_1.view(row).to(w)).add_(grad * (1 - decay_1).view(row).to(w))
+            square.mul_(decay_2.view(row).to(w)).add_(grad * grad * (1 - decay_2).view(row).to(w))
+            scale = square.sqrt().div_(root.view(row).to(w)).add_(EPS)
+            w.sub_(mean / scale * rate.view(row).to(w))
+
+    def state(self) -> dict[str, Tensor]:
+        """Flat and named, for a checkpoint."""
+        parts = {"mean": self.mean, "square": self.square}
+        flat = {f"{part}.{name}": w for part, tensors in parts.items() for name, w in tensors.items()}
+        return flat | {"steps": self.steps}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.mean = {name: state[f"mean.{name}"].clone() for name in self.mean}
+        self.square = {name: state[f"square.{name}"].clone() for name in self.square}
+        self.steps = state["steps"].clone()

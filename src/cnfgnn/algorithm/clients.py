@@ -1,0 +1,303 @@
+"""Algorithm 2: what a group of nodes does. Axis 0 is the node axis, whether the group has one row or all.
+
+The simulator holds every node in one such object, a federated site the nodes it owns; methods have the names
+of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.draws import (
+    CLIENT_BATCHES,
+    NODE_WEIGHTS,
+    SERVER_BATCHES,
+    Batches,
+    Draw,
+    coins,
+    generator,
+)
+from cnfgnn.algorithm.nodes import NodeSettings
+from cnfgnn.algorithm.series import Prepared, Scaler, Series
+from cnfgnn.config import Missing
+from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.errors import NodeError
+from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.models.params import Params, models, own
+
+SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
+
+
+class Store(Protocol):
+    """Where an owner keeps its own state."""
+
+    def write(self, tag: str, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def read(self, tag: str) -> dict[str, Tensor]: ...
+
+
+class Clients:
+    """A group of n nodes with their readings, their weights and what the server last told them."""
+
+    def __init__(self, series: Series, compute: Compute, store: Store, name: str = "site") -> None:
+        self.series, self.compute, self.store, self.name = series, compute, store, name
+        self.theta: Params = {}
+        self.adam: Adam | None = None
+        self.h_G: dict[Split, Tensor] = {}
+        self.anchor: Params | None = None
+        self.anchor_weight: Tensor | None = None
+        self._h_c: Tensor | None = None  # of all training windows, while weights stand still
+        self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
+
+    # ---- set-up -------------------------------------------------------------------------------------
+
+    def census(
+        self, history: int, horizon: int, missing: Missing, train: Tensor, validation: Tensor, test: Tensor
+    ) -> dict[str, Tensor]:
+        windows = _windows(history, horizon, train, validation, test)
+        has = {s: self.series.has(windows.starts[s], windows, missing) for s in SPLITS}
+        reply = {f"has.{s}": torch.from_numpy(has[s].view(np.uint8)) for s in SPLITS}
+        return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
+
+    def prepare(
+        self,
+        *,
+        mean: float,
+        std: float,
+        history: int,
+        horizon: int,
+        train: Tensor,
+        validation: Tensor,
+        test: Tensor,
+        **settings: object,
+    ) -> None:
+        self.settings = s = NodeSettings(**settings)  # type: ignore[arg-type]
+        windows = _windows(history, horizon, train, validation, test)
+        device = self.compute.device
+        self.data = Prepared(self.series, Scaler(mean, std), s.missing, windows, self.compute.dtype, device)
+        self.horizon = horizon
+        self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
+        self.has: dict[Split, Tensor | None] = {}
+        for split in SPLITS:
+            has = self.series.has(windows.starts[split], windows, s.missing)
+            self.has[split] = None if has.all() else torch.tensor(has, device=device)
+        count = windows.count("train")
+        self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
+        self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
+        self.model = NodeModel(s.hidden, s.layers, s.embedding)
+        self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
+        self.adam, self.h_G, self.anchor = None, {}, None
+
+    # ---- Algorithm 2 --------------------------------------------------------------------------------
+
+    def update(self, r_g: int, r_c: int, step: int) -> None:
+        """ClientUpdate: r_c epochs over the node's own windows, h_G fixed."""
+        self._own()
+        if self.adam is None or not self.settings.keep_optimizer:
+            self.adam = Adam(self.theta, self.settings.client_lr)
+        for epoch in range(r_c):
+            for draw in self.client_batches.epoch(r_g, epoch):
+                windows = self.client_batches[draw]
+                batch, has = self.batch("train", windows)
+                h_G = _at(self.h_G.get("train"), windows)
+                losses = self.losses(self.theta, batch, h_G, self.truth(step))
+                grads = dict(
+                    zip(self.theta, torch.autograd.grad(losses.sum(), list(self.theta.values())), strict=True)
+                )
+                if self.anchor is not None:
+                    self._add_pull(grads)
+                self.adam.step(self.theta, grads, _active(has))
+                step += 1
+        self._stand_still()
+
+    @torch.no_grad()
+    def encode(
+        self, split: Split, r_g: int | None = None, epoch: int | None = None, number: int | None = None
+    ) -> Tensor:
+        """ClientEncode: h_c of one minibatch, or of every window of the split."""
+        if r_g is not None and epoch is not None and number is not None:
+            return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])
+        n, count, width = self.series.nodes, len(self.starts[split]), self.model.hidden * self.model.layers
+        h_c = torch.empty(n, count, width, dtype=self.compute.dtype, device=self.compute.device)
+        for some in self._chunks(split):
+            h_c[:, some] = self._encoded(split, some)
+        if split == "train":
+            self._h_c = h_c
+        return h_c
+
+    def backward(self, h_G: Tensor, r_g: int, epoch: int, number: int, step: int, learn: bool) -> Tensor:
+        """ClientBackward: d loss / d h_G; with `learn` the node also keeps its own gradients for `step`."""
+        draw = Draw(r_g, epoch, number)
+        windows = self.server_batches[draw]
+        batch, _ = self.batch("train", windows)
+        h_G = h_G.detach().requires_grad_()
+        if not learn:
+            h_c = _at(self._h_c, windows)
+            h_c = self.encode("train", *draw) if h_c is None else h_c
+            losses = self.losses(self.theta, batch, h_G, self.truth(step), h_c)
+            return torch.autograd.grad(losses.sum(), h_G)[0]
+        self._own()
+        theta = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
+        h_c = self.encode("train", *draw).requires_grad_()
+        losses = self.losses(self.theta, batch, h_G, self.truth(step), h_c)
+        grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *theta.values()])
+        self._decoder_grads = draw, dict(zip(theta, grads, strict=True)), grad_h_c
+        return grad_h_G
+
+    def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
+        """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
+        if self._decoder_grads is None or self._decoder_grads[0] != (r_g, epoch, number):
+            raise NodeError(
+                self.name, "step", "it does not follow backward(learn=True) of the same minibatch"
+            )
+        draw, grads, own_grad = self._decoder_grads
+        self._decoder_grads = None
+        batch, has = self.batch("train", self.server_batches[draw])
+        encoder = {name: w for name, w in self.theta.items() if name.startswith("encoder")}
+        with self.compute.autocast():
+            h_c = self.model.encode(self.theta, batch.x)
+        total = (own_grad + grad_h_c).to(h_c.dtype)
+        grads |= dict(zip(encoder, torch.autograd.grad(h_c, list(encoder.values()), total), strict=True))
+        if self.adam is None:
+            self.adam = Adam(self.theta, self.settings.client_lr)
+        self.adam.step(self.theta, grads, _active(has))
+        self._h_c = None
+
+    def losses(
+        self, theta: Params, batch: Batch, h_G: Tensor | None, truth: Tensor | None, h_c: Tensor | None = None
+    ) -> Tensor:
+        """(n,): each node's mean squared error over the targets it has, on scaled values."""
+        with self.compute.autocast():
+            h_c = self.model.encode(theta, batch.x) if h_c is None else h_c
+            y_hat = self.model.decode(theta, batch, h_c, h_G, truth)
+        error = (y_hat.to(batch.y.dtype) - batch.y).square()
+        if batch.weight is None:
+            return error.mean(dim=(1, 2))
+        return (error * batch.weight).sum(dim=(1, 2)) / batch.weight.sum(dim=(1, 2)).clamp(min=1)
+
+    # ---- what the server tells ----------------------------------------------------------------------
+
+    def load(self, **theta: Tensor) -> None:
+        # a copy: shared weights may be the very tensors that another group of this process also got
+        self.theta = {
+            name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
+            for name, w in theta.items()
+        }
+        self._stand_still()
+
+    def embed(self, h_G: Tensor, split: Split) -> None:
+        self.h_G[split] = h_G
+
+    def pull(self, weight: Tensor, **anchor: Tensor) -> None:
+        self.anchor = {name.removeprefix("anchor."): w for name, w in anchor.items()}
+        self.anchor_weight = weight
+
+    # ---- what the server asks -----------------------------------------------------------------------
+
+    def weights(self) -> Params:
+        """One row per node, also where all have the same."""
+        return {name: w.expand(self.series.nodes, *w.shape[1:]) for name, w in self.theta.items()}
+
+    @torch.no_grad()
+    def score(self, split: Split) -> Tensor:
+        """(n t 8): summed errors; nothing of a single window leaves."""
+        sums = torch.zeros(
+            self.series.nodes, self.horizon, 8, dtype=torch.float64, device=self.compute.device
+        )
+        for windows in self._chunks(split):
+            batch, has = self.batch(split, windows)
+            with self.compute.autocast():
+                h_c = self.model.encode(self.theta, batch.x)
+                y_hat = self.model.decode(self.theta, batch, h_c, _at(self.h_G.get(split), windows))
+            sums += self.data.errors(y_hat, self.starts[split][windows], has)
+        if split != "train":
+            self.h_G.pop(split, None)  # it was sent for this; the next round's will differ
+        return sums
+
+    # ---- state --------------------------------------------------------------------------------------
+
+    def save(self, tag: str) -> None:
+        """h_G is left out: the server computes it again from what is saved, to the last bit."""
+        state = {f"theta.{name}": w for name, w in self.theta.items()}
+        if self.adam is not None and self.settings.keep_optimizer:
+            state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
+        if self.anchor is not None and self.anchor_weight is not None:
+            state |= {f"anchor.{name}": w for name, w in self.anchor.items()} | {
+                "anchor_weight": self.anchor_weight
+            }
+        self.store.write(tag, state)
+
+    def restore(self, tag: str) -> None:
+        def part(prefix: str) -> Params:
+            return {
+                k.removeprefix(prefix): w.to(self.compute.device)
+                for k, w in state.items()
+                if k.startswith(prefix)
+            }
+
+        state = self.store.read(tag)
+        self.load(**part("theta."))
+        self.h_G, self.adam, self.anchor = {}, None, part("anchor.") or None
+        self.anchor_weight = state["anchor_weight"].to(self.compute.device) if self.anchor else None
+        if adam := part("adam."):
+            self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
+            self.adam.load(adam)
+
+    # -------------------------------------------------------------------------------------------------
+
+    def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
+        with self.compute.autocast():
+            return self.model.encode(self.theta, self.batch(split, windows)[0].x).to(self.compute.dtype)
+
+    def _own(self) -> None:
+        """A copy of its own for each node, ready to learn."""
+        n = self.series.nodes
+        theta = own(self.theta, n) if models(self.theta) != n else self.theta
+        self.theta = {name: w.detach().requires_grad_() for name, w in theta.items()}
+        self._h_c = None
+
+    def _stand_still(self) -> None:
+        self.theta = {name: w.detach() for name, w in self.theta.items()}
+        self._h_c = None
+
+    def _add_pull(self, grads: Params) -> None:
+        """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""
+        assert self.anchor is not None
+        assert self.anchor_weight is not None
+        for name, w in self.theta.items():
+            weight = self.anchor_weight.view(-1, *[1] * (w.dim() - 1))
+            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name])
+
+    def truth(self, step: int) -> Tensor | None:
+        return coins(self.settings.seed, step, self.horizon, self.settings.sampling, self.compute.device)
+
+    def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
+        has = self.has[split]
+        has = None if has is None else has[:, windows]
+        return self.data.batch(self.starts[split][windows], has), has
+
+    def _chunks(self, split: Split) -> Iterator[slice]:
+        width = max(1, SEQUENCES_AT_ONCE // self.series.nodes)
+        count = len(self.starts[split])
+        return (slice(start, min(start + width, count)) for start in range(0, count, width))
+
+
+def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
+    return None if rows is None else rows[:, windows]
+
+
+def _active(has: Tensor | None) -> Tensor | None:
+    """(n,): the nodes that have at least one of these windows."""
+    return None if has is None else has.any(dim=1)
+
+
+def _windows(history: int, horizon: int, *starts: Tensor) -> Windows:
+    rows = {split: s[0].cpu().numpy() for split, s in zip(SPLITS, starts, strict=True)}
+    return Windows(rows, history, horizon)

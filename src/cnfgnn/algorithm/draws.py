@@ -1,0 +1,75 @@
+"""Everything random, as a function of seed and use, so that server and nodes agree without talking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
+_WORD = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """One 64-bit number from several, each bit depending on all of them (splitmix64)."""
+    state = 0
+    for number in numbers:
+        state = (state + (number & _WORD) + 0x9E3779B97F4A7C15) & _WORD
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
+        state ^= state >> 31
+    return state
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """A CPU generator of its own for each use."""
+    return torch.Generator().manual_seed(mix(*numbers) >> 1)
+
+
+class Draw(NamedTuple):
+    """Which minibatch: these three numbers travel, never the windows they stand for."""
+
+    r_g: int
+    epoch: int
+    number: int
+
+
+class Batches:
+    """The windows of an epoch in random order, cut into minibatches; the last may be smaller."""
+
+    def __init__(self, seed: int, purpose: int, windows: int, size: int, device: torch.device) -> None:
+        self.seed, self.purpose = seed, purpose
+        self.windows, self.size, self.device = windows, size, device
+        self._order: tuple[tuple[int, int], Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Minibatches in an epoch."""
+        return math.ceil(self.windows / self.size)
+
+    def epoch(self, r_g: int, epoch: int) -> Iterator[Draw]:
+        return (Draw(r_g, epoch, number) for number in range(len(self)))
+
+    def __getitem__(self, draw: Draw) -> Tensor:
+        """(b,): the windows of one minibatch, as positions in the training split."""
+        key = (draw.r_g, draw.epoch)
+        if self._order is None or self._order[0] != key:
+            shuffle = generator(self.seed, self.purpose, *key)
+            self._order = key, torch.randperm(self.windows, generator=shuffle).to(self.device)
+        return self._order[1][draw.number * self.size : (draw.number + 1) * self.size]
+
+
+def truth_probability(step: int, k: float) -> float:
+    """Scheduled sampling (Bengio et al. 2015) as in DCRNN: k / (k + exp(step / k)); 0 if k is 0."""
+    return 0.0 if k == 0 else k / (k + math.exp(min(step / k, 700.0)))
+
+
+def coins(seed: int, step: int, horizon: int, k: float, device: torch.device) -> Tensor | None:
+    """(t,): the decoder steps that are fed the truth, one coin a step for all nodes; None if no step is."""
+    p = truth_probability(step, k)
+    if p < 1e-12:
+        return None
+    tosses = [mix(seed, COINS, step, t) / 2**64 < p for t in range(horizon)]
+    return torch.tensor(tosses, device=device)

@@ -1,0 +1,80 @@
+"""The centralized bound: one model trained on everybody's readings. It takes Clients: it is not federated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.config import TrainingConfig
+from cnfgnn.data.windows import Split
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.params import Params
+
+
+class Pooled:
+    """One node model for all (m = 1), and the graph network if there is one, trained end to end."""
+
+    def __init__(
+        self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig
+    ) -> None:
+        self.clients, self.graph, self.gn = clients, graph, gn
+        self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
+        self.adam = Adam(self.theta, training.client_lr)
+        self.step = 0
+
+    def round(self, r_g: int) -> None:
+        """One epoch over all windows."""
+        clients = self.clients
+        for draw in clients.client_batches.epoch(r_g, 0):
+            batch, has = clients.batch("train", clients.client_batches[draw])
+            with clients.compute.autocast():
+                h_c = clients.model.encode(self.theta, batch.x)
+            h_G = None if self.gn is None else self.gn(h_c.to(batch.x.dtype), self.graph, has)
+            loss = clients.losses(self.theta, batch, h_G, clients.truth(self.step), h_c).sum()
+            grads = self._descend(loss)
+            self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
+            self.step += 1
+        clients.load(**self.theta)
+
+    def _descend(self, loss: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of the node model; the graph network takes its step at once."""
+        if self.gn is None:
+            return torch.autograd.grad(loss, list(self.theta.values()))
+        weights = list(self.gn.gn.parameters())
+        grads = torch.autograd.grad(loss, [*self.theta.values(), *weights])
+        for w, grad in zip(weights, grads[len(self.theta) :], strict=True):
+            w.grad = grad
+        self.gn.adam.step()
+        return grads[: len(self.theta)]
+
+    def score(self, split: Split) -> Tensor:
+        """Everybody's summed errors: (n t 8)."""
+        if self.gn is not None:
+            h_c = self.clients.encode(split)
+            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.has[split]), split)
+        return self.clients.score(split)
+
+    def save(self, tag: str) -> dict[str, Tensor]:
+        """All there is: nobody else has a state of its own."""
+        state = {f"theta.{name}": w.detach().clone() for name, w in self.theta.items()}
+        state |= {f"pooled_adam.{name}": w.clone() for name, w in self.adam.state().items()}
+        return state | {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+
+    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
+        device = self.clients.compute.device
+        with torch.no_grad():
+            for name, w in self.theta.items():
+                w.copy_(state[f"theta.{name}"])
+        prefix = "pooled_adam."
+        self.adam.load(
+            {k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)}
+        )
+        self.step = int(state["step"])
+        if self.gn is not None:
+            self.gn.load(state)
+        self.clients.load(**self.theta)

@@ -1,0 +1,160 @@
+"""What a group of nodes measured: gaps filled, scaled, cut into windows; it never leaves its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cnfgnn.config import Missing
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.windows import Windows, observed_windows
+from cnfgnn.models.gru import Batch
+
+
+@dataclass(frozen=True)
+class Scaler:
+    """One mean and standard deviation for all nodes."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, moments: Tensor) -> Scaler:
+        """From each node's (count, sum, sum of squares): (n 3)."""
+        count, total, squares = moments.double().sum(0).tolist()
+        if count == 0:
+            return cls(0.0, 1.0)
+        mean = total / count
+        std = max(squares / count - mean * mean, 0.0) ** 0.5
+        return cls(
+            mean, std if std > 1e-6 * max(1.0, abs(mean)) else 1.0
+        )  # constant readings: do not blow up
+
+
+class Series:
+    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day (T,)."""
+
+    def __init__(
+        self,
+        values: npt.NDArray[np.floating],
+        missing: npt.NDArray[np.bool_],
+        time_of_day: npt.NDArray[np.float64],
+    ) -> None:
+        self.values = np.asarray(values, dtype=np.float64)
+        self.missing, self.time_of_day = missing, time_of_day
+
+    @classmethod
+    def of(cls, readings: Readings, rows: npt.NDArray[np.int64] | None = None) -> Series:
+        """The series of some sensors (all, unless rows are given)."""
+        kept = slice(None) if rows is None else rows
+        return cls(readings.values[:, kept].T, readings.missing[:, kept].T, readings.time_of_day)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.values)
+
+    def absent(self, treatment: Missing) -> npt.NDArray[np.bool_]:
+        """(n T): what counts as missing. `as-truth`, the paper's, takes a zero for a value."""
+        return self.missing if treatment == "masked" else np.isnan(self.values)
+
+    def has(
+        self, starts: npt.NDArray[np.int64], windows: Windows, treatment: Missing
+    ) -> npt.NDArray[np.bool_]:
+        """(n w): the windows a node can learn from or be judged on."""
+        if treatment == "as-truth":
+            return np.ones((self.nodes, len(starts)), dtype=np.bool_)
+        return observed_windows(~self.missing, starts, windows.history, windows.horizon)
+
+    def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
+        """(n 3): count, sum and sum of squares of the readings that training windows take in."""
+        starts = windows.starts["train"]
+        rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
+        values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
+        known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
+        values = np.where(known, values[:, rows], 0.0)
+        return np.stack([known.sum(1), values.sum(1), np.square(values).sum(1)], axis=1).astype(np.float64)
+
+
+class Prepared:
+    """A Series scaled and on its device, ready to be cut into minibatches."""
+
+    def __init__(
+        self,
+        series: Series,
+        scaler: Scaler,
+        treatment: Missing,
+        windows: Windows,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        def scaled(absent: npt.NDArray[np.bool_]) -> Tensor:
+            values = (fill(series.values, absent) - scaler.mean) / scaler.std
+            return torch.tensor(
+                np.nan_to_num(values), dtype=dtype, device=device
+            )  # nothing before it: the mean
+
+        self.scaler, self.history = scaler, windows.history
+        self.inputs = scaled(series.absent(treatment))
+        # the unmasked metric takes a zero for the truth, whatever the model was fed
+        self.targets = scaled(series.absent("as-truth")) if treatment == "masked" else self.inputs
+        self.observed = torch.tensor(~series.missing, device=device)
+        self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
+        self.length = windows.length
+        self.masked = treatment == "masked"
+
+    def batch(self, starts: Tensor, has: Tensor | None = None) -> Batch:
+        """Windows that begin at `starts` (b,); has (n b) leaves out those a node does not have."""
+        inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
+        x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
+        weight = None
+        if self.masked:
+            observed = self._cut(self.observed, starts)[:, :, self.history :]
+            weight = (observed if has is None else observed & has[:, :, None]).to(x.dtype)
+        y = self._cut(self.targets, starts)[:, :, self.history :]
+        return Batch(x, y, clock[:, self.history :], weight)
+
+    def errors(self, y_hat: Tensor, starts: Tensor, has: Tensor | None) -> Tensor:
+        """(n t 8) float64: sums over windows, in the readings' unit, see `SUMS`."""
+        truth = (
+            self._cut(self.targets, starts)[:, :, self.history :].double() * self.scaler.std
+            + self.scaler.mean
+        )
+        error = y_hat.double() * self.scaler.std + self.scaler.mean - truth
+        all_, seen = torch.ones_like(truth), self._cut(self.observed, starts)[:, :, self.history :].double()
+        if has is not None:
+            all_, seen = all_ * has[:, :, None], seen * has[:, :, None]
+        nonzero = seen * (truth.abs() > 1e-3)  # a percentage of zero is no number
+        share = error.abs() / torch.where(nonzero > 0, truth.abs(), 1.0)
+        sums = [
+            *(all_ * error.square(), all_ * error.abs(), all_),
+            *(seen * error.square(), seen * error.abs(), seen),
+            *(nonzero * share, nonzero),
+        ]
+        return torch.stack([term.sum(1) for term in sums], dim=-1)
+
+    def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
+        """(n T) -> (n b t)."""
+        return rows.unfold(1, self.length, 1).index_select(1, starts)
+
+
+SUMS = (
+    "square",
+    "absolute",
+    "count",
+    "masked_square",
+    "masked_absolute",
+    "masked_count",
+    "share",
+    "share_count",
+)
+
+
+def fill(values: npt.NDArray[np.float64], absent: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """(n T) -> (n T): each absent value is the node's last one before it, NaN where there is none."""
+    last = np.maximum.accumulate(np.where(absent, -1, np.arange(values.shape[1])), axis=1)
+    filled = np.take_along_axis(values, np.maximum(last, 0), axis=1)
+    return np.where(last < 0, np.nan, filled)

@@ -1,0 +1,126 @@
+"""Algorithm 1: what the server does in a global round, by alternating or by joint split learning.
+
+It sees nodes only through the verbs of `nodes.py`. Without a graph network `Alternating` is the federated GRU
+baselines: only its first step is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw
+from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.sharing import Share
+from cnfgnn.config import TrainingConfig
+from cnfgnn.data.windows import Split as SplitName
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.params import Params
+
+
+class Server:
+    """What both strategies have: the nodes that train with their graph, and everyone who is evaluated with
+    the whole graph. They differ in inductive learning only."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        graph: Edges,
+        everyone: Nodes,
+        whole_graph: Edges,
+        gn: GraphLearner | None,
+        share: Share,
+        training: TrainingConfig,
+        seed: int,
+        windows: int,
+    ) -> None:
+        self.nodes, self.graph = nodes, graph
+        self.everyone, self.whole_graph = everyone, whole_graph
+        self.gn, self.share = gn, share
+        self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
+        device = graph.weights.device
+        self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
+        self.batches = Batches(seed, SERVER_BATCHES, windows, training.server_batch, device)
+        self.theta_bar: Params | None = None  # what every node has, if they have the same
+        self.step = 0  # minibatches of phases (1) and (3) since the start
+
+    def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
+        """R_s epochs of minibatches: which draw, and the windows it stands for."""
+        for r_s in range(self.server_rounds):
+            for draw in self.batches.epoch(r_g, r_s):
+                yield draw, self.batches[draw]
+                self.step += 1
+
+    def score(self, split: SplitName) -> Tensor:
+        """Everybody's summed errors: (n t 8)."""
+        if self.everyone is not self.nodes:
+            self.nodes.flush()
+            if self.theta_bar is not None:  # unseen nodes take the averaged weights
+                self.everyone.load(self.theta_bar, "evaluation")
+        if self.gn is not None:
+            h_c = self.everyone.encode(split=split)
+            present = self.everyone.present(split)
+            self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), split)
+        return self.everyone.score(split)
+
+    def save(self, tag: str) -> dict[str, Tensor]:
+        """Have every node keep its state under the tag; the server's own is returned, to be kept with it."""
+        self.nodes.save(tag)
+        self.nodes.flush()
+        state = {f"theta_bar.{name}": w.clone() for name, w in (self.theta_bar or {}).items()}
+        return state | {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+
+    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `save` kept, to the last bit."""
+        self.nodes.restore(tag)
+        self.step = int(state["step"])
+        prefix, device = "theta_bar.", self.graph.weights.device
+        self.theta_bar = {
+            k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)
+        } or None
+        if self.gn is not None:
+            self.gn.load(state)
+
+
+class Alternating(Server):
+    """CNFGNN: nodes learn while h_G stands still, then the graph network while the nodes do."""
+
+    def round(self, r_g: int) -> None:
+        # (1) Federated learning of on-node models.
+        self.nodes.update(r_g, self.client_rounds, self.step)
+        self.step += self.client_rounds * len(self.client_batches)
+        self.theta_bar = self.share(self.nodes)
+        if self.gn is None:
+            return
+        # (2) Temporal encoding update.
+        h_c = self.nodes.encode()
+        # (3) Split Learning of GN.
+        for draw, windows in self.server_batches(r_g):
+            h_G = self.gn(h_c[:, windows], self.graph, self.nodes.present("train", windows))
+            self.gn.descend(h_G, self.nodes.backward(h_G.detach(), draw, self.step))
+        # (4) On-node graph embedding update.
+        self.nodes.embed(self.gn.propagate(h_c, self.graph, self.nodes.present("train")))
+
+    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
+        super().restore(tag, state)
+        if self.gn is not None:
+            with self.nodes.recovering():  # (2) and (4) once more: the same weights give the same h_G
+                h_c = self.nodes.encode()
+                self.nodes.embed(self.gn.propagate(h_c, self.graph, self.nodes.present("train")))
+
+
+class Split(Server):
+    """Joint split learning: every minibatch goes to the server and back, and both sides take a step."""
+
+    def round(self, r_g: int) -> None:
+        assert self.gn is not None
+        for draw, windows in self.server_batches(r_g):
+            h_c = self.nodes.encode(draw).requires_grad_()
+            h_G = self.gn(h_c, self.graph, self.nodes.present("train", windows))
+            self.gn.descend(h_G, self.nodes.backward(h_G.detach(), draw, self.step, learn=True))
+            assert h_c.grad is not None
+            self.nodes.step(h_c.grad, draw)
+        self.theta_bar = self.share(self.nodes)

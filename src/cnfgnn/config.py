@@ -1,0 +1,150 @@
+"""Every setting of a run, with its default; the presets of the paper's methods change some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
+
+from cnfgnn.errors import ConfigError
+
+Missing = Literal["as-truth", "masked"]
+Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    history: int = 12
+    horizon: int = 12
+    shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
+    missing: Missing = "masked"
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    direction: Literal["files", "paper"] = "files"  # Deviation D1: the paper's text has W transposed
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    hidden: int = 64
+    layers: int = 1
+    embedding: int = 64  # width of h_G; 0 without a graph network
+    gn_widths: tuple[int, ...] = (256, 256, 128)
+    gn_layers: int = 2
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    rounds: int = 50  # R_g, at most
+    patience: int = 20  # rounds without a better validation loss before stopping
+    client_rounds: int = 1  # R_c
+    server_rounds: int = 1  # R_s
+    client_batch: int = 128
+    server_batch: int = 48
+    client_lr: float = 1e-3
+    server_lr: float = 1e-3
+    optimizer_state: Literal["fresh", "kept"] = "fresh"  # of the nodes, from round to round
+    sampling: float = 0.0  # k of scheduled sampling, 0 = free running
+    fmtl_lambda: float = 0.1
+    seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    device: str = "auto"
+    precision: Precision = "fp32"
+
+
+@dataclass(frozen=True)
+class Config:
+    method: str = "at-fedavg"
+    size: Literal["63k", "727k"] = "63k"  # of the GRU baselines' node models
+    seed: int = 1
+    data: DataConfig = field(default_factory=DataConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Config:
+        """A copy with other values: {"training.rounds": 3, "seed": 2}; refuses keys that do not exist."""
+        config: Any = self
+        for key, value in changes.items():
+            config = _changed(config, key, key.split("."), value)
+        config.check()
+        return config  # type: ignore[no-any-return]
+
+    def check(self) -> None:
+        """Refuse values that no run can have."""
+        t, m = self.training, self.model
+        _at_least(1, "training.rounds", t.rounds)
+        _at_least(1, "training.patience", t.patience)
+        _at_least(1, "training.client_rounds", t.client_rounds)
+        _at_least(1, "training.server_rounds", t.server_rounds)
+        _at_least(1, "training.client_batch", t.client_batch)
+        _at_least(1, "training.server_batch", t.server_batch)
+        _at_least(0, "training.sampling", t.sampling)
+        _at_least(0, "training.fmtl_lambda", t.fmtl_lambda)
+        _at_least(1, "model.hidden", m.hidden)
+        _at_least(1, "model.layers", m.layers)
+        _at_least(0, "model.embedding", m.embedding)
+        _at_least(1, "model.gn_layers", m.gn_layers)
+        _at_least(0, "seed", self.seed)
+        if not m.gn_widths or min(m.gn_widths) < 1:
+            raise ConfigError("model.gn_widths", f"one or more widths of at least 1, not {m.gn_widths}")
+        if m.layers > 1 and m.embedding:
+            raise ConfigError("model.layers", "a node model with graph embeddings has one layer")
+        if not (0 < t.client_lr < math.inf):
+            raise ConfigError("training.client_lr", f"must be a positive number, not {t.client_lr}")
+        if not (0 < t.server_lr < math.inf):
+            raise ConfigError("training.server_lr", f"must be a positive number, not {t.server_lr}")
+        if not 0 < t.seen <= 1:
+            raise ConfigError("training.seen", f"must lie in (0, 1], not {t.seen}")
+
+
+def _at_least(least: float, key: str, value: float) -> None:
+    if not least <= value < math.inf:
+        raise ConfigError(key, f"must be at least {least}, not {value}")
+
+
+def _changed(section: Any, key: str, path: list[str], value: Any) -> Any:
+    names = [f.name for f in dataclasses.fields(section)]
+    if path[0] not in names:
+        raise ConfigError(key, f"there is no setting {path[0]!r}", names)
+    old = getattr(section, path[0])
+    if dataclasses.is_dataclass(old):
+        if len(path) == 1:
+            raise ConfigError(key, "is a section", [f"{key}.{f.name}" for f in dataclasses.fields(old)])
+        return dataclasses.replace(section, **{path[0]: _changed(old, key, path[1:], value)})
+    if len(path) > 1:
+        raise ConfigError(key, f"{path[0]!r} is a setting, not a section")
+    kind = get_type_hints(type(section))[path[0]]
+    return dataclasses.replace(section, **{path[0]: _cast(key, kind, old, value)})
+
+
+def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
+    """`value` as the setting's type; a whole number will do for a float, nothing else is converted."""
+    choices = get_args(kind)
+    if isinstance(old, tuple):
+        items = tuple(value) if isinstance(value, list | tuple) else None
+        if items is None or not all(_is_number(item) for item in items):
+            raise ConfigError(key, f"takes a list of numbers, not {value!r}")
+        if choices[-1] is not Ellipsis and len(items) != len(choices):
+            raise ConfigError(key, f"takes {len(choices)} numbers, not {len(items)}")
+        return tuple(_cast(key, choices[0], old[0], item) for item in items)
+    if isinstance(old, str):
+        if choices and value not in choices:
+            raise ConfigError(key, f"cannot be {value!r}", choices)
+        if not isinstance(value, str):
+            raise ConfigError(key, f"takes a word, not {value!r}")
+        return value
+    if not _is_number(value) or (isinstance(old, int) and int(value) != value):
+        raise ConfigError(key, f"takes a {'whole ' if isinstance(old, int) else ''}number, not {value!r}")
+    return int(value) if isinstance(old, int) else float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

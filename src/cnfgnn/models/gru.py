@@ -1,0 +1,152 @@
+"""The node model: a GRU encoder-decoder as pure functions of its weights (paper, section 3.2.1).
+
+Weights of n nodes are stacked on axis 0. Where all nodes share one model (m = 1) the nodes fold into the
+batch and each product is one large GEMM; where each has its own (m = n) it is one batched GEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cnfgnn.models.params import Params, models, uniform
+
+
+@dataclass(frozen=True)
+class Batch:
+    """b windows of n nodes.
+
+    x       (n b t d)  input frames: scaled reading, time of day
+    y       (n b t)    scaled truth
+    clock   (b t)      time of day of the targets, which everybody knows
+    weight  (n b t)    1 where a target counts, 0 where it is missing; None if all count
+    """
+
+    x: Tensor
+    y: Tensor
+    clock: Tensor
+    weight: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NodeModel:
+    """Encoder and decoder of one node; `embedding` is the width of h_G, 0 for the baselines without it."""
+
+    hidden: int = 64
+    layers: int = 1
+    embedding: int = 64
+    features: int = 2
+
+    def init(self, generator: torch.Generator) -> Params:
+        """One model (m = 1), initialised as torch.nn.GRU and torch.nn.Linear are."""
+        theta: Params = {}
+        for part, h in (("encoder", self.hidden), ("decoder", self.state)):
+            for layer in range(self.layers):
+                d = self.features if layer == 0 else h
+                for name, shape in (
+                    ("weight_ih", (3 * h, d)),
+                    ("weight_hh", (3 * h, h)),
+                    ("bias_ih", (3 * h,)),
+                    ("bias_hh", (3 * h,)),
+                ):
+                    theta[f"{part}.{layer}.{name}"] = uniform((1, *shape), h, generator)
+        theta["output.weight"] = uniform((1, 1, self.state), self.state, generator)
+        theta["output.bias"] = uniform((1, 1), self.state, generator)
+        return theta
+
+    @property
+    def state(self) -> int:
+        """The decoder's hidden size: it starts from [h_c ; h_G]."""
+        return self.hidden + self.embedding
+
+    def encode(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """h_c: the encoder's final state, layers side by side; (n b t d) -> (n b layers*h)."""
+        n, b = x.shape[:2]
+        inputs = _fold(x, models(theta)).transpose(1, 2)  # (m B t d) -> (m t B d): a step is contiguous
+        finals = []
+        for layer in range(self.layers):
+            cell = _Cell(theta, f"encoder.{layer}")
+            gates = cell.input_gates(inputs.flatten(1, 2)).unflatten(1, inputs.shape[1:3])  # (m t B 3h)
+            h = gates.new_zeros(gates.shape[0], gates.shape[2], self.hidden)
+            outputs = []
+            for gate in gates.unbind(1):
+                h = cell.step(gate, h)
+                outputs.append(h)
+            finals.append(h)
+            if layer + 1 < self.layers:
+                inputs = torch.stack(outputs, dim=1)
+        return torch.cat(finals, dim=-1).reshape(n, b, -1)
+
+    def decode(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        """y_hat: the next steps, each fed with the one before; -> (n b t).
+
+        `truth` (t,) says at which steps the true reading before it is fed instead (scheduled sampling).
+        A missing truth is never fed.
+        """
+        n, b, steps = batch.y.shape
+        m = models(theta)
+        states = list(_fold(h_c, m).chunk(self.layers, dim=-1))
+        if self.embedding:
+            h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
+            states = [torch.cat([states[0], _fold(h_G, m)], dim=-1)]
+        cells = [_Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
+        clock = _fold(batch.clock.expand(n, b, steps), m)
+        value = _fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
+        frame = _fold(batch.x[:, :, -1], m)
+        y_hat: list[Tensor] = []
+        for t in range(steps):
+            if t > 0:
+                value = y_hat[-1]
+                if truth is not None:
+                    value = torch.where(
+                        self._fed(batch, truth, t, m), _fold(batch.y[:, :, t - 1 : t], m), value
+                    )
+                frame = torch.cat([value.to(frame.dtype), clock[..., t - 1 : t]], dim=-1)
+            below = frame
+            for layer, cell in enumerate(cells):
+                states[layer] = below = cell.step(cell.input_gates(below), states[layer])
+            y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
+        return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
+
+    @staticmethod
+    def _fed(batch: Batch, truth: Tensor, t: int, m: int) -> Tensor:
+        if batch.weight is None:
+            return truth[t]
+        return truth[t] & _fold(batch.weight[:, :, t - 1 : t] > 0, m)
+
+
+class _Cell:
+    """One GRU layer with stacked weights; gate order r, z, n and both biases as in torch.nn.GRU."""
+
+    def __init__(self, theta: Mapping[str, Tensor], prefix: str) -> None:
+        self.weight_ih = theta[f"{prefix}.weight_ih"].mT
+        self.weight_hh = theta[f"{prefix}.weight_hh"].mT
+        self.bias_ih = theta[f"{prefix}.bias_ih"][:, None]
+        self.bias_hh = theta[f"{prefix}.bias_hh"][:, None]
+
+    def input_gates(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias_ih, x, self.weight_ih)
+
+    def step(self, gates: Tensor, h: Tensor) -> Tensor:
+        """h' = (1 - z) n + z h, with r and z sigmoid and n = tanh(i_n + r h_n)."""
+        i_r, i_z, i_n = gates.chunk(3, dim=-1)
+        h_r, h_z, h_n = torch.baddbmm(self.bias_hh, h, self.weight_hh).chunk(3, dim=-1)
+        r = torch.sigmoid(i_r + h_r)
+        z = torch.sigmoid(i_z + h_z)
+        n = torch.tanh(i_n + r * h_n)
+        return torch.lerp(n, h.to(n.dtype), z)
+
+
+def _fold(x: Tensor, m: int) -> Tensor:
+    """(n b ...) -> (m B ...): all nodes in one batch if they share their weights."""
+    return x if m == x.shape[0] else x.reshape(1, -1, *x.shape[2:])

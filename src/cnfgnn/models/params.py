@@ -1,0 +1,52 @@
+"""Node weights are data: a dict of stacked tensors that can be averaged, sent and stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Every tensor is (m, ...): m = 1 is one model shared by all nodes, m = n one model per node."""
+
+
+def models(theta: Mapping[str, Tensor]) -> int:
+    """m, read off the weights."""
+    return next(iter(theta.values())).shape[0]
+
+
+def size(theta: Mapping[str, Tensor]) -> int:
+    """The number of parameters of one model."""
+    return sum(w[0].numel() for w in theta.values())
+
+
+def own(theta: Mapping[str, Tensor], n: int) -> Params:
+    """A copy of its own for each of n nodes: (1, ...) or (n, ...) -> (n, ...)."""
+    return {name: w.detach().expand(n, *w.shape[1:]).clone() for name, w in theta.items()}
+
+
+def take(theta: Mapping[str, Tensor], rows: Tensor) -> Params:
+    """The weights of some nodes; shared weights are theirs already."""
+    if models(theta) == 1:
+        return dict(theta)
+    return {name: w[rows.to(w.device)] for name, w in theta.items()}
+
+
+def weighted_mean(theta: Mapping[str, Tensor], weight: Tensor) -> Params:
+    """sum_i (N_i / N) theta_i: (n, ...) -> (1, ...); weight is (n,) and need not add up to 1."""
+    share = weight / weight.sum()
+    return {
+        name: torch.tensordot(share.to(w), w, dims=1).unsqueeze(0)  # (n) . (n ...) -> (1 ...)
+        for name, w in theta.items()
+    }
+
+
+def uniform(shape: tuple[int, ...], fan: int, generator: torch.Generator) -> Tensor:
+    """U(-1/sqrt(fan), 1/sqrt(fan)), PyTorch's own initialisation of GRUs and linear layers.
+
+    Drawn in float32 on the CPU whatever the run's device and precision, so that a seed means one model.
+    """
+    bound = 1 / math.sqrt(fan)
+    return torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)

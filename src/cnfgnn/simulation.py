@@ -1,0 +1,193 @@
+"""All nodes on one machine: from a data set and a configuration to a strategy ready for its first round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.clients import Clients, Store
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.algorithm.methods import Method, check_method
+from cnfgnn.algorithm.nodes import Nodes, NodeSettings, Transport
+from cnfgnn.algorithm.pooled import Pooled
+from cnfgnn.algorithm.series import Scaler, Series
+from cnfgnn.algorithm.server import Alternating, Split
+from cnfgnn.algorithm.sharing import Share, average, keep, neighbours
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.data.windows import Split as SplitName
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.runs import MemoryStore
+from cnfgnn.transports.in_process import InProcess
+
+
+class Strategy(Protocol):
+    """A global round, and what is needed around it: judge, keep, go back."""
+
+    def round(self, r_g: int) -> None: ...
+
+    def score(self, split: SplitName) -> Tensor: ...
+
+    def save(self, tag: str) -> dict[str, Tensor]: ...
+
+    def restore(self, tag: str, state: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A strategy ready for its first round, with what everybody agreed on."""
+
+    config: Config
+    method: Method
+    strategy: Strategy
+    ledger: Ledger
+    scaler: Scaler
+    windows: Windows
+    seen: Tensor | None  # (n,) bool; None if every node trains
+
+
+def simulate(
+    data: Dataset,
+    config: Config,
+    groups: Sequence[Sequence[int]] | None = None,
+    store: Callable[[str], Store] | None = None,
+) -> Experiment:
+    """Set up `config.method` on one machine; `groups` says which rows share a Clients object (default: all).
+
+    However nodes are grouped, the result is the same; inductive training separates seen from unseen nodes.
+    """
+    method = check_method(config)
+    compute = Compute.of(config.compute)
+    seen = _seen(data, config.training.seen)
+    rows = _grouped(groups, seen, len(data.readings.ids))
+    if not method.federated and len(rows) > 1:
+        raise ConfigError("method", f"{method.name} pools all readings: it cannot run on separate groups")
+    make_store = store or (lambda name: MemoryStore())
+    clients = [
+        Clients(Series.of(data.readings, group), compute, make_store(f"site-{k}"), f"site-{k}")
+        for k, group in enumerate(rows)
+    ]
+    transport = InProcess([(torch.from_numpy(group), c) for group, c in zip(rows, clients, strict=True)])
+    windows = Windows.of(
+        len(data.readings.times),
+        config.data.history,
+        config.data.horizon,
+        config.data.shares,
+        data.readings.source,
+    )
+    graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
+    if method.federated:
+        return federate(transport, graph, windows, config, seen, data.name)
+    everyone, windows, scaler = _agree(transport, windows, config, None, data.name)
+    everyone.flush()
+    learner = _learner(config, method, compute)
+    edges = Edges.of(graph, compute.device, compute.dtype)
+    strategy = Pooled(clients[0], edges, learner, config.training)
+    return Experiment(config, method, strategy, Ledger(), scaler, windows, None)
+
+
+def federate(
+    transport: Transport, graph: Graph, windows: Windows, config: Config, seen: Tensor | None, name: str
+) -> Experiment:
+    """Set up a federated method over any transport; the server brings the graph and nothing else."""
+    method = check_method(config)
+    compute = Compute.of(config.compute)
+    everyone, windows, scaler = _agree(transport, windows, config, seen, name)
+    nodes, train_graph = everyone, graph
+    if seen is not None:
+        nodes = everyone.among(seen.nonzero().flatten())
+        train_graph = graph.subgraph(nodes.rows.numpy())
+    share: Share = {
+        "keep": keep,
+        "average": average,
+        "neighbours": neighbours(train_graph, config.training.fmtl_lambda),
+    }[method.sharing]
+    edges = Edges.of(train_graph, compute.device, compute.dtype)
+    strategy = (Alternating if method.strategy == "alternating" else Split)(
+        nodes=nodes,
+        graph=edges,
+        everyone=everyone,
+        whole_graph=edges if seen is None else Edges.of(graph, compute.device, compute.dtype),
+        gn=_learner(config, method, compute),
+        share=share,
+        training=config.training,
+        seed=config.seed,
+        windows=windows.count("train"),
+    )
+    return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen)
+
+
+def _agree(
+    transport: Transport, windows: Windows, config: Config, seen: Tensor | None, name: str
+) -> tuple[Nodes, Windows, Scaler]:
+    """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
+    everyone = Nodes(transport)
+    moments, has = everyone.census(windows, config.data.missing)
+    training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
+    kept = {s: (has[s][training] if s == "train" else has[s]).any(dim=0).numpy() for s in SPLITS}
+    windows = windows.only(kept)
+    for split in SPLITS:
+        if windows.count(split) == 0:
+            raise DataError(
+                name, f"there are no {'training' if split == 'train' else split} windows with readings"
+            )
+    scaler = Scaler.of(moments[training])
+    has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
+    everyone.has = {s: h for s, h in has.items() if not h.all()}
+    everyone.prepare(_settings(config), scaler.mean, scaler.std, windows)
+    return everyone, windows, scaler
+
+
+def _settings(config: Config) -> NodeSettings:
+    model, training = config.model, config.training
+    return NodeSettings(
+        seed=config.seed,
+        hidden=model.hidden,
+        layers=model.layers,
+        embedding=model.embedding,
+        client_batch=training.client_batch,
+        server_batch=training.server_batch,
+        client_lr=training.client_lr,
+        keep_optimizer=training.optimizer_state == "kept",
+        sampling=training.sampling,
+        missing=config.data.missing,
+    )
+
+
+def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner | None:
+    if not method.graph_network:
+        return None
+    return GraphLearner(config.model, config.training.server_lr, config.seed, compute)
+
+
+def _seen(data: Dataset, share: float) -> Tensor | None:
+    """The first sensors by longitude train; the others are met in evaluation only (paper, section 4.2)."""
+    if share == 1:
+        return None
+    positions = data.readings.positions
+    if positions is None:
+        raise DataError(
+            data.name, "inductive training sorts sensors by longitude, and there are no positions"
+        )
+    order = np.argsort(positions[:, 1], kind="stable")
+    seen = torch.zeros(len(order), dtype=torch.bool)
+    seen[torch.from_numpy(order[: max(1, int(len(order) * share))])] = True
+    return seen
+
+
+def _grouped(groups: Sequence[Sequence[int]] | None, seen: Tensor | None, n: int) -> list[np.ndarray]:
+    """Rows of each group, split so that no group has both seen and unseen nodes."""
+    rows = [np.arange(n)] if groups is None else [np.asarray(group, dtype=np.int64) for group in groups]
+    if seen is not None:
+        rows = [part for group in rows for part in (group[seen.numpy()[group]], group[~seen.numpy()[group]])]
+    return [group for group in rows if len(group)]
