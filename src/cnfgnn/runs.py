@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -49,8 +50,8 @@ class FolderStore:
             with aside.open("rb") as file:
                 os.fsync(file.fileno())
             aside.replace(path)
-        except OSError as error:
-            raise DataError(path, f"cannot be written: {error.strerror or error}") from error
+        except (OSError, SafetensorError) as error:
+            raise DataError(path, f"cannot be written: {error}") from error
         for old in _outdated([p.stem for p in self.folder.glob("*.safetensors")]):
             self._path(old).unlink(missing_ok=True)
 
@@ -60,7 +61,7 @@ class FolderStore:
             raise DataError(path, "there is no such state")
         try:
             return dict(load_file(path))
-        except Exception as error:  # safetensors raises its own type for each kind of damage
+        except (OSError, SafetensorError) as error:
             raise DataError(path, "is damaged and cannot be read") from error
 
     def _path(self, tag: str) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.clients import Clients, Store
+from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
@@ -20,6 +20,7 @@ from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.series import Scaler, Series
 from cnfgnn.algorithm.server import Alternating, Split
 from cnfgnn.algorithm.sharing import Share, average, keep, neighbours
+from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph

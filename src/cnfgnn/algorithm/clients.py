@@ -6,8 +6,7 @@ of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from cnfgnn.algorithm.draws import (
 )
 from cnfgnn.algorithm.nodes import NodeSettings
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
+from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
@@ -33,14 +33,6 @@ from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params, models, own
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
-
-
-class Store(Protocol):
-    """Where an owner keeps its own state."""
-
-    def write(self, tag: str, tensors: Mapping[str, Tensor]) -> None: ...
-
-    def read(self, tag: str) -> dict[str, Tensor]: ...
 
 
 class Clients:

@@ -63,7 +63,8 @@ class Graph:
         """Entry W[i, j] != 0 is the edge from sender i to receiver j, as in DCRNN's files."""
         dense = np.asarray(matrix, dtype=np.float64)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1]:
-            raise DataError("graph", f"an adjacency matrix is square, not {' x '.join(map(str, dense.shape))}")
+            shape = " x ".join(map(str, dense.shape))
+            raise DataError("graph", f"an adjacency matrix is square, not {shape}")
         senders, receivers = np.nonzero(dense)
         return cls(len(dense), senders, receivers, dense[senders, receivers])
 
@@ -84,8 +85,9 @@ class Graph:
         """
         if sigma is None:
             sigma = float(np.std(distances)) if len(distances) else 1.0
-        if sigma <= 0:  # all distances are the same: every edge is as good as any other
-            sigma = float(np.max(distances, initial=1.0)) or 1.0
+        largest = float(np.max(distances, initial=0.0))
+        if sigma <= 1e-9 * largest or sigma <= 0:  # all distances are the same: every edge is as good as any
+            sigma = largest or 1.0  # (their standard deviation may be a rounding error instead of 0)
         weights = np.exp(-np.square(distances / sigma))
         keep = weights >= threshold
         return cls(nodes, senders[keep], receivers[keep], weights[keep])
@@ -133,10 +135,7 @@ def great_circle(one: Floats, other: Floats) -> Floats:
     """Metres between points given as (..., 2) degrees of latitude and longitude (haversine)."""
     lat_1, lon_1 = np.radians(one[..., 0]), np.radians(one[..., 1])
     lat_2, lon_2 = np.radians(other[..., 0]), np.radians(other[..., 1])
-    half = (
-        np.sin((lat_2 - lat_1) / 2) ** 2
-        + np.cos(lat_1) * np.cos(lat_2) * np.sin((lon_2 - lon_1) / 2) ** 2
-    )
+    half = np.sin((lat_2 - lat_1) / 2) ** 2 + np.cos(lat_1) * np.cos(lat_2) * np.sin((lon_2 - lon_1) / 2) ** 2
     metres: Floats = 2 * EARTH_RADIUS_M * np.arcsin(np.sqrt(np.clip(half, 0, 1)))
     return metres
 

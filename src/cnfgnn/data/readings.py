@@ -81,7 +81,8 @@ class Readings:
     def time_of_day(self) -> npt.NDArray[np.float64]:
         """(T,) in [0, 1): the share of the day that has passed."""
         seconds = (self.times - self.times.astype("datetime64[D]")).astype("timedelta64[s]")
-        return seconds.astype(np.float64) / DAY.astype(np.float64)
+        share: npt.NDArray[np.float64] = seconds.astype(np.float64) / DAY.astype(np.float64)
+        return share
 
     def select(self, ids: Sequence[str]) -> Readings:
         """The readings of some sensors, in the order asked for."""
@@ -113,7 +114,8 @@ class Readings:
         if total == len(self.times):
             return self
         if total > 100 * len(self.times):
-            raise DataError(self.source, f"{len(self.times)} rows span {total} steps of {step} s: too few to use")
+            problem = f"{len(self.times)} rows span {total} steps of {step} s: too few to use"
+            raise DataError(self.source, problem)
         values = np.full((total, len(self.ids)), np.nan, dtype=np.float32)
         missing = np.ones((total, len(self.ids)), dtype=np.bool_)
         values[rows], missing[rows] = self.values, self.missing

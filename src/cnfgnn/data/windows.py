@@ -46,14 +46,14 @@ class Windows:
         shares: tuple[float, float, float] = (0.7, 0.1, 0.2),
         source: str = "readings",
     ) -> Windows:
-        """All windows of a series of that many rows: the first 70 % train, 10 % validate, the last 20 % test."""
+        """All windows of a series: by default the first 70 % train, 10 % validate, the last 20 % test."""
         if history < 1 or horizon < 1:
             raise ConfigError("data.history", "history and horizon are at least 1")
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
             raise ConfigError("data.shares", f"three shares that add up to 1, not {shares}")
         total = rows - history - horizon + 1
         train = round(total * shares[0])
-        test = round(total * shares[2])
+        test = min(round(total * shares[2]), total - train)  # both may round up
         if total < 1 or train < 1:
             raise DataError(
                 source,

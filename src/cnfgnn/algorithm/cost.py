@@ -1,0 +1,60 @@
+"""The paper's formulas for bytes and operations (section 4.1), beside which the ledger's counts stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cnfgnn.models.gru import NodeModel
+
+FLOAT = 4  # bytes
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the formulas take in: parameters of a node model, and the elements of one node's hidden states
+    over the training windows (the paper lists the latter as gigabytes, but they are elements)."""
+
+    nodes: int
+    edges: int  # directed, without self loops
+    parameters: int
+    hidden: int  # training windows x width of h_c
+
+    def weights_both_ways(self) -> int:
+        return 2 * self.nodes * self.parameters * FLOAT
+
+    def states(self) -> int:
+        """Every node's hidden states once, in one direction."""
+        return self.nodes * self.hidden * FLOAT
+
+
+def training_bytes(method: str, size: Size, rounds: int, server_rounds: int = 1) -> int:
+    """Bytes moved in so many global rounds, as the paper counts them: per node.
+
+    FMTL is counted between peers, every edge carrying the sender's weights; a star moves something else.
+    """
+    per_round = {
+        "gru-central": 0,  # readings were moved instead, once, and the paper does not count them
+        "gru-gn-central": 0,
+        "gru-local": 0,
+        "gru-fedavg": size.weights_both_ways(),
+        "gru-fmtl": size.edges * size.parameters * FLOAT,
+        "sl": 4 * size.states(),
+        "sl-fedavg": size.weights_both_ways() + 4 * size.states(),
+        "at": (1 + 2 * server_rounds + 1) * size.states(),
+        "at-fedavg": size.weights_both_ways() + (1 + 2 * server_rounds + 1) * size.states(),
+    }
+    return rounds * per_round[method]
+
+
+def operations(model: NodeModel, history: int = 12, horizon: int = 12) -> int:
+    """Multiply-adds of one window on one node: 3(h + i)h + 13h for each GRU step and layer, and the output.
+
+    The paper's "GFLOPS on device" are these, summed over the 207 nodes of METR-LA.
+    """
+
+    def steps(count: int, hidden: int) -> int:
+        inputs = [model.features] + [hidden] * (model.layers - 1)
+        return count * sum(3 * (hidden + i) * hidden + 13 * hidden for i in inputs)
+
+    return steps(history, model.hidden) + steps(horizon, model.state) + horizon * model.state

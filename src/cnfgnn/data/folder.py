@@ -1,0 +1,164 @@
+"""A data set from a path: METR-LA and PEMS-BAY as people have them, or a folder of a person's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cnfgnn.data.adjacency import (
+    graph_of_distances,
+    graph_of_own_distances,
+    graph_of_weights,
+    read_edges,
+    read_matrix,
+    read_positions,
+)
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.formats import read_readings
+from cnfgnn.data.graph import Floats, Graph
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.text import shown
+from cnfgnn.errors import DataError
+
+OWN_READINGS = ("readings.csv", "readings.parquet", "readings.h5")
+WHAT_A_FOLDER_HOLDS = (
+    "readings.csv, readings.parquet or readings.h5, or a single METR-LA or PEMS-BAY .h5 file"
+)
+Positions = Mapping[str, tuple[float, float]]
+
+
+def load(path: str | Path) -> Dataset:
+    """The data set of a folder or file.
+
+    A folder with readings.csv, readings.parquet or readings.h5 is a person's own: only what is no number is
+    missing, rows go on a regular time grid, the graph is edges.csv or the nearest neighbours by sensors.csv.
+
+    Any other .h5 file, or the single one of a folder, is a traffic file such as metr-la.h5: zeros are missing
+    (but stay in the values), rows stay as they are, and DCRNN's files for the graph are looked for beside it.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _load_file(_readings_of(path))
+    if not path.is_file():
+        raise DataError(path, "there is no such file or folder")
+    if path.suffix != ".h5" and path.name not in OWN_READINGS:
+        raise DataError(path, f"give a folder with {WHAT_A_FOLDER_HOLDS}")
+    return _load_file(path)
+
+
+def _readings_of(folder: Path) -> Path:
+    """The one file of a folder that holds its readings."""
+    own = [folder / name for name in OWN_READINGS if (folder / name).exists()]
+    files = own or sorted(folder.glob("*.h5"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise DataError(folder, f"it holds readings several times ({names}): name one of the files")
+    if not files:
+        raise DataError(folder, f"the folder needs {WHAT_A_FOLDER_HOLDS}")
+    return files[0]
+
+
+def _load_file(file: Path) -> Dataset:
+    readings = read_readings(file)
+    if file.name in OWN_READINGS:
+        return _own(file.absolute().parent, readings)
+    return _traffic(file.absolute(), readings)
+
+
+def _own(folder: Path, readings: Readings) -> Dataset:
+    sensors, edges = folder / "sensors.csv", folder / "edges.csv"
+    located: Positions = {}
+    if sensors.exists():
+        located = read_positions(sensors)
+        readings = replace(readings, positions=_positions(sensors, located, readings.ids))
+    if edges.exists():
+        graph = _own_graph(edges, readings.ids, {*readings.ids, *located})
+    elif readings.positions is not None:
+        graph = Graph.nearest(readings.positions)
+    else:
+        problem = "add sensors.csv (id, latitude, longitude) or edges.csv (from, to, weight or distance)"
+        raise DataError(folder, f"nothing says how the sensors are connected: {problem}")
+    return Dataset(folder.name, readings.on_grid(), graph)
+
+
+def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
+    """The graph of edges.csv over the sensors `ids`; edges of other `known` sensors are left out.
+
+    Weights are used as they are, distances go through a Gaussian kernel. A sensor without an edge to itself
+    gets one of weight 1, because DCRNN's files have them all.
+    """
+    edges, kind = read_edges(path)
+    lines: dict[tuple[str, str], int] = {}
+    for edge in edges:
+        for sensor in (edge.sender, edge.receiver):
+            if sensor not in known:
+                raise DataError(path, f"there is no sensor {shown(sensor)}", row=edge.line)
+        if (pair := (edge.sender, edge.receiver)) in lines:
+            raise DataError(path, f"the edge of row {lines[pair]} occurs again", row=edge.line)
+        lines[pair] = edge.line
+    if kind == "weight":
+        return graph_of_weights(edges, ids)
+    return graph_of_own_distances(edges, ids)
+
+
+def _traffic(file: Path, readings: Readings) -> Dataset:
+    folders = (file.parent, file.parent / "sensor_graph", file.parent.parent / "sensor_graph")
+    missing = readings.missing | (readings.values == 0)
+    for locations in _files(folders, "graph_sensor_locations*.csv"):
+        located: Positions = read_positions(locations)
+        if _lacking(located, readings.ids) is None:
+            positions = _positions(locations, located, readings.ids)
+            readings = replace(readings, missing=missing, positions=positions)
+            return Dataset(file.stem, readings, _traffic_graph(file, folders, readings, tuple(located)))
+    readings = replace(readings, missing=missing)
+    return Dataset(file.stem, readings, _traffic_graph(file, folders, readings, readings.ids))
+
+
+def _traffic_graph(file: Path, folders: Sequence[Path], readings: Readings, listed: Sequence[str]) -> Graph:
+    """The first graph beside a traffic file that knows all its sensors; `listed` are those of the network.
+
+    The kernel's width is that of the whole network, so that a part of it has the weights of the whole.
+    """
+    unknown: DataError | None = None
+    for candidate in _files(folders, "adj_mx*.pkl"):
+        ids, graph = read_matrix(candidate)
+        if (sensor := _lacking(ids, readings.ids)) is None:
+            return _among(graph, ids, readings.ids)
+        unknown = unknown or DataError(candidate, f"sensor {shown(sensor)} of {file.name} is not in it")
+    for candidate in _files(folders, "distances*.csv"):
+        edges, _ = read_edges(candidate, only_distances=True)
+        ends = {end for edge in edges for end in (edge.sender, edge.receiver)}
+        if (sensor := _lacking(ends, readings.ids)) is None:
+            return _among(graph_of_distances(edges, listed), listed, readings.ids)
+        unknown = unknown or DataError(candidate, f"sensor {shown(sensor)} of {file.name} is not in it")
+    if unknown is not None:
+        raise unknown
+    if readings.positions is None:
+        wanted = "adj_mx*.pkl, distances*.csv or graph_sensor_locations*.csv with all its sensors"
+        raise DataError(file, f"beside it, or in sensor_graph, there is no {wanted}")
+    return Graph.nearest(readings.positions)
+
+
+def _files(folders: Sequence[Path], pattern: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted(folder.glob(pattern))
+
+
+def _lacking(known: Collection[str], ids: Sequence[str]) -> str | None:
+    """The first of the ids that is not known."""
+    known = set(known)
+    return next((sensor for sensor in ids if sensor not in known), None)
+
+
+def _among(graph: Graph, ids: Sequence[str], wanted: Sequence[str]) -> Graph:
+    place = {sensor: node for node, sensor in enumerate(ids)}
+    return graph.subgraph([place[sensor] for sensor in wanted])
+
+
+def _positions(file: Path, located: Positions, ids: Sequence[str]) -> Floats:
+    if (sensor := _lacking(located, ids)) is not None:
+        raise DataError(file, f"sensor {shown(sensor)} of the readings is not in it")
+    return np.array([located[sensor] for sensor in ids], dtype=np.float64)

@@ -1,0 +1,74 @@
+"""Split learning gives the gradients that one backward pass through the whole system gives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.adam import BETA_1
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.server import Server
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.models.params import own
+from cnfgnn.simulation import simulate
+from cnfgnn.transports.in_process import InProcess
+from tests.conftest import small
+
+
+def set_up(data: Dataset, method: str) -> tuple[Server, Clients]:
+    strategy = simulate(data, small(method)).strategy
+    assert isinstance(strategy, Server)
+    strategy.nodes.flush()
+    transport = strategy.nodes.transport
+    assert isinstance(transport, InProcess)
+    return strategy, transport.groups[0][1]
+
+
+def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Gradients of the summed node losses for every node's weights and the graph network's."""
+    assert server.gn is not None
+    _, windows = next(server.server_batches(1))
+    theta = {name: w.requires_grad_() for name, w in own(clients.theta, clients.series.nodes).items()}
+    batch, has = clients.batch("train", windows)
+    h_c = clients.model.encode(theta, batch.x)
+    h_G = server.gn.gn(h_c, server.graph, has)
+    loss = clients.losses(theta, batch, h_G, clients.truth(0), h_c).sum()
+    weights = list(server.gn.gn.parameters())
+    grads = torch.autograd.grad(loss, [*theta.values(), *weights])
+    return dict(zip(theta, grads, strict=False)), list(grads[len(theta) :])
+
+
+def test_joint_split_learning_equals_end_to_end_autograd(data: Dataset) -> None:
+    server, clients = set_up(data, "sl")
+    node_grads, gn_grads = end_to_end(server, clients)
+    assert server.gn is not None
+    draw, windows = next(server.server_batches(1))
+    h_c = server.nodes.encode(draw).requires_grad_()
+    h_G = server.gn(h_c, server.graph, server.nodes.present("train", windows))
+    server.gn.descend(h_G, server.nodes.backward(h_G.detach(), draw, 0, learn=True))
+    assert h_c.grad is not None
+    server.nodes.step(h_c.grad, draw)
+    server.nodes.flush()
+    assert clients.adam is not None
+    for name, expected in node_grads.items():  # after one step Adam's mean is (1 - beta_1) times the gradient
+        actual = clients.adam.mean[name] / (1 - BETA_1)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+    for w, expected in zip(server.gn.gn.parameters(), gn_grads, strict=True):
+        torch.testing.assert_close(w.grad, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_graph_network_s_gradient_in_alternating_training_equals_end_to_end_autograd(
+    data: Dataset,
+) -> None:
+    server, clients = set_up(data, "at")
+    _, gn_grads = end_to_end(server, clients)
+    assert server.gn is not None
+    h_c = server.nodes.encode()
+    draw, windows = next(server.server_batches(1))
+    h_G = server.gn(h_c[:, windows], server.graph, server.nodes.present("train", windows))
+    before = {name: w.clone() for name, w in clients.theta.items()}
+    server.gn.descend(h_G, server.nodes.backward(h_G.detach(), draw, 0))
+    for w, expected in zip(server.gn.gn.parameters(), gn_grads, strict=True):
+        torch.testing.assert_close(w.grad, expected, rtol=1e-9, atol=1e-12)
+    for name, w in clients.theta.items():  # nodes do not learn in this phase
+        assert torch.equal(w, before[name])

@@ -1,0 +1,66 @@
+"""What tests share: six nodes in float64, small enough that every method runs in a moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.readings import Readings
+
+torch.set_num_threads(1)  # tiny tensors; and tests run side by side
+
+FEDERATED = [name for name, method in METHODS.items() if method.federated]
+
+
+def network(n: int = 6, rows: int = 150, seed: int = 0, dropout: float = 0.06) -> Dataset:
+    """Waves that run from node to node, with noise and gaps: values no two of which are the same."""
+    rng = np.random.default_rng(seed)
+    times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")
+    phase = np.arange(rows)[:, None] / 9 - np.arange(n)[None] / 2
+    values = (50 + 12 * np.sin(phase) + rng.normal(0, 1, (rows, n))).astype(np.float32)
+    values[rng.random((rows, n)) < dropout] = np.nan
+    positions = np.stack([34 + rng.random(n), -118 - rng.permutation(n) / n], axis=1)
+    readings = Readings(
+        times, tuple(f"s{i}" for i in range(n)), values, np.isnan(values), positions, "network"
+    )
+    chain = np.arange(n - 1)
+    loops = np.arange(n)
+    graph = Graph(
+        n,
+        np.concatenate([chain, chain[::2] + 1, loops]),
+        np.concatenate([chain + 1, chain[::2], loops]),
+        np.concatenate([np.linspace(0.3, 0.9, n - 1), np.full(len(chain[::2]), 0.5), np.ones(n)]),
+    )
+    return Dataset("network", readings, graph)
+
+
+def small(method: str, **changes: Any) -> Config:
+    """A method in float64 with a few units: everything the real one has, but quick."""
+    sizes: dict[str, Any] = {"model.hidden": 5}
+    if METHODS[method].graph_network:
+        sizes |= {"model.embedding": 4, "model.gn_widths": [7, 6]}
+    return preset(method).with_changes(
+        {
+            **sizes,
+            "compute.precision": "fp64",
+            "compute.device": "cpu",
+            "training.rounds": 2,
+            "training.client_batch": 32,
+            "training.server_batch": 24,
+            "training.client_rounds": 1,
+            "training.sampling": 30.0,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def data() -> Dataset:
+    return network()

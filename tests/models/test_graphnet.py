@@ -1,0 +1,97 @@
+"""The Graph Network is the paper's, and absent nodes leave it as if they had never been there."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnfgnn.data.graph import Graph
+from cnfgnn.models.graphnet import Edges, GraphNetwork, Incidence, gathered, summed
+from tests.oracle import graph_network
+
+CPU = torch.device("cpu")
+
+
+def random_graph(n: int, seed: int, density: float = 0.4) -> Graph:
+    rng = np.random.default_rng(seed)
+    return Graph.from_matrix(rng.random((n, n)) * (rng.random((n, n)) < density))
+
+
+def edges(graph: Graph) -> Edges:
+    return Edges.of(graph, CPU, torch.float64)
+
+
+def network(seed: int = 0) -> GraphNetwork:
+    return GraphNetwork(5, 4, (9, 8, 7)).init(torch.Generator().manual_seed(seed)).double()
+
+
+def states(n: int, b: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, b, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_it_has_the_papers_number_of_parameters() -> None:
+    assert sum(w.numel() for w in GraphNetwork().parameters()) == 941_760
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(1, 8), seed=st.integers(0, 1000), density=st.floats(0, 1))
+def test_it_equals_the_plain_one_in_values_and_gradients(n: int, seed: int, density: float) -> None:
+    graph, gn = random_graph(n, seed, density), network(seed)
+    h_c = states(n, seed=seed).requires_grad_()
+    fast, plain = gn(h_c, edges(graph)), graph_network(gn, h_c, graph)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-12)
+    weights = [w for w in gn.parameters() if w.numel()]
+    probe = torch.randn_like(fast)
+    one = torch.autograd.grad((fast * probe).sum(), [h_c, *weights], allow_unused=True)
+    two = torch.autograd.grad((plain * probe).sum(), [h_c, *weights], allow_unused=True)
+    for a, b in zip(one, two, strict=True):
+        zeros = torch.zeros(())
+        torch.testing.assert_close(
+            zeros if a is None else a, zeros.expand_as(a) if b is None else b, atol=1e-11, rtol=0
+        )
+
+
+def test_absent_nodes_leave_the_graph_with_their_edges() -> None:
+    graph, gn, h_c = random_graph(7, 3), network(), states(7)
+    h_c[[1, 4]] = torch.nan  # whatever an absent node's row holds, it must not matter
+    present = torch.ones(7, 1, dtype=torch.bool)
+    present[[1, 4]] = False
+    rows = torch.tensor([0, 2, 3, 5, 6])
+    expected = gn(h_c[rows], edges(graph.subgraph(rows.numpy())))
+    torch.testing.assert_close(gn(h_c, edges(graph), present)[rows], expected, rtol=0, atol=1e-12)
+
+
+def test_presence_is_decided_window_by_window() -> None:
+    graph, gn, h_c = random_graph(6, 5), network(), states(6, b=2)
+    present = torch.ones(6, 2, dtype=torch.bool)
+    present[3, 1] = False
+    h_G = gn(h_c, edges(graph), present)
+    torch.testing.assert_close(h_G[:, :1], gn(h_c[:, :1], edges(graph)))
+    rows = torch.tensor([0, 1, 2, 4, 5])
+    torch.testing.assert_close(h_G[rows, 1:], gn(h_c[rows, 1:], edges(graph.subgraph(rows.numpy()))))
+
+
+def test_nodes_can_be_numbered_in_any_order() -> None:
+    graph, gn, h_c = random_graph(6, 8), network(), states(6)
+    order = torch.tensor([4, 0, 5, 1, 3, 2])
+    renumbered = gn(h_c[order], edges(graph.subgraph(order.numpy())))
+    torch.testing.assert_close(renumbered, gn(h_c, edges(graph))[order], rtol=0, atol=1e-12)
+
+
+def test_information_flows_from_sender_to_receiver_only() -> None:
+    gn = GraphNetwork(5, 4, (9, 8, 7), layers=1).init(torch.Generator().manual_seed(0)).double()
+    graph = Graph(3, np.array([0]), np.array([1]), np.array([1.0]))
+    h_c = states(3).requires_grad_()
+    h_G = gn(h_c, edges(graph))
+    assert torch.autograd.grad(h_G[1].sum(), h_c, retain_graph=True)[0][0].abs().sum() > 0
+    assert torch.autograd.grad(h_G[0].sum(), h_c)[0][1].abs().sum() == 0
+
+
+def test_gathering_and_summing_have_the_right_gradients() -> None:
+    ends = Incidence.of(torch.tensor([2, 0, 2, 1, 2]), 4)
+    v = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    e = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: gathered(x, ends), v)
+    assert torch.autograd.gradcheck(lambda x: summed(x, ends), e)

@@ -1,0 +1,28 @@
+"""Stacked weights are averaged and copied as data."""
+
+from __future__ import annotations
+
+import torch
+
+from cnfgnn.models.params import models, own, take, weighted_mean
+
+
+def test_the_mean_is_weighted_by_windows() -> None:
+    theta = {"w": torch.tensor([[1.0, 2.0], [3.0, 6.0], [100.0, 100.0]])}
+    mean = weighted_mean(theta, torch.tensor([1.0, 3.0, 0.0]))
+    assert torch.equal(mean["w"], torch.tensor([[2.5, 5.0]]))
+
+
+def test_a_copy_of_ones_own_shares_no_memory() -> None:
+    theta = {"w": torch.zeros(1, 2)}
+    copies = own(theta, 3)
+    copies["w"][1] += 1
+    assert models(copies) == 3
+    assert torch.equal(copies["w"], torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
+    assert theta["w"].abs().sum() == 0
+
+
+def test_taking_rows_of_shared_weights_gives_the_shared_weights() -> None:
+    shared, apart = {"w": torch.ones(1, 2)}, {"w": torch.arange(6.0).view(3, 2)}
+    assert take(shared, torch.tensor([2]))["w"].shape == (1, 2)
+    assert torch.equal(take(apart, torch.tensor([2, 0]))["w"], torch.tensor([[4.0, 5.0], [0.0, 1.0]]))

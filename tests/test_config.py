@@ -1,0 +1,67 @@
+"""A setting that cannot be is refused by its name."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cnfgnn.config import Config
+from cnfgnn.errors import ConfigError
+
+
+def test_changes_reach_their_section() -> None:
+    config = Config().with_changes(
+        {"training.rounds": 3, "seed": 7, "training.client_lr": 1, "model.gn_widths": [8, 4]}
+    )
+    assert (config.training.rounds, config.seed, config.model.gn_widths) == (3, 7, (8, 4))
+    assert isinstance(config.training.client_lr, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("training.round", 3, "rounds"),
+        ("train.rounds", 3, "training"),
+        ("training", 3, "training.rounds"),
+        ("seed.x", 3, "not a section"),
+        ("training.rounds", 0, "at least 1"),
+        ("training.rounds", 2.5, "whole number"),
+        ("training.rounds", "three", "whole number"),
+        ("training.rounds", True, "whole number"),
+        ("training.client_lr", 0.0, "positive"),
+        ("training.client_lr", float("nan"), "number"),
+        ("training.seen", 1.5, "(0, 1]"),
+        ("data.missing", "dropped", "as-truth, masked"),
+        ("data.shares", [0.5, 0.5], "3 numbers"),
+        ("compute.precision", "fp8", "bf16"),
+        ("model.gn_widths", [], "one or more"),
+        ("model.gn_widths", "wide", "list of numbers"),
+        ("model.layers", 2, "one layer"),
+        ("method", 3, "a word"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(key: str, value: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Config().with_changes({key: value})
+    assert key in str(refusal.value)
+    assert says in str(refusal.value)
+    assert refusal.value.exit_code == 2
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["seed", "training.rounds", "data.shares", "model.hidden", "graph.direction", "x.y", ""]
+        ),
+        st.one_of(
+            st.integers(), st.floats(), st.text(max_size=5), st.lists(st.floats(), max_size=4), st.none()
+        ),
+    )
+)
+def test_any_change_gives_a_configuration_or_a_config_error(changes: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        assert isinstance(Config().with_changes(changes), Config)

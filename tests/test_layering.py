@@ -1,0 +1,107 @@
+"""Imports point one way, and files stay small enough to read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "cnfgnn"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Each layer may import itself and what stands before it.
+ORDER = [
+    "errors",
+    "config",
+    "data",
+    "models",
+    "algorithm",
+    "transports",
+    "evaluation",
+    "runs",
+    "floors",
+    "simulation",
+    "training",
+    "report",
+    "",  # the package itself: the Python API
+    "cli",
+]
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}
+FORBIDDEN_IN_ALGORITHM = {
+    "nvflare",
+    "h5py",
+    "pandas",
+    "pyarrow",
+    "safetensors",
+    "socket",
+    "typer",
+    "rich",
+    "json",
+}
+LATE_ONLY = {
+    "nvflare",
+    "plotly",
+    "pydantic",
+    "tables",
+}  # never needed on the way from readings to a trained run
+
+
+def layer_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return "" if parts[0] == "__init__" else parts[0]
+
+
+def imports(path: Path) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            found.append(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    layer = layer_of(path)
+    assert layer in ORDER, f"{layer} has no place in the order"
+    for name in imports(path):
+        if name == "cnfgnn" or name.startswith("cnfgnn."):
+            other = name.split(".")[1] if "." in name else ""
+            assert ORDER.index(other) <= ORDER.index(layer), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "algorithm").glob("*.py")), ids=lambda p: p.name)
+def test_the_algorithm_knows_no_engine_no_file_format_and_no_network(path: Path) -> None:
+    assert not FORBIDDEN_IN_ALGORITHM & {name.split(".")[0] for name in imports(path)}
+
+
+def test_names_say_what_a_file_is_about() -> None:
+    assert not FORBIDDEN_NAMES & {path.stem for path in FILES}
+
+
+def test_files_and_functions_are_short() -> None:
+    for path in FILES:
+        text = path.read_text()
+        assert text.count("\n") <= 300, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"
+
+
+def test_every_module_says_what_it_is() -> None:
+    for path in FILES:
+        if path.name != "__init__.py" or path.parent == PACKAGE:
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_the_way_to_a_trained_run_needs_no_late_package() -> None:
+    for path in FILES:
+        top_level = [
+            n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)
+        ]
+        names = {a.name for n in top_level if isinstance(n, ast.Import) for a in n.names}
+        names |= {n.module or "" for n in top_level if isinstance(n, ast.ImportFrom)}
+        assert not LATE_ONLY & {name.split(".")[0] for name in names}, path

@@ -1,0 +1,239 @@
+"""Sensors that never trained, sites that are away, readings that are missing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.algorithm.server import Server
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError, DataError, NodeError
+from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.training import evaluate, train
+from cnfgnn.transports.in_process import InProcess
+from tests.conftest import network, small
+
+
+def server(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy
+
+
+def transport(experiment: Experiment) -> InProcess:
+    carrier = server(experiment).nodes.transport
+    assert isinstance(carrier, InProcess)
+    return carrier
+
+
+def altered(data: Dataset, rows: list[int], by: float) -> Dataset:
+    """The same network with some sensors' readings moved."""
+    values = data.readings.values.copy()
+    values[:, rows] += by
+    r = data.readings
+    return Dataset(data.name, Readings(r.times, r.ids, values, r.missing, r.positions), data.graph)
+
+
+# ---- inductive ------------------------------------------------------------------------------------------
+
+
+def test_the_first_sensors_by_longitude_train(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg", **{"training.seen": 0.5}))
+    assert experiment.seen is not None
+    assert data.readings.positions is not None
+    longitude = torch.from_numpy(data.readings.positions[:, 1])
+    assert experiment.seen.sum() == 3
+    assert longitude[experiment.seen].max() < longitude[~experiment.seen].min()
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "sl-fedavg", "gru-fedavg"])
+def test_unseen_sensors_have_no_influence_on_training(data: Dataset, method: str) -> None:
+    config = small(method, **{"training.seen": 0.5})
+    first = simulate(data, config)
+    train(first)
+    assert first.seen is not None
+    unseen = (~first.seen).nonzero().flatten().tolist()
+    second = simulate(altered(data, unseen, 17.0), config)
+    train(second)
+    assert first.scaler == second.scaler
+    one, two = server(first).theta_bar, server(second).theta_bar
+    assert one is not None
+    assert two is not None
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_unseen_sensors_forecast_with_the_averaged_weights(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg", **{"training.seen": 0.5}))
+    train(experiment)
+    theta_bar = server(experiment).theta_bar
+    assert theta_bar is not None
+    for name, w in server(experiment).everyone.weights().items():
+        assert torch.equal(w, theta_bar[name].expand_as(w))
+    scores = evaluate(experiment)
+    assert scores.unseen_nodes is not None
+    assert math.isfinite(scores.unseen_nodes.rmse)
+    assert scores.seen_nodes != scores.unseen_nodes
+
+
+@pytest.mark.parametrize("method", ["gru-local", "gru-fmtl", "at", "sl", "gru-central"])
+def test_methods_without_everybody_s_weights_refuse_unseen_sensors(method: str, data: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"training\.seen"):
+        simulate(data, small(method, **{"training.seen": 0.5}))
+
+
+def test_inductive_training_needs_positions(data: Dataset) -> None:
+    r = data.readings
+    lost = Dataset("lost", Readings(r.times, r.ids, r.values, r.missing), data.graph)
+    with pytest.raises(DataError, match="no positions"):
+        simulate(lost, small("at-fedavg", **{"training.seen": 0.5}))
+
+
+# ---- absent sites ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "at", "sl-fedavg", "gru-fedavg", "gru-fmtl"])
+def test_rounds_go_on_without_a_site_that_is_away(method: str, data: Dataset) -> None:
+    experiment = simulate(data, small(method), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(2)
+    strategy.nodes.flush()
+    assert strategy.nodes.up.tolist() == [True, True, False, False, True, True]
+    transport(experiment).away = set()
+    strategy.round(3)
+    assert torch.isfinite(strategy.score("test")).all()
+    assert strategy.nodes.up.all()
+
+
+def test_weights_are_averaged_over_those_who_answered(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
+    strategy = server(experiment)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(1)
+    config = small("gru-fedavg")
+    alone = simulate(data.select(data.readings.ids[:3]), config)
+    # the same scale for both, or their losses differ
+    clients = transport(alone).groups[0][1]
+    server(alone).nodes.flush()
+    clients.data = transport(experiment).groups[0][1].data
+    server(alone).round(1)
+    one, two = strategy.theta_bar, server(alone).theta_bar
+    assert one is not None
+    assert two is not None
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-12)
+
+
+def test_when_nobody_answers_the_error_says_so(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg"))
+    transport(experiment).away = {"site-0"}
+    with pytest.raises(NodeError, match="no node answered"):
+        experiment.strategy.round(1)
+
+
+# ---- missing readings -----------------------------------------------------------------------------------
+
+
+def silent(rows: slice, n: int = 6) -> Dataset:
+    """Node 2 has no readings in these rows."""
+    data = network(n=n, dropout=0.0)
+    values, r = data.readings.values.copy(), data.readings
+    values[rows, 2] = np.nan
+    return Dataset("silent", Readings(r.times, r.ids, values, np.isnan(values), r.positions), data.graph)
+
+
+@pytest.mark.parametrize(
+    "method", ["at-fedavg", "at", "sl", "sl-fedavg", "gru-fedavg", "gru-fmtl", "gru-local"]
+)
+def test_a_node_without_any_training_window_takes_part(method: str) -> None:
+    experiment = simulate(silent(slice(0, 110)), small(method))
+    strategy = server(experiment)
+    assert not strategy.nodes.has["train"][2].any()
+    before = {name: w[2].clone() for name, w in strategy.nodes.weights().items()}
+    progress = train(experiment)
+    assert all(math.isfinite(done.loss) for done in progress.history)
+    if method in ("at", "sl", "gru-local"):  # it never learnt anything of its own
+        after = strategy.nodes.weights()
+        assert all(torch.equal(after[name][2], before[name]) for name in before)
+
+
+def test_averaging_leaves_out_who_has_no_windows() -> None:
+    data = silent(slice(0, 150))
+    with_silent = simulate(data, small("gru-fedavg"))
+    others = simulate(data.select([f"s{i}" for i in (0, 1, 3, 4, 5)]), small("gru-fedavg"))
+    for experiment in (with_silent, others):
+        train(experiment)
+    one, two = server(with_silent).theta_bar, server(others).theta_bar
+    assert one is not None
+    assert two is not None
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-12)
+
+
+def test_windows_nobody_has_are_dropped() -> None:
+    data = network(dropout=0.0)
+    values, r = data.readings.values.copy(), data.readings
+    values[20:60] = np.nan
+    hole = Dataset("hole", Readings(r.times, r.ids, values, np.isnan(values), r.positions), data.graph)
+    masked = simulate(hole, small("gru-fedavg")).windows
+    as_truth = simulate(hole, small("gru-fedavg", **{"data.missing": "as-truth"})).windows
+    assert as_truth.count("train") == 89
+    # gone: starts 8 .. 36, whose targets all lie in the hole, and 20 .. 48, whose inputs all do
+    assert masked.starts["train"].tolist() == [*range(8), *range(49, 89)]
+
+
+def test_data_without_any_reading_has_no_training_windows() -> None:
+    data, r = network(), network().readings
+    nothing = Readings(r.times, r.ids, np.full_like(r.values, np.nan), np.ones_like(r.missing), r.positions)
+    with pytest.raises(DataError, match="no training windows"):
+        simulate(Dataset("nothing", nothing, data.graph), small("at-fedavg"))
+
+
+# ---- refusals -------------------------------------------------------------------------------------------
+
+
+def test_pooled_methods_refuse_separate_groups(data: Dataset) -> None:
+    with pytest.raises(ConfigError, match="pools all readings"):
+        simulate(data, small("gru-central"), groups=[[0, 1, 2], [3, 4, 5]])
+
+
+def test_a_device_that_is_not_there_is_named(data: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"compute\.device: 'cuda:99' is not available"):
+        simulate(data, small("at-fedavg", **{"compute.device": "cuda:99"}))
+
+
+def test_the_paper_s_direction_turns_every_edge(data: Dataset) -> None:
+    straight = simulate(data, small("at-fedavg"))
+    turned = simulate(data, small("at-fedavg", **{"graph.direction": "paper"}))
+    assert torch.equal(server(straight).graph.senders.node.sort().values, server(turned).graph.receivers.node)
+    assert train(straight).best_round.loss != train(turned).best_round.loss
+
+
+def test_one_sensor_alone_can_train() -> None:
+    alone = network(n=1)
+    for method in ("at-fedavg", "sl", "gru-central", "gru-fmtl"):
+        assert math.isfinite(train(simulate(alone, small(method))).best_round.loss)
+
+
+def test_bf16_stays_near_fp32(data: Dataset) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        config: Config = small("at-fedavg", **{"compute.precision": precision})
+        losses[precision] = train(simulate(data, config)).best_round.loss
+    assert losses["bf16"] != losses["fp32"]
+    assert abs(losses["bf16"] / losses["fp32"] - 1) < 0.03
+
+
+def test_a_graph_without_edges_is_no_obstacle(data: Dataset) -> None:
+    empty = np.zeros(0, dtype=np.int64)
+    lonely = Dataset("lonely", data.readings, Graph(6, empty, empty, np.zeros(0)))
+    for method in ("at-fedavg", "gru-fmtl"):
+        assert math.isfinite(train(simulate(lonely, small(method))).best_round.loss)
