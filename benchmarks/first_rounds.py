@@ -16,7 +16,7 @@ import time
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.folder import load
 from cnfgnn.simulation import simulate
-from cnfgnn.training import Round, evaluate, train
+from cnfgnn.training import Progress, finish, train
 
 
 def main() -> None:
@@ -48,17 +48,12 @@ def main() -> None:
         experiment = simulate(data, config)
         start = time.perf_counter()
 
-        def show(done: Round, start: float = start, seed: int = seed) -> None:
-            seconds = time.perf_counter() - start
-            print(
-                f"  seed {seed} round {done.r_g} validation {done.validation.rmse:.3f} ({seconds:.0f} s)",
-                flush=True,
-            )
+        def show(progress: Progress, start: float = start, seed: int = seed) -> None:
+            took, done = time.perf_counter() - start, progress.history[-1]
+            print(f"  seed {seed} round {done.r_g}: {done.validation.rmse:.3f} ({took:.0f} s)", flush=True)
 
-        progress = train(experiment, on_round=show)
-        experiment.strategy.restore("best", progress.best)
-        test = evaluate(experiment).overall
-        best = progress.best_round
+        result = finish(experiment, train(experiment, on_round=show))
+        test, best = result.test.overall, result.progress.best
         rows.append((seed, best.r_g, best.validation.rmse, test.rmse, test.mae, time.perf_counter() - start))
     print("| seed | best round | validation RMSE | test RMSE | test MAE | seconds |")
     print("|---|---|---|---|---|---|")

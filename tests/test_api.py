@@ -25,7 +25,7 @@ def test_the_result_tells_errors_of_both_kinds_and_bytes(result: cnfgnn.Result) 
 
 
 def test_the_experiment_stands_at_its_best_round(result: cnfgnn.Result) -> None:
-    assert cnfgnn.evaluate(result.experiment, "validation").overall == result.best_round.validation
+    assert cnfgnn.evaluate(result.experiment, "validation").overall == result.progress.best.validation
 
 
 def test_settings_are_changed_by_name_and_unknown_ones_refused() -> None:

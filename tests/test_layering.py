@@ -19,10 +19,12 @@ ORDER = [
     "algorithm",
     "transports",
     "evaluation",
-    "runs",
+    "storage",
     "floors",
     "simulation",
     "training",
+    "runs",
+    "forecasting",
     "report",
     "",  # the package itself: the Python API
     "cli",

@@ -214,20 +214,20 @@ def test_the_paper_s_direction_turns_every_edge(data: Dataset) -> None:
     straight = simulate(data, small("at-fedavg"))
     turned = simulate(data, small("at-fedavg", **{"graph.direction": "paper"}))
     assert torch.equal(server(straight).graph.senders.node.sort().values, server(turned).graph.receivers.node)
-    assert train(straight).best_round.loss != train(turned).best_round.loss
+    assert train(straight).best.loss != train(turned).best.loss
 
 
 def test_one_sensor_alone_can_train() -> None:
     alone = network(n=1)
     for method in ("at-fedavg", "sl", "gru-central", "gru-fmtl"):
-        assert math.isfinite(train(simulate(alone, small(method))).best_round.loss)
+        assert math.isfinite(train(simulate(alone, small(method))).best.loss)
 
 
 def test_bf16_stays_near_fp32(data: Dataset) -> None:
     losses = {}
     for precision in ("fp32", "bf16"):
         config: Config = small("at-fedavg", **{"compute.precision": precision})
-        losses[precision] = train(simulate(data, config)).best_round.loss
+        losses[precision] = train(simulate(data, config)).best.loss
     assert losses["bf16"] != losses["fp32"]
     assert abs(losses["bf16"] / losses["fp32"] - 1) < 0.03
 
@@ -236,4 +236,4 @@ def test_a_graph_without_edges_is_no_obstacle(data: Dataset) -> None:
     empty = np.zeros(0, dtype=np.int64)
     lonely = Dataset("lonely", data.readings, Graph(6, empty, empty, np.zeros(0)))
     for method in ("at-fedavg", "gru-fmtl"):
-        assert math.isfinite(train(simulate(lonely, small(method))).best_round.loss)
+        assert math.isfinite(train(simulate(lonely, small(method))).best.loss)

@@ -15,7 +15,7 @@ from cnfgnn.data.synthetic import city
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError
 from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.simulation import Experiment, simulate
-from cnfgnn.training import Progress, Result, Round, evaluate, train
+from cnfgnn.training import Progress, Result, Round, evaluate, finish, train
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 def fit(
     data: Dataset,
     config: Config | str = "cnfgnn",
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[Progress], None] | None = None,
     **changes: Any,
 ) -> Result:
     """Train a method on a data set, go back to its best round and judge it on the test split.
@@ -34,9 +34,7 @@ def fit(
     settings = preset(config) if isinstance(config, str) else config
     settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
     experiment = simulate(data, settings)
-    progress = train(experiment, on_round=on_round)
-    experiment.strategy.restore("best", progress.best)
-    return Result(experiment, progress, evaluate(experiment, "test"))
+    return finish(experiment, train(experiment, on_round=on_round))
 
 
 __all__ = [
@@ -58,6 +56,7 @@ __all__ = [
     "Scores",
     "city",
     "evaluate",
+    "finish",
     "fit",
     "load",
     "preset",

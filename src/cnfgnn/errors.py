@@ -1,11 +1,14 @@
 """Everything that can go wrong because of what a person gave us, each said in one sentence.
 
 CnfgnnError
-├── ConfigError   a setting that does not exist or cannot be; names the key and the valid ones
-├── DataError     a file we cannot use; names file, row and column where they are known
-└── NodeError     a site that failed or answered what the verb does not allow; names site and verb
+├── ConfigError    2  a setting that does not exist or cannot be; names the key and the valid ones
+├── DataError      2  input we cannot use; names file, row and column where they are known
+├── NodeError      3  a site that failed or answered what the verb does not allow; names site and verb
+├── RunError       4  a run that cannot be used: damaged, in use, of a newer version; names the folder
+├── StorageError   5  a file that cannot be written: no space, no permission; names the file
+└── DivergedError  6  training whose loss is no longer a number; names the round
 
-Every class carries the exit code that the command line ends with.
+The number is the exit code that the command line ends with; 130 is Ctrl-C.
 """
 
 from __future__ import annotations
@@ -63,3 +66,35 @@ class NodeError(CnfgnnError):
         self.site = site
         self.verb = verb
         self.reason = reason
+
+
+class RunError(CnfgnnError):
+    """A run folder that cannot be used."""
+
+    exit_code = 4
+
+    def __init__(self, run: str | Path, problem: str) -> None:
+        super().__init__(f"{run}: {problem}")
+
+
+class StorageError(CnfgnnError):
+    """A file that cannot be written; whatever was there before still is."""
+
+    exit_code = 5
+
+    def __init__(self, path: str | Path, error: OSError | str) -> None:
+        reason = error if isinstance(error, str) else (error.strerror or str(error))
+        super().__init__(f"{path}: cannot be written ({reason})")
+
+
+class DivergedError(CnfgnnError):
+    """A loss that is no number any more; the rounds before it are kept."""
+
+    exit_code = 6
+
+    def __init__(self, r_g: int) -> None:
+        super().__init__(
+            f"the validation loss of round {r_g} is not a number; the rounds before it are kept:"
+            " try a smaller training.client_lr or training.server_lr"
+        )
+        self.round = r_g

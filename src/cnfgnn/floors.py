@@ -17,10 +17,8 @@ def last_value(data: Dataset, config: DataConfig, split: Split = "test") -> Scor
     windows = Windows.of(len(data.readings.times), config.history, config.horizon, config.shares, data.name)
     scaler = Scaler.of(torch.from_numpy(series.moments(windows, config.missing)))
     prepared = Prepared(series, scaler, config.missing, windows, torch.float64, torch.device("cpu"))
-    has = torch.from_numpy(series.has(windows.starts[split], windows, config.missing))
-    starts = torch.from_numpy(windows.starts[split])
     sums = torch.zeros(series.nodes, config.horizon, 8, dtype=torch.float64)
-    for some in torch.arange(len(starts)).split(max(1, (1 << 17) // series.nodes)):
-        last = prepared.batch(starts[some]).x[:, :, -1, 0]  # (n b)
-        sums += prepared.errors(last[:, :, None].expand(-1, -1, config.horizon), starts[some], has[:, some])
+    for some in prepared.chunks(split):
+        last = prepared.batch(split, some)[0].x[:, :, -1:, 0]  # (n b 1)
+        sums += prepared.errors(last.expand(-1, -1, config.horizon), split, some)
     return Scores(sums)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.runs import MemoryStore
+from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.in_process import InProcess
 
 
@@ -39,9 +39,12 @@ class Strategy(Protocol):
 
     def score(self, split: SplitName) -> Tensor: ...
 
-    def save(self, tag: str) -> dict[str, Tensor]: ...
+    def save(self, tag: str, keep: Collection[str]) -> None: ...
 
-    def restore(self, tag: str, state: dict[str, Tensor]) -> None: ...
+    def restore(self, tag: str) -> None: ...
+
+    @property
+    def minibatches(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +58,20 @@ class Experiment:
     scaler: Scaler
     windows: Windows
     seen: Tensor | None  # (n,) bool; None if every node trains
+    owners: Sequence[tuple[Tensor, Clients]] = ()  # rows and nodes of this process
 
 
 def simulate(
     data: Dataset,
     config: Config,
     groups: Sequence[Sequence[int]] | None = None,
-    store: Callable[[str], Store] | None = None,
+    store: Callable[[str], Store] = lambda name: MemoryStore(),
+    tick: Callable[[], None] = lambda: None,
 ) -> Experiment:
     """Set up `config.method` on one machine; `groups` says which rows share a Clients object (default: all).
 
     However nodes are grouped, the result is the same; inductive training separates seen from unseen nodes.
+    `store` makes the place where an owner of that name keeps its state, `tick` is called at every minibatch.
     """
     method = check_method(config)
     compute = Compute.of(config.compute)
@@ -73,12 +79,11 @@ def simulate(
     rows = _grouped(groups, seen, len(data.readings.ids))
     if not method.federated and len(rows) > 1:
         raise ConfigError("method", f"{method.name} pools all readings: it cannot run on separate groups")
-    make_store = store or (lambda name: MemoryStore())
-    clients = [
-        Clients(Series.of(data.readings, group), compute, make_store(f"site-{k}"), f"site-{k}")
-        for k, group in enumerate(rows)
-    ]
-    transport = InProcess([(torch.from_numpy(group), c) for group, c in zip(rows, clients, strict=True)])
+    owners = []
+    for k, group in enumerate(rows):
+        clients = Clients(Series.of(data.readings, group), compute, store(f"site-{k}"), f"site-{k}", tick)
+        owners.append((torch.from_numpy(group), clients))
+    transport = InProcess(owners)
     windows = Windows.of(
         len(data.readings.times),
         config.data.history,
@@ -88,17 +93,25 @@ def simulate(
     )
     graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
     if method.federated:
-        return federate(transport, graph, windows, config, seen, data.name)
+        experiment = federate(transport, graph, windows, config, seen, data.name, store("server"), tick)
+        return replace(experiment, owners=owners)
     everyone, windows, scaler = _agree(transport, windows, config, None, data.name)
     everyone.flush()
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
-    strategy = Pooled(clients[0], edges, learner, config.training)
-    return Experiment(config, method, strategy, Ledger(), scaler, windows, None)
+    strategy = Pooled(owners[0][1], edges, learner, config.training, store("server"))
+    return Experiment(config, method, strategy, Ledger(), scaler, windows, None, owners)
 
 
 def federate(
-    transport: Transport, graph: Graph, windows: Windows, config: Config, seen: Tensor | None, name: str
+    transport: Transport,
+    graph: Graph,
+    windows: Windows,
+    config: Config,
+    seen: Tensor | None,
+    name: str,
+    store: Store,
+    tick: Callable[[], None] = lambda: None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server brings the graph and nothing else."""
     method = check_method(config)
@@ -124,6 +137,8 @@ def federate(
         training=config.training,
         seed=config.seed,
         windows=windows.count("train"),
+        store=store,
+        tick=tick,
     )
     return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen)
 

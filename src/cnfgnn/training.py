@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.data.windows import Split
+from cnfgnn.errors import DivergedError
 from cnfgnn.evaluation import Errors, Scores
-from cnfgnn.runs import round_tag
 from cnfgnn.simulation import Experiment
 
 
@@ -23,21 +22,29 @@ class Round:
     loss: float  # validation mean squared error of the kind that was trained on
     validation: Errors
     training_bytes: Bytes  # since the start
-    best: bool
+    best: bool  # so far
+
+    @property
+    def tag(self) -> str:
+        """The name of the state that every owner keeps of it."""
+        return f"round-{self.r_g:05d}"
 
 
 @dataclass
 class Progress:
-    """How far training has come; with the states, all that is needed to go on."""
+    """How far training has come; with the owners' states, all that is needed to go on."""
 
     history: list[Round] = field(default_factory=list)
-    last: dict[str, Tensor] = field(default_factory=dict)  # the server's state after the last round
-    best: dict[str, Tensor] = field(default_factory=dict)
     ledger: list[list[str | int]] = field(default_factory=list)
 
     @property
-    def best_round(self) -> Round:
-        return next(r for r in reversed(self.history) if r.best)
+    def best(self) -> Round:
+        return next(done for done in reversed(self.history) if done.best)
+
+    @property
+    def kept(self) -> set[str]:
+        """Tags of the states that must outlive the next save: the last round's and the best one's."""
+        return {self.history[-1].tag, self.best.tag} if self.history else set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +55,8 @@ class Result:
     progress: Progress
     test: Scores
 
-    @property
-    def best_round(self) -> Round:
-        return self.progress.best_round
-
     def summary(self) -> dict[str, Any]:
-        best = self.best_round
+        best = self.progress.best
         return {
             "method": self.experiment.method.name,
             "best_round": best.r_g,
@@ -67,28 +70,35 @@ class Result:
 def train(
     experiment: Experiment,
     progress: Progress | None = None,
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[Progress], None] | None = None,
     rounds: int | None = None,
 ) -> Progress:
-    """Run global rounds until patience or the number of rounds is used up; go on from `progress` if given."""
+    """Run global rounds until patience or the number of rounds is used up; go on from `progress` if given.
+
+    When `on_round` is called, every owner has kept its state of the round that ended.
+    """
     strategy, training = experiment.strategy, experiment.config.training
     progress = progress or Progress()
     if progress.history:
         experiment.ledger.load(progress.ledger)
-        strategy.restore(round_tag(progress.history[-1].r_g), progress.last)
+        strategy.restore(progress.history[-1].tag)
     for r_g in range(len(progress.history) + 1, (rounds or training.rounds) + 1):
-        if progress.history and r_g - progress.best_round.r_g > training.patience:
+        if progress.history and r_g - progress.best.r_g > training.patience:
             break
         strategy.round(r_g)
-        done = _judged(experiment, progress, r_g)
-        progress.history.append(done)
-        progress.last = strategy.save(round_tag(r_g))
-        if done.best:
-            progress.best = strategy.save("best")
+        kept = progress.kept
+        progress.history.append(_judged(experiment, progress, r_g))
+        strategy.save(progress.history[-1].tag, kept | progress.kept)
         progress.ledger = experiment.ledger.state()
         if on_round is not None:
-            on_round(done)
+            on_round(progress)
     return progress
+
+
+def finish(experiment: Experiment, progress: Progress) -> Result:
+    """Go back to the best round and judge it on the test split."""
+    experiment.strategy.restore(progress.best.tag)
+    return Result(experiment, progress, evaluate(experiment, "test"))
 
 
 def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
@@ -99,5 +109,7 @@ def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
 def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     scores = evaluate(experiment, "validation")
     loss = scores.loss(masked=experiment.config.data.missing == "masked")
-    best = not progress.history or loss < progress.best_round.loss
+    if not math.isfinite(loss):
+        raise DivergedError(r_g)
+    best = not progress.history or loss < progress.best.loss
     return Round(r_g, loss, scores.overall, experiment.ledger.total("training"), best)

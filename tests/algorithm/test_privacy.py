@@ -15,8 +15,8 @@ from cnfgnn.algorithm.nodes import Call, Payload
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
-from cnfgnn.runs import MemoryStore
 from cnfgnn.simulation import federate
+from cnfgnn.storage import MemoryStore
 from cnfgnn.training import evaluate, train
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import FEDERATED, network, small
@@ -70,7 +70,7 @@ def test_nothing_that_crosses_is_a_reading_raw_or_scaled(method: str, missing: s
         [(torch.from_numpy(g), Clients(Series.of(data.readings, g), compute, MemoryStore())) for g in groups]
     )
     windows = Windows.of(len(data.readings.times))
-    experiment = federate(recorder, data.graph, windows, config, None, "network")
+    experiment = federate(recorder, data.graph, windows, config, None, "network", MemoryStore())
     train(experiment)
     evaluate(experiment)
     raw = data.readings.values[~data.readings.missing].astype(np.float64)

@@ -34,7 +34,7 @@ def test_a_gap_is_filled_with_the_last_reading_before_it() -> None:
 def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
     data = Prepared(s, Scaler(0.0, 1.0), "as-truth", windows([0]), torch.float64, CPU)
-    batch = data.batch(torch.tensor([0]))
+    batch = data.batch("train", torch.tensor([0]))[0]
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 0.0]
     assert batch.y[0, 0].tolist() == [0.0, 30.0]
     assert batch.weight is None
@@ -43,7 +43,7 @@ def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
 def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
     data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
-    batch = data.batch(torch.tensor([0]))
+    batch = data.batch("train", torch.tensor([0]))[0]
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 10.0]
     assert batch.weight is not None
     assert batch.weight[0, 0].tolist() == [0.0, 1.0]
@@ -52,7 +52,7 @@ def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None
 def test_before_the_first_reading_stands_the_mean() -> None:
     s = series([[NAN, NAN, 7.0, 9.0]])
     data = Prepared(s, Scaler(5.0, 2.0), "masked", windows([0]), torch.float64, CPU)
-    assert data.batch(torch.tensor([0])).x[0, 0, :, 0].tolist() == [0.0, 0.0]
+    assert data.batch("train", torch.tensor([0]))[0].x[0, 0, :, 0].tolist() == [0.0, 0.0]
 
 
 def test_the_scale_counts_training_inputs_once_each() -> None:
@@ -95,7 +95,7 @@ def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
     has = s.has(w.starts["test"], w, "masked")
     data = Prepared(s, Scaler(48.0, 9.0), "masked", w, torch.float64, CPU)
     y_hat = torch.from_numpy(rng.normal(0, 1, (3, 30, 4)))
-    scores = Scores(data.errors(y_hat, torch.arange(30), torch.from_numpy(has)))
+    scores = Scores(data.errors(y_hat, "test", torch.arange(30)))
 
     rows = np.arange(30)[:, None] + 5 + np.arange(4)
     truth = np.nan_to_num(fill(s.values, np.isnan(s.values)), nan=48.0)[:, rows]
@@ -120,6 +120,6 @@ def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
 def test_a_true_zero_counts_in_the_error_but_has_no_percentage() -> None:
     s = series([[1.0, 1.0, 0.0, 2.0]], zero_is_missing=False)
     data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
-    scores = Scores(data.errors(torch.ones(1, 1, 2).double(), torch.tensor([0]), None))
+    scores = Scores(data.errors(torch.ones(1, 1, 2).double(), "test", torch.tensor([0])))
     assert scores.overall.masked_mae == 1.0
     assert scores.overall.masked_mape == 0.5

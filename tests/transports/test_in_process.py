@@ -13,7 +13,7 @@ from cnfgnn.algorithm.nodes import Call, Nodes
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
-from cnfgnn.runs import MemoryStore
+from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.in_process import InProcess
 
 CPU = Compute(torch.device("cpu"), torch.float64)

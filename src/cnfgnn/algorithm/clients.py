@@ -6,7 +6,7 @@ of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -32,14 +32,20 @@ from cnfgnn.errors import NodeError
 from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params, models, own
 
-SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
-
 
 class Clients:
     """A group of n nodes with their readings, their weights and what the server last told them."""
 
-    def __init__(self, series: Series, compute: Compute, store: Store, name: str = "site") -> None:
+    def __init__(
+        self,
+        series: Series,
+        compute: Compute,
+        store: Store,
+        name: str = "site",
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
         self.series, self.compute, self.store, self.name = series, compute, store, name
+        self.tick = tick  # called after every minibatch, for whoever waits
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: dict[Split, Tensor] = {}
@@ -74,12 +80,6 @@ class Clients:
         windows = _windows(history, horizon, train, validation, test)
         device = self.compute.device
         self.data = Prepared(self.series, Scaler(mean, std), s.missing, windows, self.compute.dtype, device)
-        self.horizon = horizon
-        self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
-        self.has: dict[Split, Tensor | None] = {}
-        for split in SPLITS:
-            has = self.series.has(windows.starts[split], windows, s.missing)
-            self.has[split] = None if has.all() else torch.tensor(has, device=device)
         count = windows.count("train")
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
@@ -97,7 +97,7 @@ class Clients:
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
-                batch, has = self.batch("train", windows)
+                batch, has = self.data.batch("train", windows)
                 h_G = _at(self.h_G.get("train"), windows)
                 losses = self.losses(self.theta, batch, h_G, self.truth(step))
                 grads = dict(
@@ -107,6 +107,7 @@ class Clients:
                     self._add_pull(grads)
                 self.adam.step(self.theta, grads, _active(has))
                 step += 1
+                self.tick()
         self._stand_still()
 
     @torch.no_grad()
@@ -116,9 +117,13 @@ class Clients:
         """ClientEncode: h_c of one minibatch, or of every window of the split."""
         if r_g is not None and epoch is not None and number is not None:
             return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])
-        n, count, width = self.series.nodes, len(self.starts[split]), self.model.hidden * self.model.layers
+        n, count, width = (
+            self.series.nodes,
+            len(self.data.starts[split]),
+            self.model.hidden * self.model.layers,
+        )
         h_c = torch.empty(n, count, width, dtype=self.compute.dtype, device=self.compute.device)
-        for some in self._chunks(split):
+        for some in self.data.chunks(split):
             h_c[:, some] = self._encoded(split, some)
         if split == "train":
             self._h_c = h_c
@@ -128,7 +133,7 @@ class Clients:
         """ClientBackward: d loss / d h_G; with `learn` the node also keeps its own gradients for `step`."""
         draw = Draw(r_g, epoch, number)
         windows = self.server_batches[draw]
-        batch, _ = self.batch("train", windows)
+        batch, _ = self.data.batch("train", windows)
         h_G = h_G.detach().requires_grad_()
         if not learn:
             h_c = _at(self._h_c, windows)
@@ -151,7 +156,7 @@ class Clients:
             )
         draw, grads, own_grad = self._decoder_grads
         self._decoder_grads = None
-        batch, has = self.batch("train", self.server_batches[draw])
+        batch, has = self.data.batch("train", self.server_batches[draw])
         encoder = {name: w for name, w in self.theta.items() if name.startswith("encoder")}
         with self.compute.autocast():
             h_c = self.model.encode(self.theta, batch.x)
@@ -201,21 +206,21 @@ class Clients:
     def score(self, split: Split) -> Tensor:
         """(n t 8): summed errors; nothing of a single window leaves."""
         sums = torch.zeros(
-            self.series.nodes, self.horizon, 8, dtype=torch.float64, device=self.compute.device
+            self.series.nodes, self.data.horizon, 8, dtype=torch.float64, device=self.compute.device
         )
-        for windows in self._chunks(split):
-            batch, has = self.batch(split, windows)
+        for windows in self.data.chunks(split):
+            batch, _ = self.data.batch(split, windows)
             with self.compute.autocast():
                 h_c = self.model.encode(self.theta, batch.x)
                 y_hat = self.model.decode(self.theta, batch, h_c, _at(self.h_G.get(split), windows))
-            sums += self.data.errors(y_hat, self.starts[split][windows], has)
+            sums += self.data.errors(y_hat, split, windows)
         if split != "train":
             self.h_G.pop(split, None)  # it was sent for this; the next round's will differ
         return sums
 
     # ---- state --------------------------------------------------------------------------------------
 
-    def save(self, tag: str) -> None:
+    def save(self, tag: str, keep: str) -> None:
         """h_G is left out: the server computes it again from what is saved, to the last bit."""
         state = {f"theta.{name}": w for name, w in self.theta.items()}
         if self.adam is not None and self.settings.keep_optimizer:
@@ -224,7 +229,7 @@ class Clients:
             state |= {f"anchor.{name}": w for name, w in self.anchor.items()} | {
                 "anchor_weight": self.anchor_weight
             }
-        self.store.write(tag, state)
+        self.store.write(tag, state, keep.split())
 
     def restore(self, tag: str) -> None:
         def part(prefix: str) -> Params:
@@ -246,7 +251,7 @@ class Clients:
 
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
         with self.compute.autocast():
-            return self.model.encode(self.theta, self.batch(split, windows)[0].x).to(self.compute.dtype)
+            return self.model.encode(self.theta, self.data.batch(split, windows)[0].x).to(self.compute.dtype)
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -268,17 +273,7 @@ class Clients:
             grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name])
 
     def truth(self, step: int) -> Tensor | None:
-        return coins(self.settings.seed, step, self.horizon, self.settings.sampling, self.compute.device)
-
-    def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
-        has = self.has[split]
-        has = None if has is None else has[:, windows]
-        return self.data.batch(self.starts[split][windows], has), has
-
-    def _chunks(self, split: Split) -> Iterator[slice]:
-        width = max(1, SEQUENCES_AT_ONCE // self.series.nodes)
-        count = len(self.starts[split])
-        return (slice(start, min(start + width, count)) for start in range(0, count, width))
+        return coins(self.settings.seed, step, self.data.horizon, self.settings.sampling, self.compute.device)
 
 
 def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:

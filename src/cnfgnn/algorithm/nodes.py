@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -151,9 +151,9 @@ class Nodes:
             "pull", "training", {}, {**{f"anchor.{k}": w for k, w in anchor.items()}, "weight": weight}
         )
 
-    def save(self, tag: str) -> None:
-        """Keep your state under this name."""
-        self._tell("save", "training", {"tag": tag})
+    def save(self, tag: str, keep: Collection[str]) -> None:
+        """Keep your state under this name, and of the others only those named."""
+        self._tell("save", "training", {"tag": tag, "keep": " ".join(keep)})
 
     def restore(self, tag: str) -> None:
         """Go back to the state of that name."""

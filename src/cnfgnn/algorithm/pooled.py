@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges
@@ -20,9 +21,9 @@ class Pooled:
     """One node model for all (m = 1), and the graph network if there is one, trained end to end."""
 
     def __init__(
-        self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig
+        self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store
     ) -> None:
-        self.clients, self.graph, self.gn = clients, graph, gn
+        self.clients, self.graph, self.gn, self.store = clients, graph, gn, store
         self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
@@ -31,7 +32,7 @@ class Pooled:
         """One epoch over all windows."""
         clients = self.clients
         for draw in clients.client_batches.epoch(r_g, 0):
-            batch, has = clients.batch("train", clients.client_batches[draw])
+            batch, has = clients.data.batch("train", clients.client_batches[draw])
             with clients.compute.autocast():
                 h_c = clients.model.encode(self.theta, batch.x)
             h_G = None if self.gn is None else self.gn(h_c.to(batch.x.dtype), self.graph, has)
@@ -39,6 +40,7 @@ class Pooled:
             grads = self._descend(loss)
             self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
             self.step += 1
+            clients.tick()
         clients.load(**self.theta)
 
     def _descend(self, loss: Tensor) -> tuple[Tensor, ...]:
@@ -56,24 +58,29 @@ class Pooled:
         """Everybody's summed errors: (n t 8)."""
         if self.gn is not None:
             h_c = self.clients.encode(split)
-            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.has[split]), split)
+            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), split)
         return self.clients.score(split)
 
-    def save(self, tag: str) -> dict[str, Tensor]:
-        """All there is: nobody else has a state of its own."""
-        state = {f"theta.{name}": w.detach().clone() for name, w in self.theta.items()}
-        state |= {f"pooled_adam.{name}": w.clone() for name, w in self.adam.state().items()}
-        return state | {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+    @property
+    def minibatches(self) -> int:
+        """In a round."""
+        return len(self.clients.client_batches)
 
-    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
-        device = self.clients.compute.device
+    def save(self, tag: str, keep: Collection[str]) -> None:
+        """All there is: nobody else has a state of its own."""
+        state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
+        state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
+        state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+        self.store.write(tag, state, keep)
+
+    def restore(self, tag: str) -> None:
+        """Go on from what `save` kept, to the last bit."""
+        state, device, prefix = self.store.read(tag), self.clients.compute.device, "node_adam."
         with torch.no_grad():
             for name, w in self.theta.items():
-                w.copy_(state[f"theta.{name}"])
-        prefix = "pooled_adam."
-        self.adam.load(
-            {k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)}
-        )
+                w.copy_(state[f"theta_bar.{name}"])
+        moments = {k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)}
+        self.adam.load(moments)
         self.step = int(state["step"])
         if self.gn is not None:
             self.gn.load(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from cnfgnn.config import Missing
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.windows import Windows, observed_windows
+from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.models.gru import Batch
+
+SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Series:
 
 
 class Prepared:
-    """A Series scaled and on its device, ready to be cut into minibatches."""
+    """A Series scaled and on its device, with its windows: ready to be cut into minibatches."""
 
     def __init__(
         self,
@@ -93,21 +96,24 @@ class Prepared:
     ) -> None:
         def scaled(absent: npt.NDArray[np.bool_]) -> Tensor:
             values = (fill(series.values, absent) - scaler.mean) / scaler.std
-            return torch.tensor(
-                np.nan_to_num(values), dtype=dtype, device=device
-            )  # nothing before it: the mean
+            return torch.tensor(np.nan_to_num(values), dtype=dtype, device=device)  # at first: the mean
 
-        self.scaler, self.history = scaler, windows.history
+        self.nodes, self.scaler, self.masked = series.nodes, scaler, treatment == "masked"
+        self.history, self.horizon, self.length = windows.history, windows.horizon, windows.length
         self.inputs = scaled(series.absent(treatment))
         # the unmasked metric takes a zero for the truth, whatever the model was fed
-        self.targets = scaled(series.absent("as-truth")) if treatment == "masked" else self.inputs
+        self.targets = scaled(series.absent("as-truth")) if self.masked else self.inputs
         self.observed = torch.tensor(~series.missing, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
-        self.length = windows.length
-        self.masked = treatment == "masked"
+        self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
+        self.has: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
+        for split in SPLITS:
+            has = series.has(windows.starts[split], windows, treatment)
+            self.has[split] = None if has.all() else torch.tensor(has, device=device)
 
-    def batch(self, starts: Tensor, has: Tensor | None = None) -> Batch:
-        """Windows that begin at `starts` (b,); has (n b) leaves out those a node does not have."""
+    def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
+        """Some windows of a split, and which of them each node has: (n b), None if all."""
+        starts, has = self.starts[split][windows], self._has(split, windows)
         inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
         x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
         weight = None
@@ -115,15 +121,18 @@ class Prepared:
             observed = self._cut(self.observed, starts)[:, :, self.history :]
             weight = (observed if has is None else observed & has[:, :, None]).to(x.dtype)
         y = self._cut(self.targets, starts)[:, :, self.history :]
-        return Batch(x, y, clock[:, self.history :], weight)
+        return Batch(x, y, clock[:, self.history :], weight), has
 
-    def errors(self, y_hat: Tensor, starts: Tensor, has: Tensor | None) -> Tensor:
+    def chunks(self, split: Split) -> Iterator[slice]:
+        """All windows of a split, a few at a time."""
+        width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
+        return (slice(start, min(start + width, count)) for start in range(0, count, width))
+
+    def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
         """(n t 8) float64: sums over windows, in the readings' unit, see `SUMS`."""
-        truth = (
-            self._cut(self.targets, starts)[:, :, self.history :].double() * self.scaler.std
-            + self.scaler.mean
-        )
-        error = y_hat.double() * self.scaler.std + self.scaler.mean - truth
+        starts, has = self.starts[split][windows], self._has(split, windows)
+        truth = self.unscaled(self._cut(self.targets, starts)[:, :, self.history :])
+        error = self.unscaled(y_hat) - truth
         all_, seen = torch.ones_like(truth), self._cut(self.observed, starts)[:, :, self.history :].double()
         if has is not None:
             all_, seen = all_ * has[:, :, None], seen * has[:, :, None]
@@ -135,6 +144,14 @@ class Prepared:
             *(nonzero * share, nonzero),
         ]
         return torch.stack([term.sum(1) for term in sums], dim=-1)
+
+    def unscaled(self, values: Tensor) -> Tensor:
+        """In the readings' unit, as float64."""
+        return values.double() * self.scaler.std + self.scaler.mean
+
+    def _has(self, split: Split, windows: Tensor | slice) -> Tensor | None:
+        has = self.has[split]
+        return None if has is None else has[:, windows]
 
     def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
         """(n T) -> (n b t)."""

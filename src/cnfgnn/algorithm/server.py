@@ -6,7 +6,7 @@ baselines: only its first step is left.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.sharing import Share
+from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
@@ -36,10 +37,12 @@ class Server:
         training: TrainingConfig,
         seed: int,
         windows: int,
+        store: Store,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self.nodes, self.graph = nodes, graph
         self.everyone, self.whole_graph = everyone, whole_graph
-        self.gn, self.share = gn, share
+        self.gn, self.share, self.store, self.tick = gn, share, store, tick
         self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
         device = graph.weights.device
         self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
@@ -53,6 +56,7 @@ class Server:
             for draw in self.batches.epoch(r_g, r_s):
                 yield draw, self.batches[draw]
                 self.step += 1
+                self.tick()
 
     def score(self, split: SplitName) -> Tensor:
         """Everybody's summed errors: (n t 8)."""
@@ -66,15 +70,17 @@ class Server:
             self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), split)
         return self.everyone.score(split)
 
-    def save(self, tag: str) -> dict[str, Tensor]:
-        """Have every node keep its state under the tag; the server's own is returned, to be kept with it."""
-        self.nodes.save(tag)
+    def save(self, tag: str, keep: Collection[str]) -> None:
+        """Every owner keeps its state under the tag: first the nodes, then, once they have, the server."""
+        self.nodes.save(tag, keep)
         self.nodes.flush()
-        state = {f"theta_bar.{name}": w.clone() for name, w in (self.theta_bar or {}).items()}
-        return state | {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+        state = {f"theta_bar.{name}": w for name, w in (self.theta_bar or {}).items()}
+        state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+        self.store.write(tag, state, keep)
 
-    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
+    def restore(self, tag: str) -> None:
         """Go on from what `save` kept, to the last bit."""
+        state = self.store.read(tag)
         self.nodes.restore(tag)
         self.step = int(state["step"])
         prefix, device = "theta_bar.", self.graph.weights.device
@@ -87,6 +93,12 @@ class Server:
 
 class Alternating(Server):
     """CNFGNN: nodes learn while h_G stands still, then the graph network while the nodes do."""
+
+    @property
+    def minibatches(self) -> int:
+        """In a round: of the nodes, and of the graph network."""
+        served = 0 if self.gn is None else self.server_rounds * len(self.batches)
+        return self.client_rounds * len(self.client_batches) + served
 
     def round(self, r_g: int) -> None:
         # (1) Federated learning of on-node models.
@@ -104,8 +116,8 @@ class Alternating(Server):
         # (4) On-node graph embedding update.
         self.nodes.embed(self.gn.propagate(h_c, self.graph, self.nodes.present("train")))
 
-    def restore(self, tag: str, state: Mapping[str, Tensor]) -> None:
-        super().restore(tag, state)
+    def restore(self, tag: str) -> None:
+        super().restore(tag)
         if self.gn is not None:
             with self.nodes.recovering():  # (2) and (4) once more: the same weights give the same h_G
                 h_c = self.nodes.encode()
@@ -114,6 +126,11 @@ class Alternating(Server):
 
 class Split(Server):
     """Joint split learning: every minibatch goes to the server and back, and both sides take a step."""
+
+    @property
+    def minibatches(self) -> int:
+        """In a round."""
+        return self.server_rounds * len(self.batches)
 
     def round(self, r_g: int) -> None:
         assert self.gn is not None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 
 class Store(Protocol):
-    """Where an owner keeps its own state."""
+    """States under names (tags)."""
 
-    def write(self, tag: str, tensors: Mapping[str, Tensor]) -> None: ...
+    def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
+        """Keep a state under this name, then forget all others but those named."""
 
     def read(self, tag: str) -> dict[str, Tensor]: ...

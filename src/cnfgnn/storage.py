@@ -1,0 +1,106 @@
+"""Files that are whole or not there, and the states that owners keep in them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cnfgnn.errors import RunError, StorageError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write aside, flush to disk, rename: a reader finds the old file or the new one, never a part."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True) if aside.is_file() else None
+        raise StorageError(path, error) from error
+
+
+def make_folder(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    return folder
+
+
+class MemoryStore:
+    """States of one owner, gone with the process."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, dict[str, Tensor]] = {}
+
+    def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
+        self.states[tag] = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        for old in [name for name in self.states if name != tag and name not in keep]:
+            del self.states[old]
+
+    def read(self, tag: str) -> dict[str, Tensor]:
+        if tag not in self.states:
+            raise RunError("memory", f"there is no state {tag!r}")
+        return {name: tensor.clone() for name, tensor in self.states[tag].items()}
+
+
+class FolderStore:
+    """States of one owner as safetensors files, each with a digest of its content."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
+        make_folder(self.folder)
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_whole(self._path(tag), save(plain, {"sha256": _digest(plain)}))
+        for path in self.folder.glob("*.safetensors"):
+            if path.stem != tag and path.stem not in keep:
+                path.unlink(missing_ok=True)
+
+    def read(self, tag: str) -> dict[str, Tensor]:
+        path = self._path(tag)
+        if not path.is_file():
+            raise RunError(path, "this state is missing")
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
+                digest = (file.metadata() or {}).get("sha256")
+        except (OSError, SafetensorError) as error:
+            raise RunError(path, "this state is damaged and cannot be read") from error
+        if digest != _digest(tensors):
+            raise RunError(path, "this state is damaged: its content does not match its digest")
+        return tensors
+
+    def _path(self, tag: str) -> Path:
+        return self.folder / f"{tag}.safetensors"
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and every byte."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return sha.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
