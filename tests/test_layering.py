@@ -12,8 +12,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Each layer may import itself and what stands before it.
 ORDER = [
+    "version",
     "errors",
     "config",
+    "config_file",
     "data",
     "models",
     "algorithm",
@@ -24,9 +26,12 @@ ORDER = [
     "simulation",
     "training",
     "runs",
+    "running",
     "forecasting",
     "report",
     "",  # the package itself: the Python API
+    "terminal",
+    "cli_data",
     "cli",
 ]
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}

@@ -16,8 +16,7 @@ from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError
 from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.training import Progress, Result, Round, evaluate, finish, train
-
-__version__ = "0.1.0"
+from cnfgnn.version import __version__
 
 
 def fit(
@@ -54,6 +53,7 @@ __all__ = [
     "Result",
     "Round",
     "Scores",
+    "__version__",
     "city",
     "evaluate",
     "finish",

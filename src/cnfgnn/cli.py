@@ -1,19 +1,39 @@
-"""The command line."""
+"""The command line: train, evaluate, forecast, compare, and look at data and runs."""
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
-from typing import Annotated
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import cnfgnn
-from cnfgnn.algorithm.methods import ALIASES
-from cnfgnn.errors import CnfgnnError
+from cnfgnn import config_file, terminal
+from cnfgnn.algorithm.methods import ALIASES, LIKES, method_of, preset
+from cnfgnn.cli_data import data_app
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import open_data
+from cnfgnn.data.windows import SPLITS
+from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.forecasting import evaluate_run, forecast_run
+from cnfgnn.running import carry_on, scores_as_dict
+from cnfgnn.runs import Run, plain
+from cnfgnn.storage import write_whole
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=cnfgnn.__doc__)
+app.add_typer(data_app, name="data")
+
+DataArgument = Annotated[
+    Path | None, typer.Argument(help="A file or folder of readings; else the synthetic city.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -26,6 +46,157 @@ def options(
 
 
 @app.command()
+def train(
+    data: DataArgument = None,
+    method: Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")] = None,
+    node_size: Annotated[str, typer.Option("--size", help="63k or 727k, for the GRU baselines.")] = "63k",
+    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
+    out: Annotated[Path | None, typer.Option(help="The new run's folder.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
+) -> None:
+    """Train a method, or go on with an interrupted run as if it had never stopped."""
+    if resume is not None:
+        given = {"--method": method, "--like": like, "--config": config, "--set": changes, "--seed": seed}
+        given |= {"--out": out, "--device": device}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(name, "a resumed run keeps the settings it began with")
+        run = Run.open(resume)
+        readings = _data_of(run, data)
+    else:
+        settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
+        readings = open_data(settings)
+        run = Run.create(out or _new_folder(settings, readings), settings, readings)
+    if run.finished:
+        print(f"{run.folder} is finished: cnfgnn evaluate {run.folder}", file=sys.stderr)
+        return
+    print(f"run {run.folder}", file=sys.stderr, flush=True)
+    try:
+        result = carry_on(run, readings, terminal.watcher())
+    except KeyboardInterrupt:
+        rounds = len(Run.open(run.folder).progress.history)
+        print(f"\nstopped; {rounds} rounds are kept: cnfgnn train --resume {run.folder}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    best = result.progress.best
+    title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
+    terminal.out().print(
+        terminal.errors_table(scores_as_dict(result.test, readings), title, _step_minutes(run))
+    )
+    moved = best.training_bytes
+    per_node, per_site = terminal.size(moved.per_node), terminal.size(moved.per_site)
+    print(f"bytes until then: {per_node} per node, {per_site} per site")
+
+
+def resolve(
+    data: Path | None,
+    method: str | None,
+    node_size: str,
+    like: str | None,
+    config: Path | None,
+    changes: list[str],
+    seed: int | None,
+    device: str | None,
+) -> Config:
+    """Preset, then the file, then single settings, then options: the later wins."""
+    from_file = config_file.read_changes(config) if config else {}
+    name = method or from_file.pop("method", "cnfgnn")
+    from_file.pop("method", None)
+    if like is not None and like not in LIKES:
+        raise ConfigError("--like", f"no settings were published for {like!r}", LIKES)
+    settings = preset(name, from_file.pop("size", node_size), like)
+    wanted: dict[str, Any] = from_file | dict(config_file.parse_change(text) for text in changes)
+    for fixed in ("method", "size"):
+        if fixed in wanted:
+            raise ConfigError(fixed, f"give it as --{fixed}, because other settings follow from it")
+    if data is not None:
+        wanted["data.path"] = str(data.absolute())
+    if seed is not None:
+        wanted["seed"] = seed
+    if device is not None:
+        wanted["compute.device"] = device
+    return settings.with_changes(wanted)
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    data: DataArgument = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    per_node: Annotated[bool, typer.Option("--per-node", help="Also a row for every sensor.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge a run's best round, on its own data or on others."""
+    if split not in SPLITS:
+        raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
+    opened = Run.open(run)
+    readings = _data_of(opened, data)
+    scores = scores_as_dict(evaluate_run(opened, readings, split), readings)
+    if as_json:
+        print(json.dumps(plain({"run": str(run), "split": split, **scores}), allow_nan=False))
+        return
+    console = terminal.out()
+    title = f"{opened.config.method}, round {opened.progress.best.r_g}, {split}"
+    console.print(terminal.errors_table(scores, title, _step_minutes(opened)))
+    if per_node:
+        table = Table("sensor", "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE")
+        for sensor, errors in scores["per_node"].items():
+            table.add_row(sensor, *terminal.error_cells(errors))
+        console.print(table)
+
+
+@app.command()
+def forecast(
+    run: RunArgument,
+    data: DataArgument = None,
+    out: Annotated[Path, typer.Option(help="A .csv or .parquet file.")] = Path("forecasts.csv"),
+) -> None:
+    """Write the next readings of every sensor: a row per time, a column per sensor."""
+    if out.suffix not in (".csv", ".parquet"):
+        raise ConfigError("--out", f"{out.name!r} has no such ending", [".csv", ".parquet"])
+    opened = Run.open(run)
+    frame = forecast_run(opened, _data_of(opened, data))
+    is_csv = out.suffix == ".csv"
+    if not out.absolute().parent.is_dir():
+        raise StorageError(out, "there is no such folder")
+    write_whole(out, frame.to_csv(float_format="%.4f").encode() if is_csv else frame.to_parquet())
+    silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
+    if silent:
+        more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+        print(f"no recent reading, so no forecast: {', '.join(silent[:5])}{more}", file=sys.stderr)
+    print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
+
+
+@app.command()
+def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs")) -> None:
+    """List the runs of a folder."""
+    table = Table("run", "method", "data", "seed", "rounds", "best", "validation RMSE", "state")
+    for manifest in sorted(folder.glob("*/manifest.json")):
+        try:
+            run = Run.open(manifest.parent)
+        except CnfgnnError as problem:
+            table.add_row(manifest.parent.name, "", "", "", "", "", "", str(problem))
+            continue
+        history, config = run.progress.history, run.config
+        kind = "masked_rmse" if config.data.missing == "masked" else "rmse"
+        best = (
+            [str(run.progress.best.r_g), f"{getattr(run.progress.best.validation, kind):.3f}"]
+            if history
+            else ["", ""]
+        )
+        state = "finished" if run.finished else "not finished"
+        name = str(run.data["name"])
+        table.add_row(run.folder.name, config.method, name, str(config.seed), str(len(history)), *best, state)
+    if not table.row_count:
+        print(f"no runs in {folder}")
+        return
+    terminal.out().print(table)
+
+
+@app.command()
 def methods() -> None:
     """List the methods of the paper's tables."""
     table = Table("name", "in the paper", "sizes", "federated", "new sensors")
@@ -34,13 +205,39 @@ def methods() -> None:
         alias = f" (or {names[method.name]})" if method.name in names else ""
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
-    Console().print(table)
+    terminal.out().print(table)
+
+
+def _data_of(run: Run, data: Path | None) -> Dataset:
+    """The data a person names, or else those the run was trained on."""
+    return cnfgnn.load(data) if data is not None else open_data(run.config)
+
+
+def _step_minutes(run: Run) -> float:
+    return float(run.data["step_seconds"]) / 60
+
+
+def _new_folder(config: Config, data: Dataset) -> Path:
+    """A name nobody has taken, under runs/."""
+    method = method_of(config.method).name
+    stem = f"{method}-{data.name.replace(' ', '-')}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder
+
+
+def _stop(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run a command; what a person can mend is said in one sentence."""
+    signal.signal(signal.SIGTERM, _stop)  # a polite kill ends as Ctrl-C does
     try:
-        app()
+        app(standalone_mode=True)
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)
         sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -16,10 +16,22 @@ Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 @dataclass(frozen=True)
 class DataConfig:
+    path: str = (
+        "city"  # a file or folder of readings, or the synthetic city that the section [city] describes
+    )
     history: int = 12
     horizon: int = 12
     shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
     missing: Missing = "masked"
+
+
+@dataclass(frozen=True)
+class CityConfig:
+    sensors: int = 24
+    days: float = 14.0
+    seed: int = 0
+    dropout: float = 0.01
+    noise: float = 1.0  # mph
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Config:
     size: Literal["63k", "727k"] = "63k"  # of the GRU baselines' node models
     seed: int = 1
     data: DataConfig = field(default_factory=DataConfig)
+    city: CityConfig = field(default_factory=CityConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

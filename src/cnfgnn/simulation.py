@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.params import Params
 from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.in_process import InProcess
 
@@ -38,6 +39,10 @@ class Strategy(Protocol):
     def round(self, r_g: int) -> None: ...
 
     def score(self, split: SplitName) -> Tensor: ...
+
+    def forecast(self) -> None: ...
+
+    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
 
     def save(self, tag: str, keep: Collection[str]) -> None: ...
 
@@ -67,15 +72,18 @@ def simulate(
     groups: Sequence[Sequence[int]] | None = None,
     store: Callable[[str], Store] = lambda name: MemoryStore(),
     tick: Callable[[], None] = lambda: None,
+    windows: Windows | None = None,
+    scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up `config.method` on one machine; `groups` says which rows share a Clients object (default: all).
 
     However nodes are grouped, the result is the same; inductive training separates seen from unseen nodes.
     `store` makes the place where an owner of that name keeps its state, `tick` is called at every minibatch.
+    A trained model is taken up again with the `scaler` it was trained with, on any `windows`.
     """
     method = check_method(config)
     compute = Compute.of(config.compute)
-    seen = _seen(data, config.training.seen)
+    seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(data.readings.ids))
     if not method.federated and len(rows) > 1:
         raise ConfigError("method", f"{method.name} pools all readings: it cannot run on separate groups")
@@ -84,18 +92,15 @@ def simulate(
         clients = Clients(Series.of(data.readings, group), compute, store(f"site-{k}"), f"site-{k}", tick)
         owners.append((torch.from_numpy(group), clients))
     transport = InProcess(owners)
-    windows = Windows.of(
-        len(data.readings.times),
-        config.data.history,
-        config.data.horizon,
-        config.data.shares,
-        data.readings.source,
-    )
+    if windows is None:
+        d = config.data
+        windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
     graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
     if method.federated:
-        experiment = federate(transport, graph, windows, config, seen, data.name, store("server"), tick)
+        server = store("server")
+        experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler)
         return replace(experiment, owners=owners)
-    everyone, windows, scaler = _agree(transport, windows, config, None, data.name)
+    everyone, windows, scaler = _agree(transport, windows, config, None, data.name, scaler)
     everyone.flush()
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
@@ -112,11 +117,12 @@ def federate(
     name: str,
     store: Store,
     tick: Callable[[], None] = lambda: None,
+    scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server brings the graph and nothing else."""
     method = check_method(config)
     compute = Compute.of(config.compute)
-    everyone, windows, scaler = _agree(transport, windows, config, seen, name)
+    everyone, windows, scaler = _agree(transport, windows, config, seen, name, scaler)
     nodes, train_graph = everyone, graph
     if seen is not None:
         nodes = everyone.among(seen.nonzero().flatten())
@@ -144,7 +150,12 @@ def federate(
 
 
 def _agree(
-    transport: Transport, windows: Windows, config: Config, seen: Tensor | None, name: str
+    transport: Transport,
+    windows: Windows,
+    config: Config,
+    seen: Tensor | None,
+    name: str,
+    scaler: Scaler | None,
 ) -> tuple[Nodes, Windows, Scaler]:
     """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
     everyone = Nodes(transport)
@@ -152,12 +163,13 @@ def _agree(
     training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
     kept = {s: (has[s][training] if s == "train" else has[s]).any(dim=0).numpy() for s in SPLITS}
     windows = windows.only(kept)
+    if windows.ahead and windows.count("test") == 0:
+        raise DataError(name, f"no sensor has a reading in the last {windows.history} steps")
     for split in SPLITS:
-        if windows.count(split) == 0:
-            raise DataError(
-                name, f"there are no {'training' if split == 'train' else split} windows with readings"
-            )
-    scaler = Scaler.of(moments[training])
+        if scaler is None and windows.count(split) == 0:
+            kind = "training" if split == "train" else split
+            raise DataError(name, f"there are no {kind} windows with readings")
+    scaler = Scaler.of(moments[training]) if scaler is None else scaler
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     everyone.has = {s: h for s, h in has.items() if not h.all()}
     everyone.prepare(_settings(config), scaler.mean, scaler.std, windows)
@@ -186,7 +198,7 @@ def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner |
     return GraphLearner(config.model, config.training.server_lr, config.seed, compute)
 
 
-def _seen(data: Dataset, share: float) -> Tensor | None:
+def seen_sensors(data: Dataset, share: float) -> Tensor | None:
     """The first sensors by longitude train; the others are met in evaluation only (paper, section 4.2)."""
     if share == 1:
         return None

@@ -61,9 +61,9 @@ def test_only_keeps_the_chosen_windows():
 
 def test_a_window_needs_an_observed_input_and_an_observed_target():
     observed = np.array([[1, 0, 0, 0, 1, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=bool)
-    has = observed_windows(observed, np.array([0, 1, 2]), history=2, horizon=2)
+    has = observed_windows(observed, np.array([0, 1, 2]), Windows({}, history=2, horizon=2))
     assert has.tolist() == [[False, False, False], [True, True, True], [False, False, False]]
-    assert observed_windows(observed, np.array([0]), history=1, horizon=4)[0].tolist() == [True]
+    assert observed_windows(observed, np.array([0]), Windows({}, history=1, horizon=4))[0].tolist() == [True]
 
 
 @given(
@@ -78,4 +78,4 @@ def test_observed_windows_equal_a_look_at_every_window(observed, history, horizo
     slow = [
         any(observed[s:m]) and any(observed[m : m + horizon]) for s, m in zip(starts, middle, strict=True)
     ]
-    assert observed_windows(row, starts, history, horizon)[0].tolist() == slow
+    assert observed_windows(row, starts, Windows({}, history, horizon))[0].tolist() == slow

@@ -7,6 +7,8 @@ of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +51,7 @@ class Clients:
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: dict[Split, Tensor] = {}
+        self.forecasts: Tensor | None = None
         self.anchor: Params | None = None
         self.anchor_weight: Tensor | None = None
         self._h_c: Tensor | None = None  # of all training windows, while weights stand still
@@ -56,28 +59,16 @@ class Clients:
 
     # ---- set-up -------------------------------------------------------------------------------------
 
-    def census(
-        self, history: int, horizon: int, missing: Missing, train: Tensor, validation: Tensor, test: Tensor
-    ) -> dict[str, Tensor]:
-        windows = _windows(history, horizon, train, validation, test)
+    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
+        windows = _windows(**plan)
         has = {s: self.series.has(windows.starts[s], windows, missing) for s in SPLITS}
         reply = {f"has.{s}": torch.from_numpy(has[s].view(np.uint8)) for s in SPLITS}
         return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
 
-    def prepare(
-        self,
-        *,
-        mean: float,
-        std: float,
-        history: int,
-        horizon: int,
-        train: Tensor,
-        validation: Tensor,
-        test: Tensor,
-        **settings: object,
-    ) -> None:
-        self.settings = s = NodeSettings(**settings)  # type: ignore[arg-type]
-        windows = _windows(history, horizon, train, validation, test)
+    def prepare(self, mean: float, std: float, **more: Any) -> None:
+        names = {f.name for f in fields(NodeSettings)}
+        self.settings = s = NodeSettings(**{name: more.pop(name) for name in names})
+        windows = _windows(**more)
         device = self.compute.device
         self.data = Prepared(self.series, Scaler(mean, std), s.missing, windows, self.compute.dtype, device)
         count = windows.count("train")
@@ -209,14 +200,17 @@ class Clients:
             self.series.nodes, self.data.horizon, 8, dtype=torch.float64, device=self.compute.device
         )
         for windows in self.data.chunks(split):
-            batch, _ = self.data.batch(split, windows)
-            with self.compute.autocast():
-                h_c = self.model.encode(self.theta, batch.x)
-                y_hat = self.model.decode(self.theta, batch, h_c, _at(self.h_G.get(split), windows))
-            sums += self.data.errors(y_hat, split, windows)
+            sums += self.data.errors(self._forecast(split, windows), split, windows)
         if split != "train":
             self.h_G.pop(split, None)  # it was sent for this; the next round's will differ
         return sums
+
+    @torch.no_grad()
+    def forecast(self) -> None:
+        """The readings ahead, in their own unit, stay here (n t); NaN for a node that was silent."""
+        y_hat = self.data.unscaled(self._forecast("test", slice(0, 1)))[:, 0]
+        has = self.data.has["test"]
+        self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
 
     # ---- state --------------------------------------------------------------------------------------
 
@@ -253,6 +247,12 @@ class Clients:
         with self.compute.autocast():
             return self.model.encode(self.theta, self.data.batch(split, windows)[0].x).to(self.compute.dtype)
 
+    def _forecast(self, split: Split, windows: slice) -> Tensor:
+        batch, _ = self.data.batch(split, windows)
+        with self.compute.autocast():
+            h_c = self.model.encode(self.theta, batch.x)
+            return self.model.decode(self.theta, batch, h_c, _at(self.h_G.get(split), windows))
+
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
         n = self.series.nodes
@@ -285,6 +285,5 @@ def _active(has: Tensor | None) -> Tensor | None:
     return None if has is None else has.any(dim=1)
 
 
-def _windows(history: int, horizon: int, *starts: Tensor) -> Windows:
-    rows = {split: s[0].cpu().numpy() for split, s in zip(SPLITS, starts, strict=True)}
-    return Windows(rows, history, horizon)
+def _windows(history: int, horizon: int, ahead: bool, **starts: Tensor) -> Windows:
+    return Windows({split: starts[split][0].cpu().numpy() for split in SPLITS}, history, horizon, ahead)

@@ -10,7 +10,7 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.nodes import Call
 from cnfgnn.errors import CnfgnnError, NodeError
 
-TELLS = ("prepare", "load", "embed", "update", "step", "pull", "save", "restore")
+TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")
 ASKS = ("census", "weights", "encode", "backward", "score")
 _REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
 

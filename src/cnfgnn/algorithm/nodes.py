@@ -90,12 +90,7 @@ class Nodes:
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
         """Each node's (count, sum, sum of squares) over the training split, and the windows it has."""
-        numbers: dict[str, Number] = {
-            "history": windows.history,
-            "horizon": windows.horizon,
-            "missing": missing,
-        }
-        reply = self._ask("census", "set-up", numbers, _starts(windows))
+        reply = self._ask("census", "set-up", {**_plan(windows), "missing": missing}, _starts(windows))
         has = {split: reply[f"has.{split}"].bool() for split in SPLITS}
         return reply["moments"], has
 
@@ -121,13 +116,8 @@ class Nodes:
 
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale, number the windows and initialise weights from the seed."""
-        scale: dict[str, Number] = {
-            "mean": mean,
-            "std": std,
-            "history": windows.history,
-            "horizon": windows.horizon,
-        }
-        self._tell("prepare", "set-up", {**vars(settings), **scale}, _starts(windows))
+        numbers = {**vars(settings), **_plan(windows), "mean": mean, "std": std}
+        self._tell("prepare", "set-up", numbers, _starts(windows))
 
     def load(self, theta: Params, purpose: Purpose = "training") -> None:
         """Go on from these weights."""
@@ -150,6 +140,10 @@ class Nodes:
         self._tell(
             "pull", "training", {}, {**{f"anchor.{k}": w for k, w in anchor.items()}, "weight": weight}
         )
+
+    def forecast(self) -> None:
+        """Keep your forecasts of the window that lies ahead; nothing comes back."""
+        self._tell("forecast", "evaluation")
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Keep your state under this name, and of the others only those named."""
@@ -229,6 +223,10 @@ class Nodes:
 
 def _numbers(draw: Draw | None, **more: Number) -> dict[str, Number]:
     return dict(more) if draw is None else {**draw._asdict(), **more}
+
+
+def _plan(windows: Windows) -> dict[str, Number]:
+    return {"history": windows.history, "horizon": windows.horizon, "ahead": windows.ahead}
 
 
 def _starts(windows: Windows) -> dict[str, Tensor]:

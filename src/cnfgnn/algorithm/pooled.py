@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -56,10 +56,24 @@ class Pooled:
 
     def score(self, split: Split) -> Tensor:
         """Everybody's summed errors: (n t 8)."""
+        self._embed_all(split)
+        return self.clients.score(split)
+
+    def forecast(self) -> None:
+        """Everybody's forecasts of what lies ahead stay in `clients`."""
+        self._embed_all("test")
+        self.clients.forecast()
+
+    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+        """Go on from trained weights."""
+        self.clients.load(**theta)
+        if self.gn is not None:
+            self.gn.load(state)
+
+    def _embed_all(self, split: Split) -> None:
         if self.gn is not None:
             h_c = self.clients.encode(split)
             self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), split)
-        return self.clients.score(split)
 
     @property
     def minibatches(self) -> int:

@@ -70,7 +70,7 @@ class Series:
         """(n w): the windows a node can learn from or be judged on."""
         if treatment == "as-truth":
             return np.ones((self.nodes, len(starts)), dtype=np.bool_)
-        return observed_windows(~self.missing, starts, windows.history, windows.horizon)
+        return observed_windows(~self.missing, starts, windows)
 
     def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
         """(n 3): count, sum and sum of squares of the readings that training windows take in."""

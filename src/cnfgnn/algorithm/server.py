@@ -6,7 +6,7 @@ baselines: only its first step is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -60,6 +60,23 @@ class Server:
 
     def score(self, split: SplitName) -> Tensor:
         """Everybody's summed errors: (n t 8)."""
+        self._embed_all(split)
+        return self.everyone.score(split)
+
+    def forecast(self) -> None:
+        """Have every node forecast what lies ahead, for itself."""
+        self._embed_all("test")
+        self.everyone.forecast()
+        self.everyone.flush()
+
+    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+        """Go on from trained weights: the nodes' (shared or one row each), and the server's saved state."""
+        self.everyone.load(theta, "evaluation")
+        if self.gn is not None:
+            self.gn.load(state)
+
+    def _embed_all(self, split: SplitName) -> None:
+        """h_G of a split for everybody, on the whole graph."""
         if self.everyone is not self.nodes:
             self.nodes.flush()
             if self.theta_bar is not None:  # unseen nodes take the averaged weights
@@ -68,7 +85,6 @@ class Server:
             h_c = self.everyone.encode(split=split)
             present = self.everyone.present(split)
             self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), split)
-        return self.everyone.score(split)
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Every owner keeps its state under the tag: first the nodes, then, once they have, the server."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,12 +19,14 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 class Windows:
     """Window w covers rows starts[w] .. starts[w] + history + horizon - 1.
 
-    starts maps each split to its start rows, ascending; between sites a window is known by its start.
+    starts maps each split to its start rows, ascending; between sites a window is known by its start. With
+    `ahead` the targets lie in the future: a window needs observed inputs alone.
     """
 
     starts: Mapping[Split, npt.NDArray[np.int64]]
     history: int = 12
     horizon: int = 12
+    ahead: bool = False
 
     @property
     def length(self) -> int:
@@ -35,7 +37,14 @@ class Windows:
 
     def only(self, kept: Mapping[Split, npt.NDArray[np.bool_]]) -> Windows:
         """The windows where `kept` is True."""
-        return Windows({s: self.starts[s][kept[s]] for s in SPLITS}, self.history, self.horizon)
+        return replace(self, starts={s: self.starts[s][kept[s]] for s in SPLITS})
+
+    @classmethod
+    def next(cls, rows: int, history: int, horizon: int) -> Windows:
+        """The one window whose targets follow a series of that many rows; it stands in the test split."""
+        none = np.zeros(0, dtype=np.int64)
+        last = np.array([rows - history], dtype=np.int64)
+        return cls({"train": none, "validation": none, "test": last}, history, horizon, ahead=True)
 
     @classmethod
     def of(
@@ -65,13 +74,11 @@ class Windows:
 
 
 def observed_windows(
-    observed: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64], history: int, horizon: int
+    observed: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64], windows: Windows
 ) -> npt.NDArray[np.bool_]:
     """(n, w): which windows have at least one observed input and one observed target; observed is (n, T)."""
     before = np.zeros((observed.shape[0], observed.shape[1] + 1), dtype=np.int32)
     np.cumsum(observed, axis=1, out=before[:, 1:])
-    middle = starts + history
-    inputs = before[:, middle] - before[:, starts]
-    targets = before[:, middle + horizon] - before[:, middle]
-    has: npt.NDArray[np.bool_] = (inputs > 0) & (targets > 0)
-    return has
+    middle = starts + windows.history
+    has: npt.NDArray[np.bool_] = before[:, middle] > before[:, starts]
+    return has if windows.ahead else has & (before[:, middle + windows.horizon] > before[:, middle])

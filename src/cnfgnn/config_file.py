@@ -1,0 +1,67 @@
+"""Settings as TOML: what a person writes, and what a run keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.config import Config
+from cnfgnn.errors import ConfigError, DataError
+
+
+def dump(config: Config) -> str:
+    """Every setting of a configuration, top level first, then a section each."""
+    lines: list[str] = []
+    sections: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            rows = [f"{f.name} = {_value(getattr(value, f.name))}" for f in dataclasses.fields(value)]
+            sections += ["", f"[{field.name}]", *rows]
+        else:
+            lines.append(f"{field.name} = {_value(value)}")
+    return "\n".join([*lines, *sections, ""])
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """The settings a TOML file names, by their dotted keys; whether they exist is for Config to say."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(path, f"it cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError:
+        raise DataError(path, "it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise DataError(path, f"it is not TOML ({error})") from None
+    return _flat(content)
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """`a.b=c` from the command line; c as TOML where it is that, else as a word."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(text, "a change looks like training.rounds=3")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        value = raw.strip()
+    return key.strip(), value
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

@@ -1,0 +1,36 @@
+"""The data set that a configuration names."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.folder import load
+from cnfgnn.data.synthetic import city
+
+
+def open_data(config: Config) -> Dataset:
+    """A file or folder of readings, or the synthetic city."""
+    if config.data.path != "city":
+        return load(config.data.path)
+    c = config.city
+    return city(c.sensors, c.days, seed=c.seed, dropout=c.dropout, noise=c.noise)
+
+
+def fingerprint(data: Dataset) -> str:
+    """A digest of everything a run learns from: times, sensors, readings, what is missing, and the graph."""
+    sha = hashlib.sha256("\n".join(data.readings.ids).encode())
+    readings, graph = data.readings, data.graph
+    for array in (
+        readings.times.astype("datetime64[s]").astype(np.int64),
+        np.nan_to_num(readings.values, nan=-1.0),
+        readings.missing,
+        graph.senders,
+        graph.receivers,
+        graph.weights,
+    ):
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,100 @@
+"""A trained run put to use: judged on any data, or asked for the readings that come next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import torch
+
+from cnfgnn.algorithm.methods import method_of
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.windows import Split, Windows
+from cnfgnn.errors import DataError, RunError
+from cnfgnn.evaluation import Scores
+from cnfgnn.models.params import Params, take
+from cnfgnn.runs import Run, step_seconds
+from cnfgnn.simulation import Experiment, seen_sensors, simulate
+from cnfgnn.training import evaluate
+
+
+def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experiment:
+    """The run's best round on the sensors of `data`, with the scale that it was trained with.
+
+    Averaged weights suit any sensor; where each has its own, a sensor the run does not know is refused.
+    """
+    if step_seconds(data) != run.data["step_seconds"]:
+        raise DataError(
+            data.readings.source,
+            f"readings come every {step_seconds(data)} s, and {run.folder} was trained on one every"
+            f" {run.data['step_seconds']} s",
+        )
+    config = run.config.with_changes({"training.seen": 1.0})  # everybody is present now
+    experiment = simulate(data, config, windows=windows, scaler=run.scaler)
+    state = run.store("server").read(run.progress.best.tag)
+    shared = {k.removeprefix("theta_bar."): w for k, w in state.items() if k.startswith("theta_bar.")}
+    theta = shared or _own_weights(run, data.readings)
+    device = experiment.owners[0][1].compute.device
+    experiment.strategy.take({name: w.to(device) for name, w in theta.items()}, state)
+    return experiment
+
+
+def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
+    """Errors of the run's best round on a split; where it trained on some sensors only, those apart."""
+    experiment = reopen(run, data)
+    if experiment.windows.count(split) == 0:
+        raise DataError(data.readings.source, f"there are no {split} windows with readings")
+    seen = None
+    if run.config.training.seen < 1 and list(data.readings.ids) == run.data["sensors"]:
+        seen = seen_sensors(data, run.config.training.seen)
+    return replace(evaluate(experiment, split), seen=seen)
+
+
+def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
+    """The next readings of every sensor: a row per time after the last one, a column per sensor.
+
+    A sensor that was silent through the whole history has no forecast (NaN).
+    """
+    d, rows = run.config.data, len(data.readings.times)
+    if rows < d.history:
+        raise DataError(
+            data.readings.source, f"{rows} rows are fewer than the {d.history} that a forecast needs"
+        )
+    ahead = replace(data, readings=_extended(data.readings, d.horizon))
+    experiment = reopen(run, ahead, Windows.next(rows, d.history, d.horizon))
+    experiment.strategy.forecast()
+    values = torch.full((len(data.readings.ids), d.horizon), torch.nan, dtype=torch.float64)
+    for nodes, clients in experiment.owners:
+        assert clients.forecasts is not None
+        values[nodes] = clients.forecasts.cpu()
+    times = pd.DatetimeIndex(ahead.readings.times[rows:], name="time")
+    return pd.DataFrame(values.T.numpy(), index=times, columns=list(data.readings.ids))
+
+
+def _own_weights(run: Run, readings: Readings) -> Params:
+    """Each sensor's own weights, in the order of the readings."""
+    place = {sensor: row for row, sensor in enumerate(run.data["sensors"])}
+    method = method_of(run.config.method).name
+    for sensor in readings.ids:
+        if sensor not in place:
+            problem = f"{run.folder} has no model for this sensor, and {method} gives each one its own"
+            raise DataError(readings.source, problem, column=sensor)
+    state = run.store("site-0").read(run.progress.best.tag)
+    theta = {k.removeprefix("theta."): w for k, w in state.items() if k.startswith("theta.")}
+    if not theta or next(iter(theta.values())).shape[0] not in (1, len(place)):
+        raise RunError(run.folder, "its states do not fit its sensors")
+    return take(theta, torch.tensor([place[sensor] for sensor in readings.ids]))
+
+
+def _extended(readings: Readings, horizon: int) -> Readings:
+    """The readings with as many empty rows after them as are to be forecast."""
+    n = len(readings.ids)
+    future = readings.times[-1] + readings.step * np.arange(1, horizon + 1)
+    return replace(
+        readings,
+        times=np.concatenate([readings.times, future.astype(readings.times.dtype)]),
+        values=np.concatenate([readings.values, np.full((horizon, n), np.nan, dtype=np.float32)]),
+        missing=np.concatenate([readings.missing, np.ones((horizon, n), dtype=np.bool_)]),
+    )

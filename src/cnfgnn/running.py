@@ -1,0 +1,149 @@
+"""A run carried to its end, from wherever it stands, with everything that happens written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import SPLITS
+from cnfgnn.evaluation import Scores
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.params import size
+from cnfgnn.runs import Run
+from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.training import Progress, Result, Round, finish, train
+from cnfgnn.version import __version__
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Watcher(Protocol):
+    """Whoever waits for a run: told of every minibatch and every round."""
+
+    def begin(self, experiment: Experiment, progress: Progress) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
+    """Train until the end, then judge the best round; a run that was interrupted goes on bit for bit."""
+    run.check_same_data(data)
+    with run.locked():
+        run.rewind()
+        experiment = simulate(data, run.config, store=run.store, tick=watcher.tick)
+        progress = run.progress
+        if not progress.history:
+            run.append("start", **_start(experiment, data))
+            run.commit(progress, experiment.scaler)
+        with _board(run.folder / "tensorboard", len(progress.history)) as board:
+            progress = _trained(run, experiment, progress, watcher, board)
+        result = finish(experiment, progress)
+        if not run.finished:
+            run.append("test", **_test(result, data, experiment.ledger))
+            run.commit(progress, experiment.scaler, finished=True)
+    return result
+
+
+def _trained(
+    run: Run, experiment: Experiment, progress: Progress, watcher: Watcher, board: SummaryWriter
+) -> Progress:
+    since = time.perf_counter()
+
+    def on_round(progress: Progress) -> None:
+        nonlocal since
+        done, seconds = progress.history[-1], time.perf_counter() - since
+        fields = asdict(done)
+        run.append("round", round=fields.pop("r_g"), **fields, seconds=round(seconds, 3))
+        run.commit(progress, experiment.scaler)
+        board.add_scalar("validation/loss", done.loss, done.r_g)
+        for name, value in vars(done.validation).items():
+            board.add_scalar(f"validation/{name}", value, done.r_g)
+        for name, value in vars(done.training_bytes).items():
+            board.add_scalar(f"bytes/{name}", value, done.r_g)
+        board.flush()
+        watcher.round_done(done, progress.best, seconds)
+        since = time.perf_counter()
+
+    watcher.begin(experiment, progress)
+    try:
+        return train(experiment, progress, on_round=on_round)
+    finally:
+        watcher.end()
+
+
+def _start(experiment: Experiment, data: Dataset) -> dict[str, Any]:
+    readings, m = data.readings, experiment.config.model
+    learner = getattr(experiment.strategy, "gn", None)
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "config": asdict(experiment.config),
+        "data": {
+            "name": data.name,
+            "sensors": list(readings.ids),
+            "positions": None if readings.positions is None else readings.positions.tolist(),
+            "from": str(readings.times[0]),
+            "to": str(readings.times[-1]),
+            "rows": len(readings.times),
+            "missing": float(readings.missing.mean()),
+            "edges": [
+                data.graph.senders.tolist(),
+                data.graph.receivers.tolist(),
+                data.graph.weights.tolist(),
+            ],
+        },
+        "windows": {split: experiment.windows.count(split) for split in SPLITS},
+        "scaler": vars(experiment.scaler),
+        "parameters": {
+            "node": size(NodeModel(m.hidden, m.layers, m.embedding).init(torch.Generator())),
+            "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),
+        },
+        "seen": None if experiment.seen is None else experiment.seen.tolist(),
+    }
+
+
+def _test(result: Result, data: Dataset, ledger: Ledger) -> dict[str, Any]:
+    return {
+        "best_round": result.progress.best.r_g,
+        "rounds": len(result.progress.history),
+        **scores_as_dict(result.test, data),
+        "ledger": [row for row in ledger.state() if row[0] != "recovery"],
+    }
+
+
+def scores_as_dict(scores: Scores, data: Dataset) -> dict[str, Any]:
+    """Every figure of both kinds: overall, by step ahead, by sensor, and seen apart from unseen."""
+    per_node = dict(zip(data.readings.ids, map(vars, scores.per_node), strict=True))
+    unseen = scores.unseen_nodes
+    return {
+        "overall": vars(scores.overall),
+        "per_step": [vars(errors) for errors in scores.per_horizon],
+        "per_node": per_node,
+        "seen": vars(scores.seen_nodes) if unseen is not None else None,
+        "unseen": vars(unseen) if unseen is not None else None,
+    }
+
+
+@contextmanager
+def _board(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
+    """TensorBoard's log; what an interrupted process had logged beyond the last kept round is hidden."""
+    from torch.utils.tensorboard import SummaryWriter  # late: it takes a second to import
+
+    board = SummaryWriter(str(folder), purge_step=rounds + 1)
+    try:
+        yield board
+    finally:
+        board.close()

@@ -1,0 +1,224 @@
+"""A run on disk: its settings, its events, its states, and a manifest that says how far it came.
+
+    config.toml     every setting, resolved
+    events.jsonl    one line an event: what tables, figures and pages read
+    manifest.json   the last finished round; replaced whole after every owner has kept its state of that round
+    checkpoints/    an owner's folder each (server, site-0 ...), states as safetensors named by round
+    tensorboard/    the same curves for TensorBoard
+
+Whatever moment the process dies at, the manifest names states that are whole; its `events` is the length to
+which events are cut back before going on: the run continues as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cnfgnn.config_file as config_file
+from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.series import Scaler
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import fingerprint
+from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
+from cnfgnn.evaluation import Errors
+from cnfgnn.storage import FolderStore, make_folder, write_whole
+from cnfgnn.training import Progress, Round
+
+FORMAT = 1  # of the folder; a run of a higher one was written by a newer version
+
+
+class Run:
+    """One run folder."""
+
+    def __init__(self, folder: Path, config: Config, manifest: dict[str, Any]) -> None:
+        self.folder, self.config, self.manifest = folder, config, manifest
+
+    # ---- begin and come back ------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, folder: Path, config: Config, data: Dataset) -> Run:
+        """A new run; a folder that is there already, unless empty, is never touched."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(folder, "is there already; a run never overwrites another")
+        readings = data.readings
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "data": {
+                "name": data.name,
+                "fingerprint": fingerprint(data),
+                "sensors": list(readings.ids),
+                "rows": len(readings.times),
+                "step_seconds": step_seconds(data),
+                "edges": data.graph.edges,
+            },
+            "progress": {"history": [], "ledger": []},
+            "events": 0,
+            "finished": False,
+        }
+        make_folder(folder)
+        write_whole(folder / "config.toml", config_file.dump(config).encode())
+        run = cls(folder, config, manifest)
+        run._write_manifest()  # last: a folder without one is no run
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """A run that is there."""
+        path = folder / "manifest.json"
+        if not path.is_file():
+            raise RunError(folder, "is not a run: it has no manifest.json")
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            form = manifest["format"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise RunError(path, "is damaged and cannot be read") from error
+        if not isinstance(form, int) or form > FORMAT:
+            raise RunError(folder, f"was written by a newer version (format {form}, this one reads {FORMAT})")
+        try:
+            config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
+            run = cls(folder, config, manifest)
+            _ = (run.progress, run.data["fingerprint"], run.data["sensors"], run.data["step_seconds"])
+        except CnfgnnError as error:
+            raise RunError(folder / "config.toml", f"cannot be used ({error})") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run alone; another process gets a sentence instead."""
+        path = self.folder / "lock"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StorageError(path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(handle)
+            raise RunError(self.folder, f"is in use by process {owner}") from error
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)  # releases the lock, as the end of the process would
+
+    # ---- what is known ------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> dict[str, Any]:
+        known: dict[str, Any] = self.manifest["data"]
+        return known
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.manifest["finished"])
+
+    @property
+    def progress(self) -> Progress:
+        stored = self.manifest["progress"]
+        return Progress([_round(item) for item in stored["history"]], stored["ledger"])
+
+    @property
+    def scaler(self) -> Scaler:
+        if "scaler" not in self.manifest:
+            raise RunError(self.folder, "has no finished round yet")
+        return Scaler(**self.manifest["scaler"])
+
+    def store(self, owner: str) -> FolderStore:
+        return FolderStore(self.folder / "checkpoints" / owner)
+
+    def check_same_data(self, data: Dataset) -> None:
+        """Refuse to go on with other data than the run began with."""
+        known, ids = self.data, list(data.readings.ids)
+        if ids != known["sensors"]:
+            other = next((i for i in ids if i not in known["sensors"]), None)
+            other = other or next((i for i in known["sensors"] if i not in ids), ids[0])
+            raise DataError(data.readings.source, f"its sensors are not those of {self.folder}", column=other)
+        if fingerprint(data) != known["fingerprint"]:
+            raise DataError(
+                data.readings.source, f"its readings or graph are not those {self.folder} began with"
+            )
+
+    # ---- what happens -------------------------------------------------------------------------------
+
+    def append(self, event: str, **fields: Any) -> None:
+        """One line in events.jsonl, on disk before we go on."""
+        path = self.folder / "events.jsonl"
+        line = json.dumps(plain({"event": event, "time": round(time.time(), 3), **fields}), allow_nan=False)
+        try:
+            with path.open("ab") as file:
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageError(path, error) from error
+
+    def rewind(self) -> None:
+        """Cut events back to what the manifest knows of: the rest will happen again."""
+        path = self.folder / "events.jsonl"
+        if path.exists() and path.stat().st_size > self.manifest["events"]:
+            os.truncate(path, self.manifest["events"])
+
+    def commit(self, progress: Progress, scaler: Scaler, finished: bool = False) -> None:
+        """From here on the run goes on after this round; states and events of it are on disk already."""
+        path = self.folder / "events.jsonl"
+        self.manifest |= {
+            "progress": {"history": [plain(done) for done in progress.history], "ledger": progress.ledger},
+            "scaler": vars(scaler),
+            "events": path.stat().st_size if path.exists() else 0,
+            "finished": finished,
+        }
+        self._write_manifest()
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, in order."""
+        path = self.folder / "events.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        except OSError as error:
+            raise RunError(path, f"cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise RunError(path, "is damaged: a line is not JSON") from error
+
+    def _write_manifest(self) -> None:
+        write_whole(
+            self.folder / "manifest.json", json.dumps(self.manifest, indent=1, allow_nan=False).encode()
+        )
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts and NaN as null, so that any JSON reader can read it."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _round(item: dict[str, Any]) -> Round:
+    errors = {name: math.nan if v is None else float(v) for name, v in item["validation"].items()}
+    return Round(
+        int(item["r_g"]),
+        float(item["loss"]),
+        Errors(**errors),
+        Bytes(**item["training_bytes"]),
+        bool(item["best"]),
+    )
+
+
+def step_seconds(data: Dataset) -> int:
+    return int(data.readings.step.astype("timedelta64[s]").astype(int))

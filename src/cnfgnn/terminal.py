@@ -1,0 +1,143 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, tables of results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cnfgnn.algorithm.cost import GIB
+from cnfgnn.simulation import Experiment
+from cnfgnn.training import Progress as TrainingProgress
+from cnfgnn.training import Round
+
+HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there is no bar
+
+
+def out() -> Console:
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+def watcher() -> BarWatcher | LineWatcher:
+    return BarWatcher() if sys.stderr.isatty() else LineWatcher()
+
+
+class BarWatcher:
+    """A bar over the minibatches of all rounds, with rate, best so far and time left."""
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.bar = Progress(
+            TextColumn("round {task.fields[r_g]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[best]}"),
+            TimeRemainingColumn(),
+            TextColumn("at most"),
+            console=Console(stderr=True),
+        )
+        done = len(progress.history)
+        self.task = self.bar.add_task(
+            "",
+            total=self.rounds * self.per_round,
+            completed=done * self.per_round,
+            r_g=f"{done + 1}/{self.rounds}",
+            rate="",
+            best="",
+        )
+        self.bar.start()
+
+    def tick(self) -> None:
+        speed = self.bar.tasks[0].speed
+        self.bar.update(self.task, advance=1, rate=f"{speed:.1f} minibatches/s" if speed else "")
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        rmse = getattr(best.validation, self.kind)
+        self.bar.update(
+            self.task,
+            completed=done.r_g * self.per_round,
+            r_g=f"{min(done.r_g + 1, self.rounds)}/{self.rounds}",
+            best=f"best RMSE {rmse:.3f} (round {best.r_g})",
+        )
+
+    def end(self) -> None:
+        self.bar.stop()
+
+
+class LineWatcher:
+    """A line per round, and one every half minute in between."""
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
+        if self.done:
+            self._say(f"going on after round {self.done}")
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if time.monotonic() - self.said > HEARTBEAT_S:
+            self._say(f"round {self.done + 1}/{self.rounds}: minibatch {self.ticks} of {self.per_round}")
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.done, self.ticks = done.r_g, 0
+        rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
+        left = (self.rounds - done.r_g) * seconds
+        self._say(
+            f"round {done.r_g}/{self.rounds}: validation RMSE {rmse:.3f}, best {least:.3f} ({best.r_g}),"
+            f" {seconds:.1f} s a round, at most {_duration(left)} left"
+        )
+
+    def end(self) -> None:
+        pass
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
+    """Both kinds of errors, overall and 15, 30, 60 minutes ahead or whatever a quarter of the horizon is."""
+    table = Table("", "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE", title=title)
+    steps = scores["per_step"]
+    rows = {"overall": scores["overall"]}
+    for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
+        rows[f"{step * step_minutes:g} min ahead"] = steps[step - 1]
+    for kind in ("seen", "unseen"):
+        if scores.get(kind):
+            rows[f"{kind} sensors"] = scores[kind]
+    for name, errors in rows.items():
+        table.add_row(name, *error_cells(errors))
+    return table
+
+
+def error_cells(errors: Mapping[str, float | None]) -> list[str]:
+    figures = [number(errors[name]) for name in ("rmse", "mae", "masked_rmse", "masked_mae")]
+    mape = errors["masked_mape"]
+    return [*figures, "-" if mape is None or mape != mape else f"{mape:.1%}"]
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return (
+        f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+    )
