@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test check lint types clean
+DEMO := runs/demo
+
+.PHONY: demo test check lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -13,6 +15,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+demo: $(READY)  ## three methods on a small synthetic city, side by side
+	$(BIN)/cnfgnn compare experiments/demo.toml --out $(DEMO)
 
 test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto

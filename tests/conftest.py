@@ -20,12 +20,15 @@ FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
 
 def network(n: int = 6, rows: int = 150, seed: int = 0, dropout: float = 0.06) -> Dataset:
-    """Waves that run from node to node, with noise and gaps: values no two of which are the same."""
+    """Waves that run from node to node, with noise and gaps, and two nodes that fall silent for hours: which
+    windows a node has differs from node to node. No two values are the same."""
     rng = np.random.default_rng(seed)
     times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")
     phase = np.arange(rows)[:, None] / 9 - np.arange(n)[None] / 2
     values = (50 + 12 * np.sin(phase) + rng.normal(0, 1, (rows, n))).astype(np.float32)
-    values[rng.random((rows, n)) < dropout] = np.nan
+    if dropout:
+        values[rng.random((rows, n)) < dropout] = np.nan
+        values[30:72, 2 % n] = values[100:132, 4 % n] = np.nan
     positions = np.stack([34 + rng.random(n), -118 - rng.permutation(n) / n], axis=1)
     readings = Readings(
         times, tuple(f"s{i}" for i in range(n)), values, np.isnan(values), positions, "network"
@@ -54,7 +57,9 @@ def small(method: str, **changes: Any) -> Config:
             "training.rounds": 2,
             "training.client_batch": 32,
             "training.server_batch": 24,
-            "training.client_rounds": 1,
+            "training.client_rounds": 2,
+            "training.server_rounds": 1 if METHODS[method].strategy == "split" else 2,
+            "training.server_lr": 3e-3,
             "training.sampling": 30.0,
             **changes,
         }

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.config import Config
@@ -52,6 +52,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(key: str, value: Any, says: s
     assert refusal.value.exit_code == 2
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(
         st.sampled_from(

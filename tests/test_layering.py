@@ -27,6 +27,7 @@ ORDER = [
     "training",
     "runs",
     "running",
+    "comparing",
     "forecasting",
     "report",
     "",  # the package itself: the Python API

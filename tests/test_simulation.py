@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError, NodeError
+from cnfgnn.models.graphnet import Edges
 from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.training import evaluate, train
 from cnfgnn.transports.in_process import InProcess
@@ -218,7 +220,7 @@ def test_the_paper_s_direction_turns_every_edge(data: Dataset) -> None:
 
 
 def test_one_sensor_alone_can_train() -> None:
-    alone = network(n=1)
+    alone = network(n=1, dropout=0.0)
     for method in ("at-fedavg", "sl", "gru-central", "gru-fmtl"):
         assert math.isfinite(train(simulate(alone, small(method))).best.loss)
 
@@ -237,3 +239,194 @@ def test_a_graph_without_edges_is_no_obstacle(data: Dataset) -> None:
     lonely = Dataset("lonely", data.readings, Graph(6, empty, empty, np.zeros(0)))
     for method in ("at-fedavg", "gru-fmtl"):
         assert math.isfinite(train(simulate(lonely, small(method))).best.loss)
+
+
+# ---- what the review of a whole round has to hold ---------------------------------------------------------
+
+
+def test_a_returning_site_gets_the_weights_everybody_has(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(2)
+    strategy.nodes.flush()
+    transport(experiment).away = set()
+    strategy.score("validation")
+    theta_bar = strategy.theta_bar
+    assert theta_bar is not None
+    for name, w in transport(experiment).groups[1][1].theta.items():
+        assert torch.equal(w, theta_bar[name])
+
+
+def test_a_site_that_was_not_there_at_the_start_can_join(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    transport(experiment).away = {"site-2"}  # before it was told how to prepare
+    strategy.round(1)
+    transport(experiment).away = set()
+    strategy.round(2)
+    assert torch.isfinite(strategy.score("test")).all()
+    assert strategy.nodes.up.all()
+
+
+def test_a_site_that_comes_back_in_the_middle_of_a_round_stays_out_of_the_graph(data: Dataset) -> None:
+    """Its h_c is not there: the others must get the embeddings of the graph without it."""
+    experiment = simulate(network(dropout=0.0), small("at"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy, carrier = server(experiment), transport(experiment)
+    strategy.nodes.flush()
+    assert strategy.gn is not None
+    real, h_c, sent = carrier.exchange, [], []
+
+    def exchange(calls: Any, rows: torch.Tensor) -> Any:
+        carrier.away = {"site-1"} if calls[-1].verb == "encode" else set()
+        payload = real(calls, rows)
+        if calls[-1].verb == "encode":
+            h_c.append(payload.replies[-1]["h_c"])
+        sent.extend(call.tensors["h_G"] for call in calls if call.verb == "embed")
+        return payload
+
+    carrier.exchange = exchange  # type: ignore[method-assign]
+    strategy.round(1)
+    strategy.nodes.flush()
+    rest = torch.tensor([0, 1, 4, 5])
+    edges = Edges.of(data.graph.subgraph(rest.numpy()), torch.device("cpu"), torch.float64)
+    expected = strategy.gn.propagate(h_c[0][rest], edges, None)
+    torch.testing.assert_close(sent[0][rest], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sl", "sl-fedavg"])
+def test_a_lost_half_of_a_minibatch_is_left_out(method: str, data: Dataset) -> None:
+    experiment = simulate(data, small(method), groups=[[0, 1, 2], [3, 4, 5]])
+    strategy = server(experiment)
+    strategy.nodes.flush()
+    carrier = transport(experiment)
+    real = carrier.exchange
+
+    def exchange(calls: Any, rows: torch.Tensor) -> Any:
+        carrier.away = {"site-1"} if calls[-1].verb == "backward" else set()
+        return real(calls, rows)
+
+    carrier.exchange = exchange  # type: ignore[method-assign]
+    before = {name: w.clone() for name, w in carrier.groups[1][1].weights().items()}
+    strategy.round(1)
+    strategy.nodes.flush()
+    after = carrier.groups[1][1].weights()
+    if method == "sl":
+        assert all(torch.equal(after[name], before[name]) for name in before)
+    assert torch.isfinite(strategy.score("validation")).all()
+
+
+def test_the_ledger_counts_only_those_who_were_there(data: Dataset) -> None:
+    moved = []
+    for away in (set(), {"site-1"}):
+        experiment = simulate(data, small("gru-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
+        server(experiment).nodes.flush()
+        transport(experiment).away = away
+        server(experiment).round(1)
+        server(experiment).nodes.flush()
+        moved.append(experiment.ledger.total("training"))
+    assert moved[1].per_node * 2 == moved[0].per_node
+    assert moved[1].per_site * 2 == moved[0].per_site
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_judging_changes_nothing_of_training(split: Any, data: Dataset) -> None:
+    finals = []
+    for judged in (False, True):
+        experiment = simulate(data, small("at-fedavg", **{"training.seen": 0.5}))
+        strategy = server(experiment)
+        strategy.round(1)
+        if judged:
+            before = experiment.ledger.total("training")
+            strategy.score(split)
+            assert experiment.ledger.total("training").per_node - before.per_node in (
+                0,
+                # what waited for the next exchange is counted when it goes: the embeddings of (4)
+                experiment.windows.count("train") * 3 * 4 * 8,
+            )
+        strategy.round(2)
+        assert strategy.theta_bar is not None
+        finals.append(strategy.theta_bar)
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+
+
+def test_forecasts_are_never_fed_the_truth(data: Dataset) -> None:
+    """Whatever the coins would say, altering the targets must not change what is forecast."""
+    experiment = simulate(data, small("gru-fedavg", **{"training.sampling": 1e9}))
+    server(experiment).nodes.flush()
+    clients = transport(experiment).groups[0][1]
+    before = clients._forecast("test", slice(0, 5))
+    clients.data.targets = clients.data.targets + 100
+    assert torch.equal(clients._forecast("test", slice(0, 5)), before)
+    sums = clients.score("test")
+    clients.data.targets = clients.data.targets - 100
+    assert not torch.equal(clients.score("test"), sums)
+
+
+def test_windows_a_node_lacks_do_not_reach_the_others_scores(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"))
+    train(experiment)
+    clients = transport(experiment).groups[0][1]
+    before = experiment.strategy.score("train")
+    real = clients._encoded
+
+    def poisoned(split: Any, windows: Any) -> torch.Tensor:
+        has = clients.data.has[split]
+        assert has is not None
+        return real(split, windows).masked_fill(~has[:, windows, None], 1e6)
+
+    clients._encoded = poisoned  # type: ignore[method-assign]
+    assert torch.equal(experiment.strategy.score("train"), before)
+
+
+@pytest.mark.parametrize(("state", "steps"), [("fresh", 1), ("kept", 2)])
+def test_the_nodes_optimisers_are_fresh_or_kept_from_round_to_round(
+    state: str, steps: int, data: Dataset
+) -> None:
+    experiment = simulate(network(dropout=0.0), small("gru-local", **{"training.optimizer_state": state}))
+    strategy = server(experiment)
+    for r_g in (1, 2):
+        strategy.round(r_g)
+    strategy.nodes.flush()
+    adam = transport(experiment).groups[0][1].adam
+    assert adam is not None
+    assert adam.steps.unique().tolist() == [steps * 2 * len(strategy.client_batches)]
+
+
+def test_joint_split_learning_keeps_one_adam(data: Dataset) -> None:
+    experiment = simulate(network(dropout=0.0), small("sl"))
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.nodes.flush()
+    adam = transport(experiment).groups[0][1].adam
+    assert adam is not None
+    assert adam.steps.unique().tolist() == [len(strategy.batches)]
+
+
+@pytest.mark.parametrize("missing", ["masked", "as-truth"])
+def test_rounds_are_compared_by_the_error_that_was_trained_on(missing: str) -> None:
+    data, r = network(), network().readings
+    values = np.where(r.missing, 0, r.values).astype(np.float32)
+    zeros = Dataset("zeros", Readings(r.times, r.ids, values, r.missing, r.positions), data.graph)
+    best = train(simulate(zeros, small("gru-fedavg", **{"data.missing": missing}))).best
+    kind = best.validation.masked_rmse if missing == "masked" else best.validation.rmse
+    assert best.loss == kind**2
+    assert best.validation.masked_rmse != best.validation.rmse
+
+
+def test_windows_that_only_unseen_sensors_have_are_no_training_windows(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg", **{"training.seen": 0.5}))
+    assert experiment.seen is not None
+    r, values = data.readings, data.readings.values.copy()
+    values[20:60, experiment.seen.numpy()] = np.nan
+    quiet = Dataset("quiet", Readings(r.times, r.ids, values, np.isnan(values), r.positions), data.graph)
+    starts = simulate(quiet, small("gru-fedavg", **{"training.seen": 0.5})).windows.starts["train"]
+    assert not ((starts >= 20) & (starts <= 48)).any()
+
+
+def test_a_reading_that_is_no_number_is_missing_whatever_the_mask_says(data: Dataset) -> None:
+    r = data.readings
+    forgotten = Readings(r.times, r.ids, r.values, np.zeros_like(r.missing), r.positions)
+    assert (forgotten.missing == np.isnan(r.values)).all()

@@ -16,6 +16,8 @@ import cnfgnn
 from cnfgnn import config_file, terminal
 from cnfgnn.algorithm.methods import ALIASES, LIKES, method_of, preset
 from cnfgnn.cli_data import data_app
+from cnfgnn.comparing import Plan
+from cnfgnn.comparing import compare as run_plan
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
@@ -168,6 +170,28 @@ def forecast(
         more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
         print(f"no recent reading, so no forecast: {', '.join(silent[:5])}{more}", file=sys.stderr)
     print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
+
+
+@app.command()
+def compare(
+    plan: Annotated[Path, typer.Argument(help="A TOML file: methods, seeds, settings.")],
+    out: Annotated[Path | None, typer.Option(help="Where the runs go; done ones are kept.")] = None,
+) -> None:
+    """Train several methods on the same data and print them side by side."""
+    read = Plan.read(plan)
+    begun = time.perf_counter()
+    rows = run_plan(read, out or Path("runs") / plan.stem, terminal.watcher)
+    table = Table(
+        *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
+        title=f"{plan.stem}: test errors, median of {len(read.seeds)} seeds; bytes until the best round",
+    )
+    for row in rows:
+        figures = [terminal.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
+        moved = "-" if row.median_bytes is None else terminal.size(int(row.median_bytes))
+        each = ", ".join(terminal.number(errors.masked_rmse) for errors in row.errors)
+        table.add_row(row.method, *figures, moved, each)
+    terminal.out().print(table)
+    print(f"{time.perf_counter() - begun:.0f} s; runs in {out or Path('runs') / plan.stem}")
 
 
 @app.command()

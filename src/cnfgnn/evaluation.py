@@ -73,6 +73,8 @@ class Scores:
         """Overall figures, and those at each quarter hour that traffic papers name, as plain numbers."""
         steps = [step for step in (3, 6, 12) if step <= self.sums.shape[1]]
         summary: dict[str, Any] = {"overall": vars(self.overall)}
+        if self.unseen_nodes is not None:
+            summary |= {"seen": vars(self.seen_nodes), "unseen": vars(self.unseen_nodes)}
         return summary | {f"step {step}": vars(self.at(step)) for step in steps}
 
 

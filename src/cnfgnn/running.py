@@ -45,7 +45,7 @@ def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
         run.rewind()
         experiment = simulate(data, run.config, store=run.store, tick=watcher.tick)
         progress = run.progress
-        if not progress.history:
+        if run.manifest["events"] == 0:
             run.append("start", **_start(experiment, data))
             run.commit(progress, experiment.scaler)
         with _board(run.folder / "tensorboard", len(progress.history)) as board:

@@ -171,7 +171,8 @@ def _agree(
             raise DataError(name, f"there are no {kind} windows with readings")
     scaler = Scaler.of(moments[training]) if scaler is None else scaler
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
-    everyone.has = {s: h for s, h in has.items() if not h.all()}
+    device = Compute.of(config.compute).device
+    everyone.has = {s: h.to(device) for s, h in has.items() if not h.all()}
     everyone.prepare(_settings(config), scaler.mean, scaler.std, windows)
     return everyone, windows, scaler
 

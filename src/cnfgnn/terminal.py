@@ -20,21 +20,26 @@ HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there 
 
 
 def out() -> Console:
-    return Console(soft_wrap=not sys.stdout.isatty())
+    return Console() if sys.stdout.isatty() else Console(width=120)
 
 
-def watcher() -> BarWatcher | LineWatcher:
-    return BarWatcher() if sys.stderr.isatty() else LineWatcher()
+def watcher(name: str = "") -> BarWatcher | LineWatcher:
+    """A bar on a terminal, lines elsewhere; `name` tells runs of a plan apart."""
+    label = f"{name}, " if name else ""
+    return BarWatcher(label) if sys.stderr.isatty() else LineWatcher(label)
 
 
 class BarWatcher:
     """A bar over the minibatches of all rounds, with rate, best so far and time left."""
 
+    def __init__(self, label: str = "") -> None:
+        self.label = label
+
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.bar = Progress(
-            TextColumn("round {task.fields[r_g]}"),
+            TextColumn("{task.description}round {task.fields[r_g]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -45,7 +50,7 @@ class BarWatcher:
         )
         done = len(progress.history)
         self.task = self.bar.add_task(
-            "",
+            self.label,
             total=self.rounds * self.per_round,
             completed=done * self.per_round,
             r_g=f"{done + 1}/{self.rounds}",
@@ -74,6 +79,9 @@ class BarWatcher:
 class LineWatcher:
     """A line per round, and one every half minute in between."""
 
+    def __init__(self, label: str = "") -> None:
+        self.label = label
+
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
@@ -100,7 +108,7 @@ class LineWatcher:
 
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
-        print(line, file=sys.stderr, flush=True)
+        print(self.label + line, file=sys.stderr, flush=True)
 
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:

@@ -82,7 +82,7 @@ def train(
     if progress.history:
         experiment.ledger.load(progress.ledger)
         strategy.restore(progress.history[-1].tag)
-    for r_g in range(len(progress.history) + 1, (rounds or training.rounds) + 1):
+    for r_g in range(len(progress.history) + 1, (training.rounds if rounds is None else rounds) + 1):
         if progress.history and r_g - progress.best.r_g > training.patience:
             break
         strategy.round(r_g)

@@ -30,7 +30,6 @@ from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.errors import NodeError
 from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params, models, own
 
@@ -50,7 +49,8 @@ class Clients:
         self.tick = tick  # called after every minibatch, for whoever waits
         self.theta: Params = {}
         self.adam: Adam | None = None
-        self.h_G: dict[Split, Tensor] = {}
+        self.h_G: Tensor | None = None  # of the training windows, fixed while the node learns
+        self._judged_h_G: Tensor | None = None  # of the split that is about to be scored
         self.forecasts: Tensor | None = None
         self.anchor: Params | None = None
         self.anchor_weight: Tensor | None = None
@@ -76,7 +76,7 @@ class Clients:
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.model = NodeModel(s.hidden, s.layers, s.embedding)
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.h_G, self.anchor = None, {}, None
+        self.adam, self.h_G, self.anchor = None, None, None
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Clients:
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
                 batch, has = self.data.batch("train", windows)
-                h_G = _at(self.h_G.get("train"), windows)
+                h_G = _at(self.h_G, windows)
                 losses = self.losses(self.theta, batch, h_G, self.truth(step))
                 grads = dict(
                     zip(self.theta, torch.autograd.grad(losses.sum(), list(self.theta.values())), strict=True)
@@ -142,9 +142,7 @@ class Clients:
     def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
         """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
         if self._decoder_grads is None or self._decoder_grads[0] != (r_g, epoch, number):
-            raise NodeError(
-                self.name, "step", "it does not follow backward(learn=True) of the same minibatch"
-            )
+            return  # it was away when the first half was asked for
         draw, grads, own_grad = self._decoder_grads
         self._decoder_grads = None
         batch, has = self.data.batch("train", self.server_batches[draw])
@@ -180,8 +178,11 @@ class Clients:
         }
         self._stand_still()
 
-    def embed(self, h_G: Tensor, split: Split) -> None:
-        self.h_G[split] = h_G
+    def embed(self, h_G: Tensor, judge: bool) -> None:
+        if judge:
+            self._judged_h_G = h_G
+        else:
+            self.h_G = h_G
 
     def pull(self, weight: Tensor, **anchor: Tensor) -> None:
         self.anchor = {name.removeprefix("anchor."): w for name, w in anchor.items()}
@@ -191,7 +192,8 @@ class Clients:
 
     def weights(self) -> Params:
         """One row per node, also where all have the same."""
-        return {name: w.expand(self.series.nodes, *w.shape[1:]) for name, w in self.theta.items()}
+        n = self.series.nodes
+        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in self.theta.items()}
 
     @torch.no_grad()
     def score(self, split: Split) -> Tensor:
@@ -201,8 +203,7 @@ class Clients:
         )
         for windows in self.data.chunks(split):
             sums += self.data.errors(self._forecast(split, windows), split, windows)
-        if split != "train":
-            self.h_G.pop(split, None)  # it was sent for this; the next round's will differ
+        self._judged_h_G = None  # it was sent for this; the next round's will differ
         return sums
 
     @torch.no_grad()
@@ -235,7 +236,7 @@ class Clients:
 
         state = self.store.read(tag)
         self.load(**part("theta."))
-        self.h_G, self.adam, self.anchor = {}, None, part("anchor.") or None
+        self.h_G, self.adam, self.anchor = None, None, part("anchor.") or None
         self.anchor_weight = state["anchor_weight"].to(self.compute.device) if self.anchor else None
         if adam := part("adam."):
             self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
@@ -251,7 +252,7 @@ class Clients:
         batch, _ = self.data.batch(split, windows)
         with self.compute.autocast():
             h_c = self.model.encode(self.theta, batch.x)
-            return self.model.decode(self.theta, batch, h_c, _at(self.h_G.get(split), windows))
+            return self.model.decode(self.theta, batch, h_c, _at(self._judged_h_G, windows))
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -262,7 +263,7 @@ class Clients:
 
     def _stand_still(self) -> None:
         self.theta = {name: w.detach() for name, w in self.theta.items()}
-        self._h_c = None
+        self._h_c, self._decoder_grads = None, None
 
     def _add_pull(self, grads: Params) -> None:
         """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""

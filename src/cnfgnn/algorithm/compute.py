@@ -31,11 +31,8 @@ class Compute:
             raise ConfigError(
                 "compute.device", f"{name!r} is not available here", ["auto", "cpu", "cuda"]
             ) from error
-        if config.precision in (
-            "fp32",
-            "tf32",
-        ):  # one switch for the whole process: torch has no narrower one
-            torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        # one switch for the whole process: torch has no narrower one
+        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         return cls(device, dtype, config.precision == "bf16")
 

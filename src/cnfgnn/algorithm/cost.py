@@ -39,8 +39,8 @@ def training_bytes(method: str, size: Size, rounds: int, server_rounds: int = 1)
         "gru-local": 0,
         "gru-fedavg": size.weights_both_ways(),
         "gru-fmtl": size.edges * size.parameters * FLOAT,
-        "sl": 4 * size.states(),
-        "sl-fedavg": size.weights_both_ways() + 4 * size.states(),
+        "sl": server_rounds * 4 * size.states(),
+        "sl-fedavg": size.weights_both_ways() + server_rounds * 4 * size.states(),
         "at": (1 + 2 * server_rounds + 1) * size.states(),
         "at-fedavg": size.weights_both_ways() + (1 + 2 * server_rounds + 1) * size.states(),
     }

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.nodes import Call
 from cnfgnn.errors import CnfgnnError, NodeError
 
 TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")
 ASKS = ("census", "weights", "encode", "backward", "score")
 _REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
+
+
+def _at_home(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]:
+    """The tensors where and in the type in which this group computes; whole numbers stay what they are."""
+    return {
+        name: tensor.to(compute.device, compute.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in tensors.items()
+    }
 
 
 def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -23,11 +32,11 @@ def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
             raise NodeError(clients.name, call.verb, "there is no such verb")
         verb: Callable[..., Tensor | dict[str, Tensor] | None] = getattr(clients, call.verb)
         try:
-            answer = verb(**call.numbers, **call.tensors)
+            answer = verb(**call.numbers, **_at_home(call.tensors, clients.compute))
         except CnfgnnError:
             raise
-        except (TypeError, ValueError, RuntimeError, KeyError, IndexError) as error:
-            raise NodeError(clients.name, call.verb, str(error)) from error
+        except Exception as error:  # whatever a call from outside makes fail, it must say where
+            raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {error}") from error
         if isinstance(answer, Tensor):
             answer = {_REPLY[call.verb]: answer}
         replies.append(answer or {})

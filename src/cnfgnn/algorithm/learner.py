@@ -24,23 +24,25 @@ class GraphLearner:
         self.adam = torch.optim.Adam(self.gn.parameters(), lr=lr)
         self.compute = compute
 
-    def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
-        """h_G of some windows: (n b h) -> (n b h)."""
+    def __call__(
+        self, h_c: Tensor, graph: Edges, present: Tensor | None, windows: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """h_G of some windows: (n w h) -> (n b h); present is (n w), (n 1) or None."""
+        h_c = h_c[:, windows]
         if present is not None:
-            present = present.to(self.compute.device)
+            present = (present if present.shape[1] == 1 else present[:, windows]).to(h_c.device)
         with self.compute.autocast():
             h_G: Tensor = self.gn(h_c, graph, present)
         return h_G.to(h_c.dtype)
 
     @torch.no_grad()
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
-        """h_G of every window, a few at a time: (n w h) -> (n w h); present is (n w), (n 1) or None."""
+        """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
         width = max(1, EDGES_AT_ONCE // max(1, len(graph.weights)))
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
-            there = present if present is None or present.shape[1] == 1 else present[:, some]
-            h_G[:, some] = self(h_c[:, some], graph, there)
+            h_G[:, some] = self(h_c, graph, present, some)
         return h_G
 
     def descend(self, h_G: Tensor, grad_h_G: Tensor) -> None:

@@ -145,7 +145,7 @@ def preset(
         if size == "727k":
             published |= method.metr_la_727k if like == "metr-la" else method.pems_bay_727k
         if inductive:
-            published |= INDUCTIVE if method.graph_network else {"training.patience": 20}
+            published |= INDUCTIVE if method.name == "at-fedavg" else {"training.patience": 20}
     return Config().with_changes(changes | published)
 
 

@@ -14,6 +14,7 @@ from cnfgnn.algorithm.draws import Draw
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params
 
 Number = int | float | str | bool
@@ -63,7 +64,11 @@ class NodeSettings:
 
 
 class Nodes:
-    """The verbs, typed. A tell waits for the next ask and rides with it; the ledger counts both."""
+    """The verbs, typed. A tell waits for the next ask and rides with it; the ledger counts both.
+
+    A site that was away has missed what defines its state; when it is back it is told again, before anything
+    else, what it must know to take part: how to prepare, and the weights that everybody has.
+    """
 
     def __init__(
         self, transport: Transport, ledger: Ledger | None = None, rows: Tensor | None = None
@@ -73,7 +78,8 @@ class Nodes:
         self.rows = torch.arange(sum(len(site) for site in transport.sites)) if rows is None else rows
         self.up = torch.ones(len(self.rows), dtype=torch.bool)  # who answered last
         self.has: dict[Split, Tensor] = {}
-        self._waiting: list[Call] = []
+        self._waiting: list[tuple[Purpose, Call]] = []
+        self._lesson: dict[str, Call] = {}  # what a returning site is told: verb -> its last call
         self._recovering = False
 
     def __len__(self) -> int:
@@ -84,13 +90,15 @@ class Nodes:
         self.flush()
         some = Nodes(self.transport, self.ledger, self.rows[rows])
         some.has = {split: has[rows.to(has.device)] for split, has in self.has.items()}
+        some._lesson = {verb: for_rows(call, rows) for verb, call in self._lesson.items()}
         return some
 
     # ---- ask ----------------------------------------------------------------------------------------
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
         """Each node's (count, sum, sum of squares) over the training split, and the windows it has."""
-        reply = self._ask("census", "set-up", {**_plan(windows), "missing": missing}, _starts(windows))
+        numbers: dict[str, Number] = {**_plan(windows), "missing": missing}
+        reply = self._ask("census", "set-up", numbers, _starts(windows))
         has = {split: reply[f"has.{split}"].bool() for split in SPLITS}
         return reply["moments"], has
 
@@ -98,9 +106,10 @@ class Nodes:
         """Every node's weights: (n, ...)."""
         return dict(self._ask("weights", "training"))
 
-    def encode(self, draw: Draw | None = None, split: Split = "train") -> Tensor:
+    def encode(
+        self, draw: Draw | None = None, split: Split = "train", purpose: Purpose = "training"
+    ) -> Tensor:
         """h_c of one minibatch, or of all windows of a split: (n w h)."""
-        purpose: Purpose = "training" if split == "train" else "evaluation"
         return self._ask("encode", purpose, _numbers(draw, split=split))["h_c"]
 
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
@@ -117,18 +126,19 @@ class Nodes:
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale, number the windows and initialise weights from the seed."""
         numbers = {**vars(settings), **_plan(windows), "mean": mean, "std": std}
-        self._tell("prepare", "set-up", numbers, _starts(windows))
+        self._lesson = {"prepare": self._tell("prepare", "set-up", numbers, _starts(windows))}
 
     def load(self, theta: Params, purpose: Purpose = "training") -> None:
         """Go on from these weights."""
-        self._tell("load", purpose, {}, theta)
+        self._lesson["load"] = self._tell("load", purpose, {}, theta)
 
-    def embed(self, h_G: Tensor, split: Split = "train") -> None:
-        """Keep these graph embeddings: for the next client update, or to be scored with."""
-        self._tell("embed", "training" if split == "train" else "evaluation", {"split": split}, {"h_G": h_G})
+    def embed(self, h_G: Tensor, purpose: Purpose = "training") -> None:
+        """Keep these graph embeddings: fixed during the next update, or to be scored with."""
+        self._tell("embed", purpose, {"judge": purpose == "evaluation"}, {"h_G": h_G})
 
     def update(self, r_g: int, r_c: int, step: int) -> None:
         """Train for r_c epochs on your own data."""
+        self._lesson.pop("load", None)  # from now on a node's weights are its own
         self._tell("update", "training", {"r_g": r_g, "r_c": r_c, "step": step})
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
@@ -137,9 +147,8 @@ class Nodes:
 
     def pull(self, anchor: Params, weight: Tensor) -> None:
         """During the next updates, be drawn to the anchor with this weight: (n, ...), (n,)."""
-        self._tell(
-            "pull", "training", {}, {**{f"anchor.{k}": w for k, w in anchor.items()}, "weight": weight}
-        )
+        tensors = {**{f"anchor.{k}": w for k, w in anchor.items()}, "weight": weight}
+        self._tell("pull", "training", {}, tensors)
 
     def forecast(self) -> None:
         """Keep your forecasts of the window that lies ahead; nothing comes back."""
@@ -156,7 +165,7 @@ class Nodes:
     # -------------------------------------------------------------------------------------------------
 
     def present(self, split: Split, windows: Tensor | slice = slice(None)) -> Tensor | None:
-        """(n b) or (n 1): who takes part in these windows; None if everybody does."""
+        """(n b) or (n 1): who has these windows and answered last; None if everybody does."""
         has = self.has.get(split)
         if has is None:
             return None if bool(self.up.all()) else self.up[:, None]
@@ -165,8 +174,7 @@ class Nodes:
     def flush(self) -> None:
         """Deliver what waits."""
         if self._waiting:
-            calls, self._waiting = self._waiting, []
-            self.up = self.transport.exchange(calls, self.rows).present
+            self._exchange()
 
     @contextmanager
     def recovering(self) -> Iterator[None]:
@@ -183,9 +191,10 @@ class Nodes:
         purpose: Purpose,
         numbers: Mapping[str, Number] | None = None,
         tensors: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self._count(purpose, verb, "down", tensors or {})
-        self._waiting.append(Call(verb, numbers or {}, tensors or {}))
+    ) -> Call:
+        call = Call(verb, numbers or {}, tensors or {})
+        self._waiting.append(("recovery" if self._recovering else purpose, call))
+        return call
 
     def _ask(
         self,
@@ -195,30 +204,55 @@ class Nodes:
         tensors: Mapping[str, Tensor] | None = None,
     ) -> Mapping[str, Tensor]:
         self._tell(verb, purpose, numbers, tensors)
-        calls, self._waiting = self._waiting, []
-        payload = self.transport.exchange(calls, self.rows)
+        return self._exchange()[-1]
+
+    def _exchange(self) -> Sequence[Mapping[str, Tensor]]:
+        """Deliver what waits to everybody, after those who are behind have been told what they missed."""
+        waiting, self._waiting = self._waiting, []
+        if not self.up.all() and self._lesson:
+            behind = (~self.up).nonzero().flatten()
+            lesson = [for_rows(call, behind) for call in self._lesson.values()]
+            back = self.transport.exchange(lesson, self.rows[behind]).present
+            for call in lesson:
+                self._count("recovery", call.verb, "down", call.tensors, back, self.rows[behind])
+        payload = self.transport.exchange([call for _, call in waiting], self.rows)
         self.up = payload.present
-        reply = payload.replies[-1]
-        self._count(purpose, verb, "up", reply)
-        return reply
+        if not self.up.any():
+            raise NodeError("everybody", waiting[-1][1].verb, "no node answered")
+        for (purpose, call), reply in zip(waiting, payload.replies, strict=True):
+            self._count(purpose, call.verb, "down", call.tensors, self.up, self.rows)
+            self._count(purpose, call.verb, "up", reply, self.up, self.rows)
+        return payload.replies
 
     def _count(
-        self, purpose: Purpose, verb: str, direction: Direction, tensors: Mapping[str, Tensor]
+        self,
+        purpose: Purpose,
+        verb: str,
+        direction: Direction,
+        tensors: Mapping[str, Tensor],
+        present: Tensor,
+        rows: Tensor,
     ) -> None:
-        if not tensors:
+        """Tensors that went to, or came from, the rows that are present."""
+        if not tensors or not present.any():
             return
-        n, sites = len(self.rows), len(self.transport.sites)
-        asked = (
-            sum(bool(torch.isin(site, self.rows).any()) for site in self.transport.sites) if sites > 1 else 1
-        )
+        n, there = len(rows), rows[present]
+        count, sites = len(there), 1
+        if len(self.transport.sites) > 1:
+            sites = sum(bool(torch.isin(site, there).any()) for site in self.transport.sites)
         per_node = per_site = 0
         for tensor in tensors.values():
             shared = tensor.shape[0] == 1 and n > 1
             size = tensor.numel() * tensor.element_size()
-            per_node += size * (n if shared else 1)
-            per_site += size * (asked if shared else 1)
-        item = Item("recovery" if self._recovering else purpose, verb, direction)
-        self.ledger.add(item, Bytes(per_node, per_site))
+            per_node += size * count if shared else size // n * count
+            per_site += size * sites if shared else size // n * count
+        self.ledger.add(Item(purpose, verb, direction), Bytes(per_node, per_site))
+
+
+def for_rows(call: Call, rows: Tensor) -> Call:
+    """The call with each per-node tensor cut down to these rows."""
+    tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
+    return Call(call.verb, call.numbers, tensors)
 
 
 def _numbers(draw: Draw | None, **more: Number) -> dict[str, Number]:

@@ -73,7 +73,7 @@ class Pooled:
     def _embed_all(self, split: Split) -> None:
         if self.gn is not None:
             h_c = self.clients.encode(split)
-            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), split)
+            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), judge=True)
 
     @property
     def minibatches(self) -> int:

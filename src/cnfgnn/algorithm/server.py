@@ -82,9 +82,9 @@ class Server:
             if self.theta_bar is not None:  # unseen nodes take the averaged weights
                 self.everyone.load(self.theta_bar, "evaluation")
         if self.gn is not None:
-            h_c = self.everyone.encode(split=split)
+            h_c = self.everyone.encode(split=split, purpose="evaluation")
             present = self.everyone.present(split)
-            self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), split)
+            self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), "evaluation")
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Every owner keeps its state under the tag: first the nodes, then, once they have, the server."""
@@ -125,12 +125,13 @@ class Alternating(Server):
             return
         # (2) Temporal encoding update.
         h_c = self.nodes.encode()
+        present = self.nodes.present("train")  # whose h_c there is: who goes or comes later changes nothing
         # (3) Split Learning of GN.
         for draw, windows in self.server_batches(r_g):
-            h_G = self.gn(h_c[:, windows], self.graph, self.nodes.present("train", windows))
+            h_G = self.gn(h_c, self.graph, present, windows)
             self.gn.descend(h_G, self.nodes.backward(h_G.detach(), draw, self.step))
         # (4) On-node graph embedding update.
-        self.nodes.embed(self.gn.propagate(h_c, self.graph, self.nodes.present("train")))
+        self.nodes.embed(self.gn.propagate(h_c, self.graph, present))
 
     def restore(self, tag: str) -> None:
         super().restore(tag)

@@ -44,6 +44,7 @@ class Readings:
             )
         if self.missing.shape != self.values.shape:
             raise DataError(self.source, "the missing mask has another shape than the values")
+        object.__setattr__(self, "missing", self.missing | np.isnan(self.values))  # no number is no reading
         if self.positions is not None and self.positions.shape != (columns, 2):
             raise DataError(self.source, f"{len(self.positions)} positions for {columns} sensors")
         self._check_ids()

@@ -34,7 +34,11 @@ class Incidence:
         return cls(node, torch.argsort(node, stable=True), offsets)
 
     def sum(self, x: Tensor) -> Tensor:
-        """(e ...) -> (n ...): in a fixed order on every device, because resuming is bit-exact."""
+        """(e ...) -> (n ...): in a fixed order on every device, because resuming is bit-exact.
+
+        Half precision is summed in float32: a busy node's sum would stop growing.
+        """
+        x = x.float() if x.dtype == torch.bfloat16 else x
         if x.is_cuda:  # atomic adds would come in any order
             return torch.segment_reduce(x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0)
         n = len(self.offsets) - 1

@@ -70,7 +70,7 @@ class NodeModel:
         for layer in range(self.layers):
             cell = _Cell(theta, f"encoder.{layer}")
             gates = cell.input_gates(inputs.flatten(1, 2)).unflatten(1, inputs.shape[1:3])  # (m t B 3h)
-            h = gates.new_zeros(gates.shape[0], gates.shape[2], self.hidden)
+            h = x.new_zeros(gates.shape[0], gates.shape[2], self.hidden)
             outputs = []
             for gate in gates.unbind(1):
                 h = cell.step(gate, h)
@@ -111,11 +111,12 @@ class NodeModel:
                     value = torch.where(
                         self._fed(batch, truth, t, m), _fold(batch.y[:, :, t - 1 : t], m), value
                     )
-                frame = torch.cat([value.to(frame.dtype), clock[..., t - 1 : t]], dim=-1)
+                frame = torch.cat([value, clock[..., t - 1 : t]], dim=-1)
             below = frame
             for layer, cell in enumerate(cells):
                 states[layer] = below = cell.step(cell.input_gates(below), states[layer])
-            y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
+            with torch.autocast(below.device.type, enabled=False):  # forecasts are fed back: no bf16 here
+                y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
 
     @staticmethod
@@ -139,12 +140,13 @@ class _Cell:
 
     def step(self, gates: Tensor, h: Tensor) -> Tensor:
         """h' = (1 - z) n + z h, with r and z sigmoid and n = tanh(i_n + r h_n)."""
-        i_r, i_z, i_n = gates.chunk(3, dim=-1)
-        h_r, h_z, h_n = torch.baddbmm(self.bias_hh, h, self.weight_hh).chunk(3, dim=-1)
+        # products may come in bf16; the state, which is added to twelve times, stays in its own type
+        i_r, i_z, i_n = gates.to(h.dtype).chunk(3, dim=-1)
+        h_r, h_z, h_n = torch.baddbmm(self.bias_hh, h, self.weight_hh).to(h.dtype).chunk(3, dim=-1)
         r = torch.sigmoid(i_r + h_r)
         z = torch.sigmoid(i_z + h_z)
         n = torch.tanh(i_n + r * h_n)
-        return torch.lerp(n, h.to(n.dtype), z)
+        return torch.lerp(n, h, z)
 
 
 def _fold(x: Tensor, m: int) -> Tensor:

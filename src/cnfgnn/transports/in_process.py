@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
-from cnfgnn.algorithm.nodes import Call, Payload
+from cnfgnn.algorithm.nodes import Call, Payload, for_rows
 from cnfgnn.errors import NodeError
 
 
@@ -37,26 +37,26 @@ class InProcess:
                 raise NodeError(
                     clients.name, calls[-1].verb, "only some of its nodes were asked: split the group"
                 )
-            answers.append((where, run(clients, [_for_rows(call, where, len(rows)) for call in calls])))
+            answers.append(
+                (
+                    where,
+                    run(
+                        clients,
+                        [call if _whole(where, len(rows)) else for_rows(call, where) for call in calls],
+                    ),
+                )
+            )
             present[where] = True
-        if not answers:
-            raise NodeError("simulator", calls[-1].verb, "no node answered")
         replies = [
             _gathered([(where, reply[k]) for where, reply in answers], len(rows)) for k in range(len(calls))
         ]
         return Payload(replies, present)
 
 
-def _for_rows(call: Call, rows: Tensor, n: int) -> Call:
-    """The call with each per-node tensor cut down to these rows."""
-    if _whole(rows, n):
-        return call
-    tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
-    return Call(call.verb, call.numbers, tensors)
-
-
 def _gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
     """Answers of several groups as one, node-major; zeros where nobody answered."""
+    if not parts:
+        return {}
     rows, first = parts[0]
     if len(parts) == 1 and _whole(rows, n):
         return first

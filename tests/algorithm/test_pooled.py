@@ -1,0 +1,44 @@
+"""The centralized bound takes the steps that torch's own Adam takes on the gradient of everything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cnfgnn.algorithm.pooled import Pooled
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.simulation import simulate
+from tests.conftest import small
+
+
+@pytest.mark.parametrize("method", ["gru-central", "gru-gn-central"])
+def test_a_round_equals_end_to_end_training(method: str, data: Dataset) -> None:
+    experiment = simulate(data, small(method))
+    pooled, (_, clients) = experiment.strategy, experiment.owners[0]
+    assert isinstance(pooled, Pooled)
+    training = experiment.config.training
+    theta = {name: w.detach().clone().requires_grad_() for name, w in clients.theta.items()}
+    optimizers = [torch.optim.Adam(theta.values(), lr=training.client_lr)]
+    gn = None
+    if pooled.gn is not None:
+        gn = simulate(data, small(method)).strategy.gn.gn  # type: ignore[attr-defined]
+        optimizers.append(torch.optim.Adam(gn.parameters(), lr=training.server_lr))
+    edges = Edges.of(data.graph, torch.device("cpu"), torch.float64)
+    for step, draw in enumerate(clients.client_batches.epoch(1, 0)):
+        batch, has = clients.data.batch("train", clients.client_batches[draw])
+        h_c = clients.model.encode(theta, batch.x)
+        h_G = None if gn is None else gn(h_c, edges, has)
+        loss = clients.losses(theta, batch, h_G, clients.truth(step), h_c).sum()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    pooled.round(1)
+    assert pooled.step == pooled.minibatches
+    for name, w in theta.items():
+        torch.testing.assert_close(pooled.theta[name], w, rtol=0, atol=1e-11)
+    if gn is not None and pooled.gn is not None:
+        for ours, theirs in zip(pooled.gn.gn.parameters(), gn.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)

@@ -1,0 +1,48 @@
+"""The same code on a CUDA device: the same results, and resuming stays bit-exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.simulation import simulate
+from cnfgnn.storage import MemoryStore
+from cnfgnn.training import Progress, train
+from tests.conftest import small
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_gives_the_results_of_the_cpu(method: str, data: Dataset) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        progress = train(simulate(data, small(method, **{"compute.device": device})))
+        losses.append([done.loss for done in progress.history])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_every_precision_trains(precision: str, data: Dataset) -> None:
+    config = small("at-fedavg", **{"compute.device": "cuda", "compute.precision": precision})
+    reference = train(simulate(data, small("at-fedavg"))).best.loss
+    assert train(simulate(data, config)).best.loss == pytest.approx(reference, rel=0.03)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, data: Dataset) -> None:
+    config = small(method, **{"compute.device": "cuda", "compute.precision": "fp32", "training.rounds": 3})
+    whole = simulate(data, config)
+    straight = train(whole)
+    stores: dict[str, MemoryStore] = {}
+
+    def store(name: str) -> MemoryStore:
+        return stores.setdefault(name, MemoryStore())
+
+    stopped = train(simulate(data, config, store=store), rounds=1)
+    second = simulate(data, config, store=store)
+    resumed = train(second, Progress(list(stopped.history), stopped.ledger))
+    assert resumed.history == straight.history
+    assert torch.equal(second.strategy.score("test"), whole.strategy.score("test"))
