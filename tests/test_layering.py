@@ -34,6 +34,7 @@ ORDER = [
     "terminal",
     "cli_data",
     "cli",
+    "__main__",
 ]
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "base", "manager", "core", "misc"}
 FORBIDDEN_IN_ALGORITHM = {

@@ -14,6 +14,7 @@ import torch
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.evaluation import Scores
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size
@@ -43,11 +44,15 @@ def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
     run.check_same_data(data)
     with run.locked():
         run.rewind()
-        experiment = simulate(data, run.config, store=run.store, tick=watcher.tick)
         progress = run.progress
-        if run.manifest["events"] == 0:
-            run.append("start", **_start(experiment, data))
-            run.commit(progress, experiment.scaler)
+        try:
+            experiment = simulate(data, run.config, store=run.store, tick=watcher.tick)
+            if run.manifest["events"] == 0:
+                run.append("start", **_start(experiment, data))
+                run.commit(progress, experiment.scaler)
+        except CnfgnnError:
+            run.discard_if_unused()
+            raise
         with _board(run.folder / "tensorboard", len(progress.history)) as board:
             progress = _trained(run, experiment, progress, watcher, board)
         result = finish(experiment, progress)

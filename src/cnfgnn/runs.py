@@ -16,9 +16,10 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,13 @@ class Run:
             "finished": finished,
         }
         self._write_manifest()
+
+    def discard_if_unused(self) -> None:
+        """A run that never began leaves nothing behind, nor the folder of runs made for it."""
+        if self.manifest["events"] == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):
+                self.folder.parent.rmdir()  # refuses unless it is empty
 
     def events(self) -> list[dict[str, Any]]:
         """All events, in order."""

@@ -100,8 +100,7 @@ def simulate(
         server = store("server")
         experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler)
         return replace(experiment, owners=owners)
-    everyone, windows, scaler = _agree(transport, windows, config, None, data.name, scaler)
-    everyone.flush()
+    _, windows, scaler = _agree(transport, windows, config, None, data.name, scaler)
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
     strategy = Pooled(owners[0][1], edges, learner, config.training, store("server"))
@@ -174,6 +173,7 @@ def _agree(
     device = Compute.of(config.compute).device
     everyone.has = {s: h.to(device) for s, h in has.items() if not h.all()}
     everyone.prepare(_settings(config), scaler.mean, scaler.std, windows)
+    everyone.flush()
     return everyone, windows, scaler
 
 

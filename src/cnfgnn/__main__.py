@@ -1,0 +1,5 @@
+"""`python -m cnfgnn`: the command line."""
+
+from cnfgnn.cli import main
+
+main()

@@ -1,0 +1,254 @@
+"""The command line as a person meets it: what it prints, where it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from cnfgnn.cli import app
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.runs import Run
+
+SMALL = [f"--set=model.{name}=4" for name in ("hidden", "embedding")] + ["--set=model.gn_widths=[6, 5]"]
+COMMAND = [sys.executable, "-m", "cnfgnn"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def said(*arguments: object, fails: bool = False) -> str:
+    """What a command prints, in this process; or the one sentence with which it ends."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if fails:
+        assert isinstance(result.exception, CnfgnnError), result.output
+        return str(result.exception)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A person's folder: hourly readings with gaps, text ids, no edges."""
+    place = tmp_path_factory.mktemp("data") / "harbour"
+    said("data", "synthesize", place, "--sensors", 4, "--days", 3)
+    frame = pd.read_csv(place / "readings.csv", index_col="time", parse_dates=["time"])
+    hourly = frame.resample("15min").mean()
+    hourly.columns = pd.Index(["north quay", "south quay", "bridge", "town hall"])
+    hourly.iloc[20:26, 1] = float("nan")
+    hourly = hourly.drop(hourly.index[40:45])  # a hole in time
+    hourly.to_csv(place / "readings.csv")
+    sensors = pd.read_csv(place / "sensors.csv")
+    sensors["id"] = hourly.columns
+    sensors.to_csv(place / "sensors.csv", index=False)
+    (place / "edges.csv").unlink()
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "first"
+    said("train", folder, "--out", out, "--set=training.rounds=2", *SMALL)
+    return out
+
+
+def test_a_newcomer_gets_from_a_folder_to_forecasts(folder: Path, run: Path, tmp_path: Path) -> None:
+    described = json.loads(said("data", "describe", folder, "--json"))
+    assert described["sensors"] == 4
+    assert described["step"] == "0 days 00:15:00"
+    assert described["rows"] == 288
+    assert 0 < described["missing"] < 0.1
+    out = tmp_path / "forecasts.csv"
+    assert "12 steps" in said("forecast", run, folder, "--out", out)
+    frame = pd.read_csv(out, index_col="time", parse_dates=["time"])
+    assert list(frame.columns) == ["north quay", "south quay", "bridge", "town hall"]
+    last = pd.read_csv(folder / "readings.csv")["time"].iloc[-1]
+    assert frame.index[0] - pd.Timestamp(last) == pd.Timedelta(minutes=15)
+    assert frame.notna().all().all()
+
+
+def test_forecasts_can_be_parquet(folder: Path, run: Path, tmp_path: Path) -> None:
+    said("forecast", run, folder, "--out", tmp_path / "f.parquet")
+    assert pd.read_parquet(tmp_path / "f.parquet").shape == (12, 4)
+    assert "csv, .parquet" in said("forecast", run, folder, "--out", tmp_path / "f.xlsx", fails=True)
+
+
+def test_a_run_remembers_its_data(run: Path) -> None:
+    events = Run.open(run).events()
+    judged = json.loads(said("evaluate", run, "--json"))
+    assert judged["overall"] == events[-1]["overall"]
+    assert set(judged["per_node"]) == {"north quay", "south quay", "bridge", "town hall"}
+    assert len(judged["per_step"]) == 12
+    assert json.loads(said("evaluate", run, "--split", "train", "--json"))["overall"] != judged["overall"]
+    table = said("evaluate", run, "--per-node")
+    assert "town hall" in table
+    assert "180 min ahead" in table
+
+
+def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    (tmp_path / "good").symlink_to(run)
+    listed = said("runs", tmp_path)
+    assert "at-fedavg" in listed
+    assert "finished" in listed
+    assert "damaged" in listed.replace("\n", "")
+    assert "no runs" in said("runs", tmp_path / "nowhere")
+
+
+def test_methods_and_version_are_told() -> None:
+    assert "CNFGNN (AT + FedAvg)" in said("methods")
+    assert said("--version").startswith("cnfgnn ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "nowhere"], "no such file or folder"),
+        (["train", "--method", "cnn"], "there is no method 'cnn'"),
+        (["train", "--set", "training.epochs=3"], "training.epochs: there is no setting 'epochs'"),
+        (["train", "--set", "training.rounds=no"], "training.rounds: takes a whole number"),
+        (["train", "--set", "method=at"], "method: give it as --method"),
+        (["train", "--like", "mnist"], "metr-la, pems-bay"),
+        (["train", "--device", "cuda:77"], "compute.device: 'cuda:77' is not available"),
+        (["train", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["train", "--resume", "nowhere"], "is not a run"),
+        (["evaluate", "nowhere"], "is not a run"),
+        (["forecast", "nowhere"], "is not a run"),
+        (["compare", "nowhere.toml"], "nowhere.toml"),
+        (["data", "describe", "nowhere"], "no such file or folder"),
+        (["data", "synthesize", ".", "--sensors", "3"], "is there already"),
+        (["data", "synthesize", "new", "--sensors", "0"], "city.sensors"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "something").touch()
+    told = said(*arguments, fails=True)
+    assert sentence in told
+    assert "\n" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["something"]  # and nothing was left behind
+
+
+def test_a_resumed_run_keeps_its_settings(run: Path) -> None:
+    assert "keeps the settings" in said("train", "--resume", run, "--seed", 3, fails=True)
+
+
+def test_a_new_run_takes_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=training.rounds=1", *SMALL]
+    for _ in range(2):
+        said("train", *tiny)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_settings_come_from_preset_file_changes_and_options_in_that_order(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('method = "gru-fedavg"\nseed = 5\n[training]\nrounds = 7\npatience = 3\n')
+    out = tmp_path / "run"
+    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=model.hidden=3", "--set=training.rounds=1"]
+    said("train", "--config", file, "--seed", 6, "--out", out, *tiny)
+    config = Run.open(out).config
+    assert (config.method, config.seed, config.training.rounds, config.training.patience) == (
+        "gru-fedavg",
+        6,
+        1,
+        3,
+    )
+    assert config.training.client_batch == 256  # the preset's
+
+
+# ---- real processes ---------------------------------------------------------------------------------------
+
+
+def long_run(out: Path, *more: str) -> list[str]:
+    tiny = [
+        "--set=city.sensors=3",
+        "--set=city.days=1",
+        "--set=training.rounds=400",
+        "--set=training.patience=400",
+    ]
+    return [*COMMAND, "train", "--out", str(out), *tiny, *SMALL, *more]
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, "the process ended before its time"
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+def rounds_of(folder: Path) -> int:
+    return len(Run.open(folder).progress.history) if (folder / "manifest.json").exists() else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(long_run(out), stderr=subprocess.PIPE, env=ENVIRONMENT)
+    wait_for(lambda: rounds_of(out) >= 2, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert f"train --resume {out}".encode() in errors
+    assert rounds_of(out) >= 2
+
+
+def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(long_run(out), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        wait_for(lambda: rounds_of(out) >= 1, process)
+        second = subprocess.run(
+            [*COMMAND, "train", "--resume", str(out)], capture_output=True, env=ENVIRONMENT
+        )
+        assert second.returncode == 4
+        assert second.stderr.decode().strip().endswith(f"is in use by process {process.pid}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path) -> None:
+    (tmp_path / "readings.csv").write_text("time,a\n2024-01-01,1\n2024-01-01,x\n")
+    done = subprocess.run([*COMMAND, "train", str(tmp_path)], capture_output=True, env=ENVIRONMENT)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1
+    assert "readings.csv, row 3, column 'a'" in lines[0]
+
+
+def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        long_run(tmp_path / "run"),
+        stderr=terminal,
+        stdout=terminal,
+        env=ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "150"},
+    )
+    os.close(terminal)
+    shown = b""
+    end = time.monotonic() + 60
+    try:
+        while not (b"best RMSE" in shown and b"minibatches/s" in shown and b"at most" in shown):
+            assert time.monotonic() < end, shown[-2000:]
+            if select.select([controller], [], [], 0.2)[0]:
+                shown += os.read(controller, 65536)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+    assert b"round " in shown
