@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from cnfgnn.algorithm.draws import CLIENT_BATCHES, Batches, Draw, coins, generator, mix, truth_probability
+from cnfgnn.algorithm.draws import CLIENT_BATCHES, Batches, Coins, Draw, generator, mix, truth_probability
 
 CPU = torch.device("cpu")
 
@@ -61,11 +61,21 @@ def test_the_truth_becomes_rarer_as_dcrnn_has_it() -> None:
 
 def test_coins_fall_as_often_as_the_probability_says() -> None:
     step, k = 6900, 1000.0
-    tosses = [coins(seed, step, 12, k, CPU) for seed in range(400)]
+    tosses = [Coins(seed, 12, k, CPU)[step] for seed in range(400)]
     share = torch.stack([t for t in tosses if t is not None]).float().mean().item()
     assert abs(share - truth_probability(step, k)) < 0.03  # 0.5 +- 2 standard deviations
 
 
 def test_free_running_needs_no_coins() -> None:
-    assert coins(1, 5, 12, 0.0, CPU) is None
-    assert coins(1, 10**6, 12, 1000.0, CPU) is None
+    assert Coins(1, 12, 0.0, CPU)[5] is None
+    assert Coins(1, 12, 1000.0, CPU)[10**6] is None
+
+
+def test_coins_do_not_depend_on_which_were_asked_for_before() -> None:
+    coins = Coins(3, 12, 1000.0, CPU)
+    first = coins[700]
+    assert coins[100] is not None
+    assert first is not None
+    again = coins[700]
+    assert again is not None
+    assert torch.equal(first, again)

@@ -21,11 +21,12 @@ from cnfgnn.algorithm.draws import (
     NODE_WEIGHTS,
     SERVER_BATCHES,
     Batches,
+    Coins,
     Draw,
-    coins,
     generator,
 )
 from cnfgnn.algorithm.nodes import NodeSettings
+from cnfgnn.algorithm.replay import Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
@@ -74,6 +75,7 @@ class Clients:
         count = windows.count("train")
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
+        self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
         self.model = NodeModel(s.hidden, s.layers, s.embedding)
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.anchor = None, None, None
@@ -85,21 +87,25 @@ class Clients:
         self._own()
         if self.adam is None or not self.settings.keep_optimizer:
             self.adam = Adam(self.theta, self.settings.client_lr)
+        minibatch = Replay(self._learn, self.compute.device)
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
-                batch, has = self.data.batch("train", windows)
-                h_G = _at(self.h_G, windows)
-                losses = self.losses(self.theta, batch, h_G, self.truth(step))
-                grads = dict(
-                    zip(self.theta, torch.autograd.grad(losses.sum(), list(self.theta.values())), strict=True)
-                )
-                if self.anchor is not None:
-                    self._add_pull(grads)
-                self.adam.step(self.theta, grads, _active(has))
+                minibatch(windows, _at(self.h_G, windows), self.truth(step))
                 step += 1
                 self.tick()
         self._stand_still()
+
+    def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
+        """One minibatch: every node takes a step along the gradient of its own loss."""
+        assert self.adam is not None
+        batch, has = self.data.batch("train", windows)
+        losses = self.losses(self.theta, batch, h_G, truth)
+        gradients = torch.autograd.grad(losses.sum(), list(self.theta.values()))
+        grads = dict(zip(self.theta, gradients, strict=True))
+        if self.anchor is not None:
+            self._add_pull(grads)
+        self.adam.step(self.theta, grads, _active(has))
 
     @torch.no_grad()
     def encode(
@@ -108,12 +114,8 @@ class Clients:
         """ClientEncode: h_c of one minibatch, or of every window of the split."""
         if r_g is not None and epoch is not None and number is not None:
             return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])
-        n, count, width = (
-            self.series.nodes,
-            len(self.data.starts[split]),
-            self.model.hidden * self.model.layers,
-        )
-        h_c = torch.empty(n, count, width, dtype=self.compute.dtype, device=self.compute.device)
+        shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
+        h_c = torch.empty(shape, dtype=self.compute.dtype, device=self.compute.device)
         for some in self.data.chunks(split):
             h_c[:, some] = self._encoded(split, some)
         if split == "train":
@@ -124,13 +126,14 @@ class Clients:
         """ClientBackward: d loss / d h_G; with `learn` the node also keeps its own gradients for `step`."""
         draw = Draw(r_g, epoch, number)
         windows = self.server_batches[draw]
-        batch, _ = self.data.batch("train", windows)
-        h_G = h_G.detach().requires_grad_()
         if not learn:
             h_c = _at(self._h_c, windows)
             h_c = self.encode("train", *draw) if h_c is None else h_c
-            losses = self.losses(self.theta, batch, h_G, self.truth(step), h_c)
-            return torch.autograd.grad(losses.sum(), h_G)[0]
+            grad_h_G = self._answer(windows, h_c, h_G.detach(), self.truth(step))
+            assert grad_h_G is not None
+            return grad_h_G
+        batch, _ = self.data.batch("train", windows)
+        h_G = h_G.detach().requires_grad_()
         self._own()
         theta = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
         h_c = self.encode("train", *draw).requires_grad_()
@@ -138,6 +141,12 @@ class Clients:
         grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *theta.values()])
         self._decoder_grads = draw, dict(zip(theta, grads, strict=True)), grad_h_c
         return grad_h_G
+
+    def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
+        batch, _ = self.data.batch("train", windows)
+        h_G = h_G.detach().requires_grad_()
+        losses = self.losses(self.theta, batch, h_G, truth, h_c)
+        return torch.autograd.grad(losses.sum(), h_G)[0]
 
     def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
         """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
@@ -228,16 +237,12 @@ class Clients:
 
     def restore(self, tag: str) -> None:
         def part(prefix: str) -> Params:
-            return {
-                k.removeprefix(prefix): w.to(self.compute.device)
-                for k, w in state.items()
-                if k.startswith(prefix)
-            }
+            return {k.removeprefix(prefix): w for k, w in state.items() if k.startswith(prefix)}
 
-        state = self.store.read(tag)
+        state = {name: w.to(self.compute.device) for name, w in self.store.read(tag).items()}
         self.load(**part("theta."))
         self.h_G, self.adam, self.anchor = None, None, part("anchor.") or None
-        self.anchor_weight = state["anchor_weight"].to(self.compute.device) if self.anchor else None
+        self.anchor_weight = state["anchor_weight"] if self.anchor else None
         if adam := part("adam."):
             self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
             self.adam.load(adam)
@@ -264,6 +269,7 @@ class Clients:
     def _stand_still(self) -> None:
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
+        self._answer = Replay(self._grad_h_G, self.compute.device)  # of these weights
 
     def _add_pull(self, grads: Params) -> None:
         """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""
@@ -274,7 +280,8 @@ class Clients:
             grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name])
 
     def truth(self, step: int) -> Tensor | None:
-        return coins(self.settings.seed, step, self.data.horizon, self.settings.sampling, self.compute.device)
+        """(t,): the decoder steps fed the truth in this minibatch; None if none."""
+        return self.coins[step]
 
 
 def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
+COINS_AT_ONCE = 256  # minibatches
 _WORD = (1 << 64) - 1
 
 
@@ -66,10 +67,27 @@ def truth_probability(step: int, k: float) -> float:
     return 0.0 if k == 0 else k / (k + math.exp(min(step / k, 700.0)))
 
 
-def coins(seed: int, step: int, horizon: int, k: float, device: torch.device) -> Tensor | None:
-    """(t,): the decoder steps that are fed the truth, one coin a step for all nodes; None if no step is."""
-    p = truth_probability(step, k)
-    if p < 1e-12:
-        return None
-    tosses = [mix(seed, COINS, step, t) / 2**64 < p for t in range(horizon)]
-    return torch.tensor(tosses, device=device)
+class Coins:
+    """Which decoder steps are fed the truth: one coin per minibatch and step, the same for all nodes.
+
+    They are tossed in blocks, because a copy to a device for every minibatch would wait for it.
+    """
+
+    def __init__(self, seed: int, horizon: int, k: float, device: torch.device) -> None:
+        self.seed, self.horizon, self.k, self.device = seed, horizon, k, device
+        self._block: tuple[int, Tensor] | None = None
+
+    def __getitem__(self, step: int) -> Tensor | None:
+        """(t,) for the minibatch of that number; None where the truth has died out."""
+        number = step // COINS_AT_ONCE
+        first = number * COINS_AT_ONCE
+        if truth_probability(first, self.k) < 1e-12:
+            return None
+        if self._block is None or self._block[0] != number:
+            tosses = [self._tossed(s) for s in range(first, first + COINS_AT_ONCE)]
+            self._block = number, torch.tensor(tosses, device=self.device)
+        return self._block[1][step - first]
+
+    def _tossed(self, step: int) -> list[bool]:
+        p = truth_probability(step, self.k)
+        return [mix(self.seed, COINS, step, t) / 2**64 < p for t in range(self.horizon)]

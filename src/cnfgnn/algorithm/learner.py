@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
+from cnfgnn.algorithm.replay import graphed
 from cnfgnn.config import ModelConfig
 from cnfgnn.models.graphnet import Edges, GraphNetwork
 
@@ -21,8 +22,9 @@ class GraphLearner:
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
         gn = GraphNetwork(model.hidden, model.embedding, model.gn_widths, model.gn_layers)
         self.gn = gn.init(generator(seed, SERVER_WEIGHTS)).to(compute.device, compute.dtype)
-        self.adam = torch.optim.Adam(self.gn.parameters(), lr=lr)
+        self.adam = torch.optim.Adam(self.gn.parameters(), lr=lr, fused=compute.device.type == "cuda")
         self.compute = compute
+        self._recorded: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
     def __call__(
         self, h_c: Tensor, graph: Edges, present: Tensor | None, windows: Tensor | slice = slice(None)
@@ -31,9 +33,18 @@ class GraphLearner:
         h_c = h_c[:, windows]
         if present is not None:
             present = (present if present.shape[1] == 1 else present[:, windows]).to(h_c.device)
+        if h_c.is_cuda and torch.is_grad_enabled():
+            return self._replayed(h_c, graph, present).to(h_c.dtype)
         with self.compute.autocast():
             h_G: Tensor = self.gn(h_c, graph, present)
         return h_G.to(h_c.dtype)
+
+    def _replayed(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
+        """The same from a recording, made the first time a shape comes up."""
+        key = (id(graph), h_c.shape, h_c.requires_grad, None if present is None else present.shape)
+        if key not in self._recorded:
+            self._recorded[key] = graphed(self.gn, (graph,), h_c, present, self.compute.bf16)
+        return self._recorded[key](h_c, *([] if present is None else [present]))
 
     @torch.no_grad()
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:

@@ -40,7 +40,9 @@ class Incidence:
         """
         x = x.float() if x.dtype == torch.bfloat16 else x
         if x.is_cuda:  # atomic adds would come in any order
-            return torch.segment_reduce(x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0)
+            return torch.segment_reduce(
+                x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0, unsafe=True
+            )
         n = len(self.offsets) - 1
         return x.new_zeros(n, *x.shape[1:]).index_add_(0, self.node, x)
 
