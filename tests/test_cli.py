@@ -63,7 +63,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_newcomer_gets_from_a_folder_to_forecasts(folder: Path, run: Path, tmp_path: Path) -> None:
     described = json.loads(said("data", "describe", folder, "--json"))
     assert described["sensors"] == 4
-    assert described["step"] == "0 days 00:15:00"
+    assert described["step_minutes"] == 15
     assert described["rows"] == 288
     assert 0 < described["missing"] < 0.1
     out = tmp_path / "forecasts.csv"
@@ -90,7 +90,7 @@ def test_a_run_remembers_its_data(run: Path) -> None:
     assert json.loads(said("evaluate", run, "--split", "train", "--json"))["overall"] != judged["overall"]
     table = said("evaluate", run, "--per-node")
     assert "town hall" in table
-    assert "180 min ahead" in table
+    assert "3 h ahead" in table
 
 
 def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path) -> None:
@@ -102,6 +102,56 @@ def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path)
     assert "finished" in listed
     assert "damaged" in listed.replace("\n", "")
     assert "no runs" in said("runs", tmp_path / "nowhere")
+
+
+def test_an_unused_run_leaves_what_was_there_before(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "sub"
+    mine.mkdir(parents=True)
+    no_validation = ["--set=data.shares=[0.8, 0.0, 0.2]", *SMALL]
+    assert "no validation windows" in said("train", folder, "--out", mine, *no_validation, fails=True)
+    assert mine.is_dir()
+    assert "no validation windows" in said(
+        "train", folder, "--out", mine.parent / "a" / "b", *no_validation, fails=True
+    )
+    assert [path.name for path in mine.parent.iterdir()] == ["sub"]
+
+
+def test_a_run_without_a_round_can_be_neither_judged_nor_asked(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    told = said("train", folder, "--out", out, "--set=training.client_lr=1e30", *SMALL, fails=True)
+    assert "round 1 is not a number: begin a new run" in told
+    for command in ("evaluate", "forecast"):
+        assert "no finished round" in said(command, out, fails=True)
+
+
+def test_times_with_an_offset_come_back_as_utc_and_say_so(folder: Path, run: Path, tmp_path: Path) -> None:
+    there = tmp_path / "zoned"
+    there.mkdir()
+    frame = pd.read_csv(folder / "readings.csv")
+    frame["time"] = [f"{time}+02:00" for time in frame["time"]]
+    frame.to_csv(there / "readings.csv", index=False)
+    (there / "sensors.csv").write_bytes((folder / "sensors.csv").read_bytes())
+    assert json.loads(said("data", "describe", there, "--json"))["times"] == "UTC"
+    said("forecast", run, there, "--out", tmp_path / "f.csv")
+    first = pd.read_csv(tmp_path / "f.csv")["time"].iloc[0]
+    assert first.endswith("+00:00")
+    assert pd.Timestamp(first) - pd.Timestamp(frame["time"].iloc[-1]) == pd.Timedelta(minutes=15)
+
+
+def test_few_rows_can_be_described(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "readings.csv").read_text().splitlines()[:15]
+    (tmp_path / "readings.csv").write_text("\n".join(lines))
+    (tmp_path / "sensors.csv").write_bytes((folder / "sensors.csv").read_bytes())
+    assert json.loads(said("data", "describe", tmp_path, "--json"))["train_windows"] == 0
+
+
+def test_settings_are_printed_as_a_file_that_can_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "all.toml"
+    file.write_text(said("settings", "--method", "gru-local", "--size", "727k"))
+    out = tmp_path / "run"
+    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=model.hidden=3", "--set=training.rounds=1"]
+    said("train", "--config", file, "--out", out, *tiny)
+    assert (Run.open(out).config.size, Run.open(out).config.model.layers) == ("727k", 2)
 
 
 def test_methods_and_version_are_told() -> None:
@@ -117,6 +167,10 @@ def test_methods_and_version_are_told() -> None:
         (["train", "--set", "training.epochs=3"], "training.epochs: there is no setting 'epochs'"),
         (["train", "--set", "training.rounds=no"], "training.rounds: takes a whole number"),
         (["train", "--set", "method=at"], "method: give it as --method"),
+        (["train", "--set", f"seed=1{'0' * 400}"], "seed: takes a whole number"),
+        (["train", "--set", f"seed=1{'0' * 5000}"], "seed: takes a whole number"),
+        (["train", "--set", "seed=100000000000000000000"], "seed: must be below 2^63"),
+        (["train", "--set", "model.hidden=1000000000"], "model.hidden: widths up to 65536"),
         (["train", "--like", "mnist"], "metr-la, pems-bay"),
         (["train", "--device", "cuda:77"], "compute.device: 'cuda:77' is not available"),
         (["train", "--config", "nowhere.toml"], "nowhere.toml"),

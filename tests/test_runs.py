@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,56 @@ def test_a_damaged_manifest_is_named(run: Run, content: str) -> None:
         Run.open(run.folder)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["finished"], None),
+        (["events"], "x"),
+        (["scaler"], {"mean": "a"}),
+        (["progress", "ledger"], [[1]]),
+        (["data", "sensors"], 3),
+        (["data", "step_seconds"], "x"),
+        (["progress", "history"], []),
+        (["progress", "history", 1, "best"], False),
+        (["progress", "history", 0, "best"], "drop both"),
+    ],
+)
+def test_an_entry_of_the_wrong_kind_is_found_when_the_run_is_opened(
+    finished: Path, tmp_path: Path, path: list[Any], value: Any
+) -> None:
+    manifest = json.loads((finished / "manifest.json").read_text())
+    spot = manifest
+    for key in path[:-1]:
+        spot = spot[key]
+    spot[path[-1]] = value
+    if value == "drop both":
+        for done in manifest["progress"]["history"]:
+            done["best"] = False
+    (tmp_path / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    if value is False:  # the round before is the best one then
+        assert Run.open(tmp_path).progress.best.r_g == 1
+        return
+    with pytest.raises(RunError, match="damaged"):
+        Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage\n" * 500])
+def test_lost_or_damaged_events_are_named_before_going_on(
+    finished: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "events.jsonl").unlink()
+    if content is not None:
+        (folder / "events.jsonl").write_bytes(content)
+    with pytest.raises(RunError, match=r"events\.jsonl"):
+        carry_on(Run.open(folder), network(), Silent())
+
+
 def test_a_damaged_configuration_is_named(run: Run) -> None:
     (run.folder / "config.toml").write_text("training = 3")
-    with pytest.raises(RunError, match=r"config\.toml"):
+    with pytest.raises(RunError, match="its settings cannot be used"):
         Run.open(run.folder)
 
 

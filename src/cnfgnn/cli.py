@@ -14,7 +14,7 @@ from rich.table import Table
 
 import cnfgnn
 from cnfgnn import config_file, terminal
-from cnfgnn.algorithm.methods import ALIASES, LIKES, method_of, preset
+from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
 from cnfgnn.cli_data import data_app
 from cnfgnn.comparing import Plan
 from cnfgnn.comparing import compare as run_plan
@@ -28,12 +28,15 @@ from cnfgnn.running import carry_on, scores_as_dict
 from cnfgnn.runs import Run, plain
 from cnfgnn.storage import write_whole
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=cnfgnn.__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
+)
 app.add_typer(data_app, name="data")
 
 DataArgument = Annotated[
     Path | None, typer.Argument(help="A file or folder of readings; else the synthetic city.")
 ]
+OwnDataArgument = Annotated[Path | None, typer.Argument(help="Other readings than the run was trained on.")]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -51,7 +54,7 @@ def options(
 def train(
     data: DataArgument = None,
     method: Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")] = None,
-    node_size: Annotated[str, typer.Option("--size", help="63k or 727k, for the GRU baselines.")] = "63k",
+    node_size: Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")] = None,
     like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")] = None,
@@ -60,10 +63,15 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The new run's folder.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,
 ) -> None:
-    """Train a method, or go on with an interrupted run as if it had never stopped."""
+    """Train a method, or go on with an interrupted run as if it had never stopped.
+
+    DATA is a METR-LA or PEMS-BAY .h5 file, or a folder with readings.csv (a column of times like 2024-01-31
+    08:05, then one per sensor, empty where missing) and sensors.csv (id, latitude, longitude) or edges.csv
+    (from, to, weight or distance). `cnfgnn settings` lists what --set and --config can change.
+    """
     if resume is not None:
         given = {"--method": method, "--like": like, "--config": config, "--set": changes, "--seed": seed}
-        given |= {"--out": out, "--device": device}
+        given |= {"--out": out, "--device": device, "--size": node_size}
         for name, value in given.items():
             if value is not None:
                 raise ConfigError(name, "a resumed run keeps the settings it began with")
@@ -81,7 +89,8 @@ def train(
         result = carry_on(run, readings, terminal.watcher())
     except KeyboardInterrupt:
         rounds = len(Run.open(run.folder).progress.history)
-        print(f"\nstopped; {rounds} rounds are kept: cnfgnn train --resume {run.folder}", file=sys.stderr)
+        kept = f"{rounds} round{'s are' if rounds != 1 else ' is'} kept"
+        print(f"\nstopped; {kept}: cnfgnn train --resume {run.folder}", file=sys.stderr)
         raise typer.Exit(130) from None
     best = result.progress.best
     title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
@@ -90,13 +99,14 @@ def train(
     )
     moved = best.training_bytes
     per_node, per_site = terminal.size(moved.per_node), terminal.size(moved.per_site)
-    print(f"bytes until then: {per_node} per node, {per_site} per site")
+    print(f"training moved {per_node} until then, counted per node; {per_site} per site")
+    print(f"next: cnfgnn forecast {run.folder} --out forecasts.csv")
 
 
 def resolve(
     data: Path | None,
     method: str | None,
-    node_size: str,
+    node_size: str | None,
     like: str | None,
     config: Path | None,
     changes: list[str],
@@ -107,9 +117,9 @@ def resolve(
     from_file = config_file.read_changes(config) if config else {}
     name = method or from_file.pop("method", "cnfgnn")
     from_file.pop("method", None)
-    if like is not None and like not in LIKES:
-        raise ConfigError("--like", f"no settings were published for {like!r}", LIKES)
-    settings = preset(name, from_file.pop("size", node_size), like)
+    size = node_size or from_file.get("size", "63k")
+    from_file.pop("size", None)
+    settings = preset(name, size, _like(like)).with_changes(from_file)  # what a file says must hold by itself
     wanted: dict[str, Any] = from_file | dict(config_file.parse_change(text) for text in changes)
     for fixed in ("method", "size"):
         if fixed in wanted:
@@ -126,7 +136,7 @@ def resolve(
 @app.command()
 def evaluate(
     run: RunArgument,
-    data: DataArgument = None,
+    data: OwnDataArgument = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     per_node: Annotated[bool, typer.Option("--per-node", help="Also a row for every sensor.")] = False,
     as_json: JsonOption = False,
@@ -153,22 +163,25 @@ def evaluate(
 @app.command()
 def forecast(
     run: RunArgument,
-    data: DataArgument = None,
+    data: OwnDataArgument = None,
     out: Annotated[Path, typer.Option(help="A .csv or .parquet file.")] = Path("forecasts.csv"),
 ) -> None:
     """Write the next readings of every sensor: a row per time, a column per sensor."""
     if out.suffix not in (".csv", ".parquet"):
         raise ConfigError("--out", f"{out.name!r} has no such ending", [".csv", ".parquet"])
+    if not out.absolute().parent.is_dir():
+        raise StorageError(out, "there is no such folder")
     opened = Run.open(run)
     frame = forecast_run(opened, _data_of(opened, data))
     is_csv = out.suffix == ".csv"
-    if not out.absolute().parent.is_dir():
-        raise StorageError(out, "there is no such folder")
     write_whole(out, frame.to_csv(float_format="%.4f").encode() if is_csv else frame.to_parquet())
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
     if silent:
         more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
         print(f"no recent reading, so no forecast: {', '.join(silent[:5])}{more}", file=sys.stderr)
+    new = [sensor for sensor in frame.columns if sensor not in set(opened.data["sensors"])]
+    if new:
+        print(f"new to the run, forecast with everybody's weights: {', '.join(new[:5])}", file=sys.stderr)
     print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
 
 
@@ -221,6 +234,16 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path(
 
 
 @app.command()
+def settings(
+    method: Annotated[str, typer.Option(help="See `cnfgnn methods`.")] = "cnfgnn",
+    node_size: Annotated[str, typer.Option("--size", help="63k or 727k: GRU baselines.")] = "63k",
+    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
+) -> None:
+    """Print every setting of a method with its value, as a TOML file that --config takes."""
+    print(config_file.dump(preset(method, node_size, _like(like))), end="")
+
+
+@app.command()
 def methods() -> None:
     """List the methods of the paper's tables."""
     table = Table("name", "in the paper", "sizes", "federated", "new sensors")
@@ -230,6 +253,12 @@ def methods() -> None:
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
     terminal.out().print(table)
+
+
+def _like(name: str | None) -> Like | None:
+    if name is not None and name not in LIKES:
+        raise ConfigError("--like", f"no settings were published for {name!r}", LIKES)
+    return name
 
 
 def _data_of(run: Run, data: Path | None) -> Dataset:

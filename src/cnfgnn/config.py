@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from cnfgnn.errors import ConfigError
 
+MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take all memory before it fails
 Missing = Literal["as-truth", "masked"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
@@ -106,6 +107,10 @@ class Config:
         _at_least(0, "model.embedding", m.embedding)
         _at_least(1, "model.gn_layers", m.gn_layers)
         _at_least(0, "seed", self.seed)
+        if self.seed >= 2**63:
+            raise ConfigError("seed", "must be below 2^63")
+        if m.hidden > MOST_UNITS or m.embedding > MOST_UNITS or max(m.gn_widths, default=0) > MOST_UNITS:
+            raise ConfigError("model.hidden", f"widths up to {MOST_UNITS} can be meant")
         if not m.gn_widths or min(m.gn_widths) < 1:
             raise ConfigError("model.gn_widths", f"one or more widths of at least 1, not {m.gn_widths}")
         if m.layers > 1 and m.embedding:
@@ -129,6 +134,8 @@ def _changed(section: Any, key: str, path: list[str], value: Any) -> Any:
         raise ConfigError(key, f"there is no setting {path[0]!r}", names)
     old = getattr(section, path[0])
     if dataclasses.is_dataclass(old):
+        if len(path) == 1 and value == {}:
+            return section  # an empty table of a file
         if len(path) == 1:
             raise ConfigError(key, "is a section", [f"{key}.{f.name}" for f in dataclasses.fields(old)])
         return dataclasses.replace(section, **{path[0]: _changed(old, key, path[1:], value)})
@@ -160,4 +167,6 @@ def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)

@@ -35,7 +35,7 @@ def read_changes(path: Path) -> dict[str, Any]:
         raise DataError(path, f"it cannot be read ({error.strerror})") from error
     except UnicodeDecodeError:
         raise DataError(path, "it is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise DataError(path, f"it is not TOML ({error})") from None
     return _flat(content)
 
@@ -47,7 +47,7 @@ def parse_change(text: str) -> tuple[str, Any]:
         raise ConfigError(text, "a change looks like training.rounds=3")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError):  # not TOML, or a number longer than Python reads
         value = raw.strip()
     return key.strip(), value
 
@@ -55,7 +55,8 @@ def parse_change(text: str) -> tuple[str, Any]:
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        is_table = isinstance(value, dict) and value  # an empty one is kept: its name may be wrong
+        flat |= _flat(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
     return flat
 
 

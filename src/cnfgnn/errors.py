@@ -93,8 +93,9 @@ class DivergedError(CnfgnnError):
     exit_code = 6
 
     def __init__(self, r_g: int) -> None:
+        kept = "; the rounds before it are kept, but" if r_g > 1 else ":"
         super().__init__(
-            f"the validation loss of round {r_g} is not a number; the rounds before it are kept:"
-            " try a smaller training.client_lr or training.server_lr"
+            f"the validation loss of round {r_g} is not a number{kept} begin a new run with a smaller"
+            " training.client_lr or training.server_lr"
         )
         self.round = r_g

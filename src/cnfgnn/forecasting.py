@@ -25,6 +25,8 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
 
     Averaged weights suit any sensor; where each has its own, a sensor the run does not know is refused.
     """
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet")
     if step_seconds(data) != run.data["step_seconds"]:
         raise DataError(
             data.readings.source,
@@ -69,7 +71,9 @@ def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
     for nodes, clients in experiment.owners:
         assert clients.forecasts is not None
         values[nodes] = clients.forecasts.cpu()
-    times = pd.DatetimeIndex(ahead.readings.times[rows:], name="time")
+    times = pd.DatetimeIndex(
+        ahead.readings.times[rows:], name="time", tz="UTC" if data.readings.utc else None
+    )
     return pd.DataFrame(values.T.numpy(), index=times, columns=list(data.readings.ids))
 
 

@@ -14,7 +14,7 @@ import torch
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.errors import CnfgnnError
+from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.evaluation import Scores
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size
@@ -147,7 +147,10 @@ def _board(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
     """TensorBoard's log; what an interrupted process had logged beyond the last kept round is hidden."""
     from torch.utils.tensorboard import SummaryWriter  # late: it takes a second to import
 
-    board = SummaryWriter(str(folder), purge_step=rounds + 1)
+    try:
+        board = SummaryWriter(str(folder), purge_step=rounds + 1)
+    except OSError as error:
+        raise StorageError(folder, error) from error
     try:
         yield board
     finally:

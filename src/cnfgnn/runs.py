@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cnfgnn.config_file as config_file
-from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.ledger import Bytes, Ledger
 from cnfgnn.algorithm.series import Scaler
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
@@ -40,8 +40,11 @@ FORMAT = 1  # of the folder; a run of a higher one was written by a newer versio
 class Run:
     """One run folder."""
 
-    def __init__(self, folder: Path, config: Config, manifest: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, config: Config, manifest: dict[str, Any], made: tuple[Path, ...] | None = None
+    ) -> None:
         self.folder, self.config, self.manifest = folder, config, manifest
+        self._made = made  # the folders that came with it, if it was begun by this process
 
     # ---- begin and come back ------------------------------------------------------------------------
 
@@ -65,9 +68,10 @@ class Run:
             "events": 0,
             "finished": False,
         }
+        made = tuple(path for path in (folder, *folder.absolute().parents) if not path.exists())
         make_folder(folder)
         write_whole(folder / "config.toml", config_file.dump(config).encode())
-        run = cls(folder, config, manifest)
+        run = cls(folder, config, manifest, made)
         run._write_manifest()  # last: a folder without one is no run
         return run
 
@@ -86,13 +90,32 @@ class Run:
             raise RunError(folder, f"was written by a newer version (format {form}, this one reads {FORMAT})")
         try:
             config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
-            run = cls(folder, config, manifest)
-            _ = (run.progress, run.data["fingerprint"], run.data["sensors"], run.data["step_seconds"])
         except CnfgnnError as error:
-            raise RunError(folder / "config.toml", f"cannot be used ({error})") from error
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(folder, f"its settings cannot be used ({error})") from error
+        run = cls(folder, config, manifest)
+        try:
+            run._check()
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
             raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
         return run
+
+    def _check(self) -> None:
+        """Look at every entry of the manifest, so that whoever uses it later need not."""
+        data, progress = self.data, self.progress
+        kinds = {"name": str, "fingerprint": str, "sensors": list, "rows": int, "step_seconds": int}
+        if any(type(data[name]) is not kind for name, kind in kinds.items()):
+            raise TypeError("data")
+        if not all(isinstance(sensor, str) for sensor in data["sensors"]) or data["step_seconds"] < 1:
+            raise TypeError("data")
+        if type(self.manifest["finished"]) is not bool or type(self.manifest["events"]) is not int:
+            raise TypeError("finished, events")
+        Ledger().load(progress.ledger)
+        if progress.history:
+            _ = progress.best
+            if not all(math.isfinite(v) for v in (self.scaler.mean, self.scaler.std)):
+                raise ValueError("scaler")
+        elif self.finished:
+            raise ValueError("finished without a round")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -135,7 +158,8 @@ class Run:
     def scaler(self) -> Scaler:
         if "scaler" not in self.manifest:
             raise RunError(self.folder, "has no finished round yet")
-        return Scaler(**self.manifest["scaler"])
+        stored = self.manifest["scaler"]
+        return Scaler(float(stored["mean"]), float(stored["std"]))
 
     def store(self, owner: str) -> FolderStore:
         return FolderStore(self.folder / "checkpoints" / owner)
@@ -168,9 +192,17 @@ class Run:
 
     def rewind(self) -> None:
         """Cut events back to what the manifest knows of: the rest will happen again."""
-        path = self.folder / "events.jsonl"
-        if path.exists() and path.stat().st_size > self.manifest["events"]:
-            os.truncate(path, self.manifest["events"])
+        path, known = self.folder / "events.jsonl", self.manifest["events"]
+        there = path.stat().st_size if path.exists() else 0
+        if there < known:
+            raise RunError(path, "is damaged: events that the run had written are gone")
+        if there > known:
+            try:
+                os.truncate(path, known)
+            except OSError as error:
+                raise StorageError(path, error) from error
+        if known:
+            self.events()  # says so if a line is not what we wrote
 
     def commit(self, progress: Progress, scaler: Scaler, finished: bool = False) -> None:
         """From here on the run goes on after this round; states and events of it are on disk already."""
@@ -184,11 +216,14 @@ class Run:
         self._write_manifest()
 
     def discard_if_unused(self) -> None:
-        """A run that never began leaves nothing behind, nor the folder of runs made for it."""
-        if self.manifest["events"] == 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """A run begun in this process that came to nothing leaves nothing; what was there before it stays."""
+        if self.manifest["events"] > 0 or self._made is None:
+            return
+        for inside in self.folder.iterdir():  # it was empty when the run began
+            shutil.rmtree(inside, ignore_errors=True) if inside.is_dir() else inside.unlink(missing_ok=True)
+        for folder in self._made:
             with suppress(OSError):
-                self.folder.parent.rmdir()  # refuses unless it is empty
+                folder.rmdir()  # refuses unless it is empty
 
     def events(self) -> list[dict[str, Any]]:
         """All events, in order."""

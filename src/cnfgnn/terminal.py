@@ -98,9 +98,10 @@ class LineWatcher:
         self.done, self.ticks = done.r_g, 0
         rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
         left = (self.rounds - done.r_g) * seconds
+        kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
         self._say(
-            f"round {done.r_g}/{self.rounds}: validation RMSE {rmse:.3f}, best {least:.3f} ({best.r_g}),"
-            f" {seconds:.1f} s a round, at most {_duration(left)} left"
+            f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, best {least:.3f} in round"
+            f" {best.r_g}, {seconds:.1f} s a round, at most {_duration(left)} left"
         )
 
     def end(self) -> None:
@@ -117,7 +118,9 @@ def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> 
     steps = scores["per_step"]
     rows = {"overall": scores["overall"]}
     for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
-        rows[f"{step * step_minutes:g} min ahead"] = steps[step - 1]
+        minutes = step * step_minutes
+        name = f"{minutes / 60:g} h ahead" if minutes > 60 and minutes % 60 == 0 else f"{minutes:g} min ahead"
+        rows[name] = steps[step - 1]
     for kind in ("seen", "unseen"):
         if scores.get(kind):
             rows[f"{kind} sensors"] = scores[kind]
@@ -133,7 +136,7 @@ def error_cells(errors: Mapping[str, float | None]) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.3f}"
+    return "-" if value is None or value != value else f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def size(count: int) -> str:

@@ -38,7 +38,7 @@ def readings(minutes=(0, 5, 10), values=None, ids=("a", "b"), **more) -> Reading
         ({"positions": np.zeros((3, 2))}, "x.csv: 3 positions for 2 sensors"),
         (
             {"values": [[1, 2], [3, np.inf], [1, 2]]},
-            "row 2024-01-01T00:05:00, column 'b': an infinite reading",
+            "row 2024-01-01T00:05:00, column 'b': a reading beyond 1e+12",
         ),
     ],
 )

@@ -29,7 +29,9 @@ class Compute:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise ConfigError(
-                "compute.device", f"{name!r} is not available here", ["auto", "cpu", "cuda"]
+                "compute.device",
+                f"{name!r} is not available here",
+                ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
             ) from error
         # one switch for the whole process: torch has no narrower one
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")

@@ -36,7 +36,8 @@ def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
         except CnfgnnError:
             raise
         except Exception as error:  # whatever a call from outside makes fail, it must say where
-            raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {error}") from error
+            reason = (str(error).splitlines() or [""])[0][:300]  # torch adds a page of its own insides
+            raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {reason}") from error
         if isinstance(answer, Tensor):
             answer = {_REPLY[call.verb]: answer}
         replies.append(answer or {})

@@ -132,7 +132,7 @@ def _from_frame(frame: pd.DataFrame, path: Path, row_name: RowName = lambda row:
     if time is None and is_numeric_dtype(frame.index.dtype):
         time = 0
     stamps = frame.index if time is None else pd.Index(frame.iloc[:, time])
-    times = _times(stamps, "time" if time is None else names[time], wrong)
+    times, utc = _times(stamps, "time" if time is None else names[time], wrong)
     sensors = [place for place in range(len(names)) if place != time]
     values = np.empty((len(times), len(sensors)), dtype=np.float32)
     for column, place in enumerate(sensors):
@@ -140,13 +140,14 @@ def _from_frame(frame: pd.DataFrame, path: Path, row_name: RowName = lambda row:
         with np.errstate(over="ignore"):  # too large for float32 is infinite, which Readings reports
             values[:, column] = numbers
     ids = tuple(names[place] for place in sensors)
-    return Readings(times, ids, values, missing=np.isnan(values), source=str(path))
+    return Readings(times, ids, values, missing=np.isnan(values), source=str(path), utc=utc)
 
 
-def _times(stamps: pd.Index[Any], column: str, wrong: Wrong) -> npt.NDArray[np.datetime64]:
-    """Seconds without a zone; times that state their zone become UTC."""
+def _times(stamps: pd.Index[Any], column: str, wrong: Wrong) -> tuple[npt.NDArray[np.datetime64], bool]:
+    """Seconds without a zone, and whether they are UTC: times that state their zone become so."""
     is_time = is_datetime64_any_dtype(stamps.dtype)
     moments = pd.DatetimeIndex(stamps if is_time else _parsed(list(stamps), column, wrong))
+    utc = moments.tz is not None if is_time else bool(_offset(stamps[0]))
     if moments.tz is not None:
         moments = moments.tz_convert("UTC").tz_localize(None)
     exact = moments.to_numpy()
@@ -157,7 +158,13 @@ def _times(stamps: pd.Index[Any], column: str, wrong: Wrong) -> npt.NDArray[np.d
     merged = (exact[1:] != exact[:-1]) & (seconds[1:] == seconds[:-1])
     if merged.any():
         raise wrong("steps of less than a second cannot be used", int(np.argmax(merged)) + 1, column)
-    return seconds
+    return seconds, utc
+
+
+def _offset(text: object) -> str | None:
+    """The offset from UTC that a time states."""
+    match = ISO_TIME.fullmatch(str(text).strip())
+    return match[2] if match else None
 
 
 def _parsed(texts: list[object], column: str, wrong: Wrong) -> pd.DatetimeIndex:

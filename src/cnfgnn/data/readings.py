@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cnfgnn.errors import DataError
 
 DAY = np.timedelta64(86_400, "s")
+LARGEST = 1e12  # one such cell would drown the scale of all others
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,7 @@ class Readings:
                        (a zero in METR-LA and PEMS-BAY)
     positions  (n, 2)  latitude and longitude in degrees, or None
     source             where they come from, for messages
+    utc                whether times stated their zone and so became UTC; else they are as a clock showed them
     """
 
     times: npt.NDArray[np.datetime64]
@@ -32,6 +34,7 @@ class Readings:
     missing: npt.NDArray[np.bool_]
     positions: npt.NDArray[np.float64] | None = None
     source: str = "readings"
+    utc: bool = False
 
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
@@ -49,10 +52,13 @@ class Readings:
             raise DataError(self.source, f"{len(self.positions)} positions for {columns} sensors")
         self._check_ids()
         self._check_times()
-        if np.isinf(self.values).any():
-            row, column = np.argwhere(np.isinf(self.values))[0]
+        if (np.abs(self.values) > LARGEST).any():
+            row, column = np.argwhere(np.abs(self.values) > LARGEST)[0]
             raise DataError(
-                self.source, "an infinite reading", row=str(self.times[row]), column=self.ids[column]
+                self.source,
+                f"a reading beyond {LARGEST:g} cannot be meant",
+                row=str(self.times[row]),
+                column=self.ids[column],
             )
 
     def _check_ids(self) -> None:
