@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cnfgnn.errors import StorageError
-from cnfgnn.running import carry_on
+from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import Run
 from tests.conftest import network, small
-from tests.test_killed import Silent, assert_same_run
+from tests.test_killed import assert_same_run
 
 DATA = network(rows=110)
 
@@ -36,12 +37,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(tiny_disk: Path, tmp_path: Path) -> None:
     config = small("at-fedavg", **{"training.rounds": 3})
     straight = tmp_path / "straight"
-    carry_on(Run.create(straight, config, DATA), DATA, Silent())
+    carry_on(Run.create(straight, config, DATA), DATA, Unwatched())
 
-    class Filler(Silent):
+    class Filler(Unwatched):
         """Fills the disk after the first round."""
 
-        def round_done(self, *_: object) -> None:
+        def round_done(self, *_: Any) -> None:
             free = os.statvfs(tiny_disk).f_bavail * os.statvfs(tiny_disk).f_frsize
             (tiny_disk / "filler").write_bytes(b"x" * max(0, free - 4096))
 
@@ -52,7 +53,7 @@ def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(tiny_disk: Path
     assert len(Run.open(run.folder).progress.history) == 1
     assert not list(run.folder.rglob("*.partial"))
     (tiny_disk / "filler").unlink()
-    carry_on(Run.open(run.folder), DATA, Silent())
+    carry_on(Run.open(run.folder), DATA, Unwatched())
     assert_same_run(run.folder, straight)
 
 

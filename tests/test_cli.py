@@ -88,7 +88,8 @@ def test_a_run_remembers_its_data(run: Path) -> None:
     assert set(judged["per_node"]) == {"north quay", "south quay", "bridge", "town hall"}
     assert len(judged["per_step"]) == 12
     assert json.loads(said("evaluate", run, "--split", "train", "--json"))["overall"] != judged["overall"]
-    table = said("evaluate", run, "--per-node")
+    table = said("evaluate", run, "--per-node", "--per-step")
+    assert "steps ahead" in table
     assert "town hall" in table
     assert "3 h ahead" in table
 

@@ -8,7 +8,7 @@ import pytest
 
 from cnfgnn.comparing import Plan, compare
 from cnfgnn.errors import ConfigError, RunError
-from tests.test_killed import Silent
+from cnfgnn.running import Unwatched
 
 DEMO = Path(__file__).parents[1] / "experiments" / "demo.toml"
 TINY = """
@@ -28,7 +28,7 @@ embedding = 3
 
 
 def test_cnfgnn_wins_the_demo(tmp_path: Path) -> None:
-    rows = {row.method: row for row in compare(Plan.read(DEMO), tmp_path, lambda name: Silent())}
+    rows = {row.method: row for row in compare(Plan.read(DEMO), tmp_path, lambda name: Unwatched())}
     assert set(rows) == {"last value", "at-fedavg", "gru-local", "gru-fedavg"}
     assert len(rows["at-fedavg"].errors) == 3
     cnfgnn = rows.pop("at-fedavg").median("masked_rmse")
@@ -41,9 +41,9 @@ def test_a_comparison_goes_on_where_it_was(tmp_path: Path) -> None:
     file.write_text(TINY)
     begun: list[str] = []
 
-    def watch(name: str) -> Silent:
+    def watch(name: str) -> Unwatched:
         begun.append(name)
-        return Silent()
+        return Unwatched()
 
     first = compare(Plan.read(file), tmp_path / "runs", watch)
     assert len(begun) == 4

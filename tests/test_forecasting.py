@@ -16,10 +16,9 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
 from cnfgnn.forecasting import evaluate_run, forecast_run
-from cnfgnn.running import carry_on
+from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import Run
 from tests.conftest import network, small
-from tests.test_killed import Silent
 
 DATA = network()
 
@@ -32,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         key = f"{method}-{sorted(changes.items())}"
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run") / "run"
-            carry_on(Run.create(made[key], small(method, **changes), DATA), DATA, Silent())
+            carry_on(Run.create(made[key], small(method, **changes), DATA), DATA, Unwatched())
         return Run.open(made[key])
 
     return of

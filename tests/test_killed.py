@@ -19,21 +19,12 @@ import cnfgnn.runs
 import cnfgnn.storage
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.running import carry_on
+from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import Run
 from tests.conftest import network, small
 
 DATA: Dataset = network(rows=110)
 ROUNDS = 3
-
-
-class Silent:
-    """Nobody watches."""
-
-    def begin(self, *_: Any) -> None: ...
-    def tick(self) -> None: ...
-    def round_done(self, *_: Any) -> None: ...
-    def end(self) -> None: ...
 
 
 def config(method: str) -> Any:
@@ -88,7 +79,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def of(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp("straight") / method
-            carry_on(Run.create(made[method], config(method), DATA), DATA, Silent())
+            carry_on(Run.create(made[method], config(method), DATA), DATA, Unwatched())
         return made[method]
 
     return of
@@ -103,7 +94,7 @@ def test_killed_at_random_moments(method: str, straight: Callable[[str], Path], 
     assert (
         ended(
             in_a_process(
-                lambda: carry_on(Run.create(tmp_path / "timed", config(method), DATA), DATA, Silent())
+                lambda: carry_on(Run.create(tmp_path / "timed", config(method), DATA), DATA, Unwatched())
             )
         )
         == 0
@@ -112,14 +103,14 @@ def test_killed_at_random_moments(method: str, straight: Callable[[str], Path], 
     moments = random.Random(method)
     kills = 0
     for _ in range(3):
-        child = in_a_process(lambda: carry_on(Run.open(folder), DATA, Silent()))
+        child = in_a_process(lambda: carry_on(Run.open(folder), DATA, Unwatched()))
         time.sleep(
             moments.uniform(0.05, 0.9) * length
         )  # the moment is the point: there is no condition to wait for
         os.kill(child, signal.SIGKILL)
         kills += ended(child) == signal.SIGKILL
         assert Run.open(folder).progress.history is not None
-    carry_on(Run.open(folder), DATA, Silent())
+    carry_on(Run.open(folder), DATA, Unwatched())
     assert kills > 0
     assert_same_run(folder, expected)
 
@@ -150,7 +141,7 @@ def killed_at(folder: Path, operation: int, when: str) -> bool:
         Path.replace = watched(Path.replace)  # type: ignore[method-assign]
         Path.unlink = watched(Path.unlink)  # type: ignore[method-assign]
         Run.append = watched(Run.append)  # type: ignore[method-assign]
-        carry_on(Run.open(folder), DATA, Silent())
+        carry_on(Run.open(folder), DATA, Unwatched())
 
     return ended(in_a_process(work)) == signal.SIGKILL
 
@@ -163,7 +154,7 @@ def test_killed_at_every_change_of_a_file(when: str, straight: Callable[[str], P
         folder = tmp_path / f"{when}-{operation}"
         Run.create(folder, config("at-fedavg"), DATA)
         went_through = not killed_at(folder, operation, when)
-        carry_on(Run.open(folder), DATA, Silent())
+        carry_on(Run.open(folder), DATA, Unwatched())
         assert_same_run(folder, straight("at-fedavg"))
     assert operation > ROUNDS * 6  # two states, an event and a manifest a round, each several changes
 
@@ -171,6 +162,6 @@ def test_killed_at_every_change_of_a_file(when: str, straight: Callable[[str], P
 def test_a_finished_run_is_left_alone(straight: Callable[[str], Path]) -> None:
     folder = straight("gru-local")
     before = events(folder)
-    carry_on(Run.open(folder), DATA, Silent())
+    carry_on(Run.open(folder), DATA, Unwatched())
     assert events(folder) == before
     assert Run.open(folder).finished

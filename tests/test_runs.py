@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
 from cnfgnn.forecasting import evaluate_run
-from cnfgnn.running import carry_on
+from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import FORMAT, Run, plain
 from tests.conftest import network, small
-from tests.test_killed import Silent
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def run(data: Dataset, tmp_path: Path) -> Run:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, data = tmp_path_factory.mktemp("finished") / "run", network()
-    carry_on(Run.create(folder, small("at-fedavg"), data), data, Silent())
+    carry_on(Run.create(folder, small("at-fedavg"), data), data, Unwatched())
     return folder
 
 
@@ -120,7 +119,7 @@ def test_lost_or_damaged_events_are_named_before_going_on(
     if content is not None:
         (folder / "events.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=r"events\.jsonl"):
-        carry_on(Run.open(folder), network(), Silent())
+        carry_on(Run.open(folder), network(), Unwatched())
 
 
 def test_a_damaged_configuration_is_named(run: Run) -> None:

@@ -23,7 +23,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
-from cnfgnn.forecasting import evaluate_run, forecast_run
+from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
 from cnfgnn.running import carry_on, scores_as_dict
 from cnfgnn.runs import Run, plain
 from cnfgnn.storage import write_whole
@@ -138,6 +138,7 @@ def evaluate(
     run: RunArgument,
     data: OwnDataArgument = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    per_step: Annotated[bool, typer.Option("--per-step", help="Also a row for every step ahead.")] = False,
     per_node: Annotated[bool, typer.Option("--per-node", help="Also a row for every sensor.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -153,11 +154,11 @@ def evaluate(
     console = terminal.out()
     title = f"{opened.config.method}, round {opened.progress.best.r_g}, {split}"
     console.print(terminal.errors_table(scores, title, _step_minutes(opened)))
+    if per_step:
+        steps = {str(k + 1): errors for k, errors in enumerate(scores["per_step"])}
+        console.print(terminal.rows_table("steps ahead", steps))
     if per_node:
-        table = Table("sensor", "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE")
-        for sensor, errors in scores["per_node"].items():
-            table.add_row(sensor, *terminal.error_cells(errors))
-        console.print(table)
+        console.print(terminal.rows_table("sensor", scores["per_node"]))
 
 
 @app.command()
@@ -263,7 +264,7 @@ def _like(name: str | None) -> Like | None:
 
 def _data_of(run: Run, data: Path | None) -> Dataset:
     """The data a person names, or else those the run was trained on."""
-    return cnfgnn.load(data) if data is not None else open_data(run.config)
+    return cnfgnn.load(data) if data is not None else own_data(run)
 
 
 def _step_minutes(run: Run) -> float:

@@ -11,6 +11,7 @@ import torch
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.evaluation import Scores
@@ -41,6 +42,13 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
     device = experiment.owners[0][1].compute.device
     experiment.strategy.take({name: w.to(device) for name, w in theta.items()}, state)
     return experiment
+
+
+def own_data(run: Run) -> Dataset:
+    """The data the run was trained on, as they are now: newer readings of the same sensors are welcome."""
+    data = open_data(run.config)
+    run.check_same_sensors(data)
+    return data
 
 
 def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:

@@ -39,6 +39,18 @@ class Watcher(Protocol):
     def end(self) -> None: ...
 
 
+class Unwatched:
+    """Nobody waits."""
+
+    def begin(self, experiment: Experiment, progress: Progress) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None: ...
+
+    def end(self) -> None: ...
+
+
 def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
     """Train until the end, then judge the best round; a run that was interrupted goes on bit for bit."""
     run.check_same_data(data)

@@ -164,14 +164,18 @@ class Run:
     def store(self, owner: str) -> FolderStore:
         return FolderStore(self.folder / "checkpoints" / owner)
 
-    def check_same_data(self, data: Dataset) -> None:
-        """Refuse to go on with other data than the run began with."""
+    def check_same_sensors(self, data: Dataset) -> None:
+        """Refuse data of other sensors than the run's."""
         known, ids = self.data, list(data.readings.ids)
         if ids != known["sensors"]:
             other = next((i for i in ids if i not in known["sensors"]), None)
             other = other or next((i for i in known["sensors"] if i not in ids), ids[0])
             raise DataError(data.readings.source, f"its sensors are not those of {self.folder}", column=other)
-        if fingerprint(data) != known["fingerprint"]:
+
+    def check_same_data(self, data: Dataset) -> None:
+        """Refuse to go on with other data than the run began with."""
+        self.check_same_sensors(data)
+        if fingerprint(data) != self.data["fingerprint"]:
             raise DataError(
                 data.readings.source, f"its readings or graph are not those {self.folder} began with"
             )

@@ -114,7 +114,6 @@ class LineWatcher:
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
     """Both kinds of errors, overall and 15, 30, 60 minutes ahead or whatever a quarter of the horizon is."""
-    table = Table("", "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE", title=title)
     steps = scores["per_step"]
     rows = {"overall": scores["overall"]}
     for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
@@ -124,6 +123,12 @@ def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> 
     for kind in ("seen", "unseen"):
         if scores.get(kind):
             rows[f"{kind} sensors"] = scores[kind]
+    return rows_table("", rows, title)
+
+
+def rows_table(first: str, rows: Mapping[str, Any], title: str | None = None) -> Table:
+    """Errors of both kinds, a row each."""
+    table = Table(first, "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE", title=title)
     for name, errors in rows.items():
         table.add_row(name, *error_cells(errors))
     return table
