@@ -27,14 +27,6 @@ IDS = ["a", "b", "c"]
 W = np.array([[1, 0.5, 0], [0, 1, 0.25], [0, 0, 1]], dtype=np.float32)
 CONTENT = (IDS, {sensor: place for place, sensor in enumerate(IDS)}, W)
 FUZZ = settings(max_examples=300, deadline=None, derandomize=True)
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-@pytest.fixture
-def shared() -> Path:
-    if not SHARED.is_dir():
-        pytest.skip("the folder shared/data with parts of METR-LA and PEMS-BAY is not beside this checkout")
-    return SHARED
 
 
 def dense(graph: Graph) -> np.ndarray:

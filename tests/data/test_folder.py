@@ -21,14 +21,6 @@ IDS = ["1", "2", "3"]
 READINGS = "time,a,b\n2024-01-01 00:00,1,0\n2024-01-01 00:05,2,\n2024-01-01 00:15,3,5\n"
 SENSORS = "id,latitude,longitude\nb,47.1,8.1\nother,0,0\na,47.0,8.0\n"
 EDGES = "from,to,weight\na,b,0.5\n"
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-
-
-@pytest.fixture
-def shared() -> Path:
-    if not SHARED.is_dir():
-        pytest.skip("the folder shared/data with parts of METR-LA and PEMS-BAY is not beside this checkout")
-    return SHARED
 
 
 def own(folder: Path, readings=READINGS, sensors=SENSORS, edges=None) -> Path:

@@ -1,0 +1,157 @@
+"""Sites that are away: rounds go on without them, and they come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cnfgnn.algorithm.server import Server
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import NodeError
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.transports.in_process import InProcess
+from tests.conftest import network, small
+
+
+def server(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy
+
+
+def transport(experiment: Experiment) -> InProcess:
+    carrier = server(experiment).nodes.transport
+    assert isinstance(carrier, InProcess)
+    return carrier
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "at", "sl-fedavg", "gru-fedavg", "gru-fmtl"])
+def test_rounds_go_on_without_a_site_that_is_away(method: str, data: Dataset) -> None:
+    experiment = simulate(data, small(method), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(2)
+    strategy.nodes.flush()
+    assert strategy.nodes.up.tolist() == [True, True, False, False, True, True]
+    transport(experiment).away = set()
+    strategy.round(3)
+    assert torch.isfinite(strategy.score("test")).all()
+    assert strategy.nodes.up.all()
+
+
+def test_weights_are_averaged_over_those_who_answered(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
+    strategy = server(experiment)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(1)
+    config = small("gru-fedavg")
+    alone = simulate(data.select(data.readings.ids[:3]), config)
+    # the same scale for both, or their losses differ
+    clients = transport(alone).groups[0][1]
+    server(alone).nodes.flush()
+    clients.data = transport(experiment).groups[0][1].data
+    server(alone).round(1)
+    one, two = strategy.theta_bar, server(alone).theta_bar
+    assert one is not None
+    assert two is not None
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-12)
+
+
+def test_when_nobody_answers_the_error_says_so(data: Dataset) -> None:
+    experiment = simulate(data, small("gru-fedavg"))
+    transport(experiment).away = {"site-0"}
+    with pytest.raises(NodeError, match="no node answered"):
+        experiment.strategy.round(1)
+
+
+def test_a_returning_site_gets_the_weights_everybody_has(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    strategy.round(1)
+    strategy.nodes.flush()
+    transport(experiment).away = {"site-1"}
+    strategy.round(2)
+    strategy.nodes.flush()
+    transport(experiment).away = set()
+    strategy.score("validation")
+    theta_bar = strategy.theta_bar
+    assert theta_bar is not None
+    for name, w in transport(experiment).groups[1][1].theta.items():
+        assert torch.equal(w, theta_bar[name])
+
+
+def test_a_site_that_was_not_there_at_the_start_can_join(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    transport(experiment).away = {"site-2"}  # before it was told how to prepare
+    strategy.round(1)
+    transport(experiment).away = set()
+    strategy.round(2)
+    assert torch.isfinite(strategy.score("test")).all()
+    assert strategy.nodes.up.all()
+
+
+def test_a_site_that_comes_back_in_the_middle_of_a_round_stays_out_of_the_graph(data: Dataset) -> None:
+    """Its h_c is not there: the others must get the embeddings of the graph without it."""
+    experiment = simulate(network(dropout=0.0), small("at"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy, carrier = server(experiment), transport(experiment)
+    strategy.nodes.flush()
+    assert strategy.gn is not None
+    real, h_c, sent = carrier.exchange, [], []
+
+    def exchange(calls: Any, rows: torch.Tensor) -> Any:
+        carrier.away = {"site-1"} if calls[-1].verb == "encode" else set()
+        payload = real(calls, rows)
+        if calls[-1].verb == "encode":
+            h_c.append(payload.replies[-1]["h_c"])
+        sent.extend(call.tensors["h_G"] for call in calls if call.verb == "embed")
+        return payload
+
+    carrier.exchange = exchange  # type: ignore[method-assign]
+    strategy.round(1)
+    strategy.nodes.flush()
+    rest = torch.tensor([0, 1, 4, 5])
+    edges = Edges.of(data.graph.subgraph(rest.numpy()), torch.device("cpu"), torch.float64)
+    expected = strategy.gn.propagate(h_c[0][rest], edges, None)
+    torch.testing.assert_close(sent[0][rest], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["sl", "sl-fedavg"])
+def test_a_lost_half_of_a_minibatch_is_left_out(method: str, data: Dataset) -> None:
+    experiment = simulate(data, small(method), groups=[[0, 1, 2], [3, 4, 5]])
+    strategy = server(experiment)
+    strategy.nodes.flush()
+    carrier = transport(experiment)
+    real = carrier.exchange
+
+    def exchange(calls: Any, rows: torch.Tensor) -> Any:
+        carrier.away = {"site-1"} if calls[-1].verb == "backward" else set()
+        return real(calls, rows)
+
+    carrier.exchange = exchange  # type: ignore[method-assign]
+    before = {name: w.clone() for name, w in carrier.groups[1][1].weights().items()}
+    strategy.round(1)
+    strategy.nodes.flush()
+    after = carrier.groups[1][1].weights()
+    if method == "sl":
+        assert all(torch.equal(after[name], before[name]) for name in before)
+    assert torch.isfinite(strategy.score("validation")).all()
+
+
+def test_the_ledger_counts_only_those_who_were_there(data: Dataset) -> None:
+    moved = []
+    for away in (set(), {"site-1"}):
+        experiment = simulate(data, small("gru-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
+        server(experiment).nodes.flush()
+        transport(experiment).away = away
+        server(experiment).round(1)
+        server(experiment).nodes.flush()
+        moved.append(experiment.ledger.total("training"))
+    assert moved[1].per_node * 2 == moved[0].per_node
+    assert moved[1].per_site * 2 == moved[0].per_site
