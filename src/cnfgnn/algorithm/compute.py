@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -33,6 +35,8 @@ class Compute:
                 f"{name!r} is not available here",
                 ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
             ) from error
+        if device.type == "cpu":
+            keep_freed_memory()
         # one switch for the whole process: torch has no narrower one
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -41,3 +45,20 @@ class Compute:
     def autocast(self) -> AbstractContextManager[None]:
         """Products in bf16 where asked; weights, states and losses stay in the stored type."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have glibc keep the memory of freed tensors for the next ones; whether it could.
+
+    By default every tensor above 32 MiB is mapped from the kernel and given back: its pages are zeroed and
+    faulted in anew each time, which takes longer than the arithmetic on them (docs/performance.md). Another C
+    library has no such switch, and nothing changes.
+    """
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of mallopt(3)
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
+    return all(mallopt(setting, value) == 1 for setting, value in settings)

@@ -13,7 +13,8 @@ from cnfgnn.algorithm.replay import graphed
 from cnfgnn.config import ModelConfig
 from cnfgnn.models.graphnet import Edges, GraphNetwork
 
-EDGES_AT_ONCE = 1 << 19  # edges x windows in one forward pass without gradients: bounds memory
+# edges x windows in one forward pass without gradients: bounds memory; a device wants few, full launches
+EDGES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 19}
 
 
 class GraphLearner:
@@ -50,7 +51,7 @@ class GraphLearner:
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
-        width = max(1, EDGES_AT_ONCE // max(1, len(graph.weights)))
+        width = max(1, EDGES_AT_ONCE.get(h_c.device.type, 1 << 17) // max(1, len(graph.weights)))
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
             h_G[:, some] = self(h_c, graph, present, some)

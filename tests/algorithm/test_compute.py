@@ -1,0 +1,37 @@
+"""Where and how a party computes."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from cnfgnn.algorithm.compute import Compute, keep_freed_memory
+from cnfgnn.config import ComputeConfig
+from cnfgnn.errors import ConfigError
+
+
+def test_precisions_are_types_and_products() -> None:
+    made = {p: Compute.of(ComputeConfig("cpu", p)) for p in ("fp32", "tf32", "bf16", "fp64")}
+    assert [made[p].dtype for p in made] == [torch.float32] * 3 + [torch.float64]
+    assert [made[p].bf16 for p in made] == [False, False, True, False]
+    with made["bf16"].autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_tf32_is_switched_off_again() -> None:
+    Compute.of(ComputeConfig("cpu", "tf32"))
+    assert torch.get_float32_matmul_precision() == "high"
+    Compute.of(ComputeConfig("cpu", "bf16"))
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense", "meta:x"])
+def test_a_device_that_is_not_there_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match="is not available here"):
+        Compute.of(ComputeConfig(device))
+
+
+def test_glibc_keeps_freed_memory() -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
