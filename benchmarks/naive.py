@@ -1,4 +1,4 @@
-"""A plain CNFGNN to measure against: a loop over nodes with torch.nn.GRU, edges as concatenated inputs."""
+"""A plain CNFGNN to measure and to test against: a loop over nodes with torch.nn.GRU, concatenated edges."""
 
 from __future__ import annotations
 

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
+from cnfgnn.simulation import Experiment
+from cnfgnn.transports.in_process import InProcess
 
 torch.set_num_threads(1)  # tiny tensors; and tests run side by side
 
@@ -69,3 +72,14 @@ def small(method: str, **changes: Any) -> Config:
 @pytest.fixture(scope="session")
 def data() -> Dataset:
     return network()
+
+
+def server(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy
+
+
+def transport(experiment: Experiment) -> InProcess:
+    carrier = server(experiment).nodes.transport
+    assert isinstance(carrier, InProcess)
+    return carrier

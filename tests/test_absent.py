@@ -7,24 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.server import Server
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.simulation import Experiment, simulate
-from cnfgnn.transports.in_process import InProcess
-from tests.conftest import network, small
-
-
-def server(experiment: Experiment) -> Server:
-    assert isinstance(experiment.strategy, Server)
-    return experiment.strategy
-
-
-def transport(experiment: Experiment) -> InProcess:
-    carrier = server(experiment).nodes.transport
-    assert isinstance(carrier, InProcess)
-    return carrier
+from cnfgnn.simulation import simulate
+from tests.conftest import network, server, small, transport
 
 
 @pytest.mark.parametrize("method", ["at-fedavg", "at", "sl-fedavg", "gru-fedavg", "gru-fmtl"])

@@ -9,27 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.simulation import simulate
 from cnfgnn.training import evaluate, train
-from cnfgnn.transports.in_process import InProcess
-from tests.conftest import network, small
-
-
-def server(experiment: Experiment) -> Server:
-    assert isinstance(experiment.strategy, Server)
-    return experiment.strategy
-
-
-def transport(experiment: Experiment) -> InProcess:
-    carrier = server(experiment).nodes.transport
-    assert isinstance(carrier, InProcess)
-    return carrier
+from tests.conftest import network, server, small, transport
 
 
 def altered(data: Dataset, rows: list[int], by: float) -> Dataset:

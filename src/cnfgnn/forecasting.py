@@ -15,7 +15,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.evaluation import Scores
-from cnfgnn.models.params import Params, take
+from cnfgnn.models.params import Params, part, take
 from cnfgnn.runs import Run, step_seconds
 from cnfgnn.simulation import Experiment, seen_sensors, simulate
 from cnfgnn.training import evaluate
@@ -37,8 +37,7 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
     config = run.config.with_changes({"training.seen": 1.0})  # everybody is present now
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
-    shared = {k.removeprefix("theta_bar."): w for k, w in state.items() if k.startswith("theta_bar.")}
-    theta = shared or _own_weights(run, data.readings)
+    theta = part(state, "theta_bar.") or _own_weights(run, data.readings)
     device = experiment.owners[0][1].compute.device
     experiment.strategy.take({name: w.to(device) for name, w in theta.items()}, state)
     return experiment
@@ -93,8 +92,7 @@ def _own_weights(run: Run, readings: Readings) -> Params:
         if sensor not in place:
             problem = f"{run.folder} has no model for this sensor, and {method} gives each one its own"
             raise DataError(readings.source, problem, column=sensor)
-    state = run.store("site-0").read(run.progress.best.tag)
-    theta = {k.removeprefix("theta."): w for k, w in state.items() if k.startswith("theta.")}
+    theta = part(run.store("site-0").read(run.progress.best.tag), "theta.")
     if not theta or next(iter(theta.values())).shape[0] not in (1, len(place)):
         raise RunError(run.folder, "its states do not fit its sensors")
     return take(theta, torch.tensor([place[sensor] for sensor in readings.ids]))

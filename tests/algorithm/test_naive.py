@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from benchmarks.naive import graph_network
 from torch import Tensor
 
 from cnfgnn.algorithm.draws import (
@@ -20,12 +21,11 @@ from cnfgnn.algorithm.draws import (
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.models.graphnet import GraphNetwork
+from cnfgnn.models.graphnet import Edges, GraphNetwork
 from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params
 from cnfgnn.simulation import simulate
 from tests.conftest import small
-from tests.oracle import graph_network
 
 HISTORY = HORIZON = 12
 
@@ -132,7 +132,8 @@ class Naive:
         columns = []
         for w in windows:
             here = np.flatnonzero(self.has[:, w])
-            h_G = graph_network(self.gn, h_c[here, w : w + 1], self.graph.subgraph(here))
+            edges = Edges.of(self.graph.subgraph(here), torch.device("cpu"), torch.float64)
+            h_G = graph_network(self.gn, h_c[here, w : w + 1], edges)
             column = torch.zeros(self.n, 1, h_G.shape[-1], dtype=torch.float64)
             columns.append(column.index_put((torch.tensor(here),), h_G))
         return torch.cat(columns, dim=1)

@@ -70,15 +70,15 @@ def test_neighbours_help_to_forecast_the_next_half_hour(default_city):
     clock = np.concatenate([np.sin(angle), np.cos(angle), np.ones((len(rows), 1))], axis=1)
     train, test = slice(0, int(0.7 * len(rows)) - ahead), slice(int(0.8 * len(rows)), None)
 
-    def test_error(node: int, senders: np.ndarray) -> float:
+    def error_of(node: int, senders: np.ndarray) -> float:
         x = np.concatenate([clock, past[:, senders].reshape(len(rows), -1)], axis=1)
         y = scaled[rows + ahead, node]
         weights = np.linalg.solve(x[train].T @ x[train] + 30 * np.eye(x.shape[1]), x[train].T @ y[train])
         return float(np.mean((x[test] @ weights - y[test]) ** 2))
 
     graph = default_city.graph
-    alone = np.array([test_error(i, np.array([i])) for i in range(graph.nodes)])
-    together = np.array([test_error(i, graph.senders[graph.receivers == i]) for i in range(graph.nodes)])
+    alone = np.array([error_of(i, np.array([i])) for i in range(graph.nodes)])
+    together = np.array([error_of(i, graph.senders[graph.receivers == i]) for i in range(graph.nodes)])
     last = np.mean((scaled[rows] - scaled[rows + ahead])[test] ** 2)
     assert together.sum() < 0.85 * alone.sum()
     assert (together < alone).mean() >= 0.75

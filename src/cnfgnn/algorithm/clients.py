@@ -32,7 +32,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.gru import Batch, NodeModel
-from cnfgnn.models.params import Params, models, own
+from cnfgnn.models.params import Params, models, own, part
 
 
 class Clients:
@@ -236,14 +236,11 @@ class Clients:
         self.store.write(tag, state, keep.split())
 
     def restore(self, tag: str) -> None:
-        def part(prefix: str) -> Params:
-            return {k.removeprefix(prefix): w for k, w in state.items() if k.startswith(prefix)}
-
-        state = {name: w.to(self.compute.device) for name, w in self.store.read(tag).items()}
-        self.load(**part("theta."))
-        self.h_G, self.adam, self.anchor = None, None, part("anchor.") or None
-        self.anchor_weight = state["anchor_weight"] if self.anchor else None
-        if adam := part("adam."):
+        state, device = self.store.read(tag), self.compute.device
+        self.load(**part(state, "theta."))
+        self.h_G, self.adam, self.anchor = None, None, part(state, "anchor.", device) or None
+        self.anchor_weight = state["anchor_weight"].to(device) if self.anchor else None
+        if adam := part(state, "adam.", device):
             self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
             self.adam.load(adam)
 

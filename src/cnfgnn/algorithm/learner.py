@@ -12,6 +12,7 @@ from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
 from cnfgnn.algorithm.replay import graphed
 from cnfgnn.config import ModelConfig
 from cnfgnn.models.graphnet import Edges, GraphNetwork
+from cnfgnn.models.params import part
 
 # edges x windows in one forward pass without gradients: bounds memory; a device wants few, full launches
 EDGES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 19}
@@ -71,13 +72,9 @@ class GraphLearner:
         return {name: value.detach().clone() for name, value in state.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        weights = {name.removeprefix("gn."): w for name, w in state.items() if name.startswith("gn.")}
-        self.gn.load_state_dict(weights)
+        self.gn.load_state_dict(part(state, "gn."))
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in state.items():
-            if name.startswith("adam."):
-                _, number, kind = name.split(".")
-                moments.setdefault(int(number), {})[kind] = (
-                    value.clone()
-                )  # torch would go on writing into ours
+        for name, value in part(state, "adam.").items():
+            number, kind = name.split(".")
+            moments.setdefault(int(number), {})[kind] = value.clone()  # torch would go on writing into ours
         self.adam.load_state_dict(self.adam.state_dict() | {"state": moments})

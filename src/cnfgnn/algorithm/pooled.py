@@ -14,7 +14,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.models.params import Params
+from cnfgnn.models.params import Params, part
 
 
 class Pooled:
@@ -89,12 +89,11 @@ class Pooled:
 
     def restore(self, tag: str) -> None:
         """Go on from what `save` kept, to the last bit."""
-        state, device, prefix = self.store.read(tag), self.clients.compute.device, "node_adam."
+        state = self.store.read(tag)
         with torch.no_grad():
-            for name, w in self.theta.items():
-                w.copy_(state[f"theta_bar.{name}"])
-        moments = {k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)}
-        self.adam.load(moments)
+            for name, w in part(state, "theta_bar.").items():
+                self.theta[name].copy_(w)
+        self.adam.load(part(state, "node_adam.", self.clients.compute.device))
         self.step = int(state["step"])
         if self.gn is not None:
             self.gn.load(state)

@@ -19,7 +19,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.models.params import Params
+from cnfgnn.models.params import Params, part
 
 
 class Server:
@@ -99,10 +99,7 @@ class Server:
         state = self.store.read(tag)
         self.nodes.restore(tag)
         self.step = int(state["step"])
-        prefix, device = "theta_bar.", self.graph.weights.device
-        self.theta_bar = {
-            k.removeprefix(prefix): w.to(device) for k, w in state.items() if k.startswith(prefix)
-        } or None
+        self.theta_bar = part(state, "theta_bar.", self.graph.weights.device) or None
         if self.gn is not None:
             self.gn.load(state)
 

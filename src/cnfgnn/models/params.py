@@ -22,6 +22,12 @@ def size(theta: Mapping[str, Tensor]) -> int:
     return sum(w[0].numel() for w in theta.values())
 
 
+def part(state: Mapping[str, Tensor], prefix: str, device: torch.device | None = None) -> Params:
+    """What a saved state holds under a prefix, which is taken off; moved to a device if one is given."""
+    found = {name.removeprefix(prefix): w for name, w in state.items() if name.startswith(prefix)}
+    return found if device is None else {name: w.to(device) for name, w in found.items()}
+
+
 def own(theta: Mapping[str, Tensor], n: int) -> Params:
     """A copy of its own for each of n nodes: (1, ...) or (n, ...) -> (n, ...)."""
     return {name: w.detach().expand(n, *w.shape[1:]).clone() for name, w in theta.items()}
