@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import Run
+from cnfgnn.simulation import simulate
 from tests.conftest import network, small
 
 DATA: Dataset = network(rows=110)
@@ -85,34 +85,42 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return of
 
 
+class Ticking(Unwatched):
+    """Writes a byte into a pipe at every minibatch."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def tick(self) -> None:
+        os.write(self.pipe, b".")
+
+
+def killed_after(folder: Path, minibatches: int) -> bool:
+    """Go on with the run in a process and kill it once it has begun so many; whether it was still alive."""
+    reading, writing = os.pipe()
+    child = in_a_process(lambda: carry_on(Run.open(folder), DATA, Ticking(writing)))
+    os.close(writing)
+    for _ in range(minibatches):
+        if not os.read(reading, 1):
+            break  # it came to its end before
+    os.kill(child, signal.SIGKILL)
+    was_killed = ended(child) == signal.SIGKILL
+    os.close(reading)
+    return was_killed
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_at_random_moments(method: str, straight: Callable[[str], Path], tmp_path: Path) -> None:
-    expected = straight(method)
     folder = tmp_path / "run"
     Run.create(folder, config(method), DATA)
-    begun = time.perf_counter()
-    assert (
-        ended(
-            in_a_process(
-                lambda: carry_on(Run.create(tmp_path / "timed", config(method), DATA), DATA, Unwatched())
-            )
-        )
-        == 0
-    )
-    length = time.perf_counter() - begun
+    per_round = simulate(DATA, config(method)).strategy.minibatches
     moments = random.Random(method)
-    kills = 0
-    for _ in range(3):
-        child = in_a_process(lambda: carry_on(Run.open(folder), DATA, Unwatched()))
-        time.sleep(
-            moments.uniform(0.05, 0.9) * length
-        )  # the moment is the point: there is no condition to wait for
-        os.kill(child, signal.SIGKILL)
-        kills += ended(child) == signal.SIGKILL
-        assert Run.open(folder).progress.history is not None
+    assert killed_after(folder, moments.randint(1, per_round))  # in the first round of three
+    for _ in range(2):
+        left = ROUNDS - len(Run.open(folder).progress.history)
+        killed_after(folder, moments.randint(1, max(1, left * per_round)))
     carry_on(Run.open(folder), DATA, Unwatched())
-    assert kills > 0
-    assert_same_run(folder, expected)
+    assert_same_run(folder, straight(method))
 
 
 def killed_at(folder: Path, operation: int, when: str) -> bool:
