@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 DEMO := runs/demo
 
-.PHONY: demo test check lint types clean
+.PHONY: demo test test-kernels check lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -21,6 +21,11 @@ demo: $(READY)  ## three methods on a small synthetic city, side by side
 
 test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto
+
+test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet 'triton>=3.7,<4'
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || export TRITON_INTERPRET=1; \
+		$(BIN)/python -m pytest tests/models/test_kernels.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -55,7 +55,7 @@ def phases(experiment: Experiment, r_g: int) -> dict[str, float]:
     marks.append(clock(device))
     for draw, windows in s.server_batches(r_g):
         h_G = s.gn(h_c, s.graph, present, windows)
-        s.gn.descend(h_G, s.nodes.backward(h_G.detach(), draw, s.step))
+        s.gn.descend(s.nodes.backward(h_G, draw, s.step))
     marks.append(clock(device))
     s.nodes.embed(s.gn.propagate(h_c, s.graph, present))
     s.nodes.flush()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from cnfgnn.models import kernels
 from cnfgnn.models.params import Params, models
 
 BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
@@ -30,6 +31,13 @@ class Adam:
         """Move theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are."""
         moving = torch.ones_like(self.steps) if active is None else active.to(self.steps)
         self.steps += moving
+        if kernels.available(self.steps.device) and all(w.dtype == torch.float32 for w in theta.values()):
+            from cnfgnn.models.kernels.adam import adam_step
+
+            for name, w in theta.items():
+                moments = self.mean[name], self.square[name]
+                adam_step(w, grads[name], *moments, self.steps, moving, self.lr, (BETA_1, BETA_2), EPS)
+            return
         steps = self.steps.clamp(min=1)
         decay_1, decay_2 = 1 - (1 - BETA_1) * moving, 1 - (1 - BETA_2) * moving
         rate = moving * self.lr / (1 - BETA_1**steps)
@@ -49,6 +57,8 @@ class Adam:
         return flat | {"steps": self.steps}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.mean = {name: state[f"mean.{name}"].clone() for name in self.mean}
-        self.square = {name: state[f"square.{name}"].clone() for name in self.square}
-        self.steps = state["steps"].clone()
+        """In place: a recorded step goes on with the same tensors."""
+        for name in self.mean:
+            self.mean[name].copy_(state[f"mean.{name}"])
+            self.square[name].copy_(state[f"square.{name}"])
+        self.steps.copy_(state["steps"])

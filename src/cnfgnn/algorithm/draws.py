@@ -58,8 +58,13 @@ class Batches:
         key = (draw.r_g, draw.epoch)
         if self._order is None or self._order[0] != key:
             shuffle = generator(self.seed, self.purpose, *key)
-            self._order = key, torch.randperm(self.windows, generator=shuffle).to(self.device)
+            self._order = key, sent(torch.randperm(self.windows, generator=shuffle), self.device)
         return self._order[1][draw.number * self.size : (draw.number + 1) * self.size]
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for what it is doing now."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def truth_probability(step: int, k: float) -> float:
@@ -70,7 +75,7 @@ def truth_probability(step: int, k: float) -> float:
 class Coins:
     """Which decoder steps are fed the truth: one coin per minibatch and step, the same for all nodes.
 
-    They are tossed in blocks, because a copy to a device for every minibatch would wait for it.
+    They are tossed in blocks, because a copy to a device for every minibatch would take longer than the rest.
     """
 
     def __init__(self, seed: int, horizon: int, k: float, device: torch.device) -> None:
@@ -85,7 +90,7 @@ class Coins:
             return None
         if self._block is None or self._block[0] != number:
             tosses = [self._tossed(s) for s in range(first, first + COINS_AT_ONCE)]
-            self._block = number, torch.tensor(tosses, device=self.device)
+            self._block = number, sent(torch.tensor(tosses), self.device)
         return self._block[1][step - first]
 
     def _tossed(self, step: int) -> list[bool]:

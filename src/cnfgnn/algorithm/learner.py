@@ -2,79 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
+from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
-from cnfgnn.algorithm.replay import graphed
+from cnfgnn.algorithm.replay import Replay, ReplayBoth
 from cnfgnn.config import ModelConfig
-from cnfgnn.models.graphnet import Edges, GraphNetwork
-from cnfgnn.models.params import part
+from cnfgnn.models import kernels
+from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
+from cnfgnn.models.params import Packing, part
 
-# edges x windows in one forward pass without gradients: bounds memory; a device wants few, full launches
-EDGES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 19}
+EDGES_AT_ONCE = 1 << 17  # edges x windows in one forward pass without gradients: bounds memory, fits caches
 
 
 class GraphLearner:
-    """GN and its Adam, whose state is kept from round to round."""
+    """GN and its Adam, whose state is kept from round to round.
+
+    One minibatch is a call, which gives h_G, and `descend`, which takes d loss / d h_G and goes one step.
+    """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
         gn = GraphNetwork(model.hidden, model.embedding, model.gn_widths, model.gn_layers)
         self.gn = gn.init(generator(seed, SERVER_WEIGHTS)).to(compute.device, compute.dtype)
-        self.adam = torch.optim.Adam(self.gn.parameters(), lr=lr, fused=compute.device.type == "cuda")
+        weights = list(self.gn.parameters())
+        self.packing = Packing(weights)
+        self.weights = self.packing.pack(weights).detach().requires_grad_()  # one vector: a step is one pass
+        for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
+            w.data = view
+        self.by_kernels = kernels.available(compute.device) and compute.bf16 and _fit(model.gn_widths)
+        self.adam = Adam({"gn": self.weights}, lr)
         self.compute = compute
-        self._recorded: dict[tuple[object, ...], Callable[..., Tensor]] = {}
+        self._graph: Edges | None = None
+        self._kept: tuple[Tensor, list[Tensor]] | None = None  # of the forward pass, for the way back
+        self._passes = ReplayBoth(self._forward, self._descend, compute.device)
 
     def __call__(
         self, h_c: Tensor, graph: Edges, present: Tensor | None, windows: Tensor | slice = slice(None)
     ) -> Tensor:
         """h_G of some windows: (n w h) -> (n b h); present is (n w), (n 1) or None."""
-        h_c = h_c[:, windows]
-        if present is not None:
-            present = (present if present.shape[1] == 1 else present[:, windows]).to(h_c.device)
-        if h_c.is_cuda and torch.is_grad_enabled():
-            return self._replayed(h_c, graph, present).to(h_c.dtype)
+        wanted, h_c = h_c.requires_grad, h_c.detach()[:, windows]
+        if graph is not self._graph:
+            self._graph = graph
+            self._passes = ReplayBoth(self._forward, self._descend, self.compute.device)
+        h_G = self._passes.forward(h_c.requires_grad_(wanted), _at(present, windows, h_c.device))
+        assert h_G is not None
+        return h_G
+
+    def descend(self, grad_h_G: Tensor) -> Tensor | None:
+        """Back-propagate through the graph network and take one step; d loss / d h_c if h_c wanted it."""
+        return self._passes.backward(grad_h_G)
+
+    def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
+        """h_G (n b h) of h_c (n b h), differentiable for both h_c and `weights`."""
+        if self.by_kernels:
+            from cnfgnn.models.kernels.graph import graph_network
+
+            weights, mask = self.packing.views(self.weights.bfloat16()), Mask.of(present, graph)
+            return graph_network(self.gn, weights, h_c, graph, mask).to(h_c.dtype)
+        views = dict(zip(dict(self.gn.named_parameters()), self.packing.views(self.weights), strict=True))
         with self.compute.autocast():
-            h_G: Tensor = self.gn(h_c, graph, present)
+            h_G: Tensor = functional_call(self.gn, views, (h_c, graph, present))
         return h_G.to(h_c.dtype)
 
-    def _replayed(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
-        """The same from a recording, made the first time a shape comes up."""
-        key = (id(graph), h_c.shape, h_c.requires_grad, None if present is None else present.shape)
-        if key not in self._recorded:
-            self._recorded[key] = graphed(self.gn, (graph,), h_c, present, self.compute.bf16)
-        return self._recorded[key](h_c, *([] if present is None else [present]))
+    def step(self, grad: Tensor) -> None:
+        """Take one step along the gradient of `weights`."""
+        self.adam.step({"gn": self.weights}, {"gn": grad})
+
+    def _forward(self, h_c: Tensor, present: Tensor | None) -> Tensor:
+        assert self._graph is not None
+        h_G = self.network(h_c, self._graph, present)
+        self._kept = h_G, [h_c] if h_c.requires_grad else []
+        return h_G.detach()
+
+    def _descend(self, grad_h_G: Tensor) -> Tensor | None:
+        assert self._kept is not None
+        (h_G, inputs), self._kept = self._kept, None  # kept alive, it would tie a recording to the past
+        grad, *more = torch.autograd.grad(h_G, [self.weights, *inputs], grad_h_G)
+        self.step(grad)
+        return more[0] if inputs else None
 
     @torch.no_grad()
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
-        width = max(1, EDGES_AT_ONCE.get(h_c.device.type, 1 << 17) // max(1, len(graph.weights)))
+        width = max(1, EDGES_AT_ONCE // max(1, len(graph.weights)))
+        few = Replay(lambda h_c, present: self.network(h_c, graph, present), self.compute.device)
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
-            h_G[:, some] = self(h_c, graph, present, some)
+            found = few(h_c[:, some], _at(present, some, h_c.device))
+            assert found is not None
+            h_G[:, some] = found
         return h_G
-
-    def descend(self, h_G: Tensor, grad_h_G: Tensor) -> None:
-        """Back-propagate through the graph network and take one step."""
-        self.adam.zero_grad(set_to_none=True)
-        h_G.backward(grad_h_G)
-        self.adam.step()
 
     def state(self) -> dict[str, Tensor]:
         """Flat and named, for a checkpoint."""
         state = {f"gn.{name}": w for name, w in self.gn.state_dict().items()}
-        for number, moments in self.adam.state_dict()["state"].items():
-            state |= {f"adam.{number}.{name}": value for name, value in moments.items()}
+        state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
         return {name: value.detach().clone() for name, value in state.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.gn.load_state_dict(part(state, "gn."))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in part(state, "adam.").items():
-            number, kind = name.split(".")
-            moments.setdefault(int(number), {})[kind] = value.clone()  # torch would go on writing into ours
-        self.adam.load_state_dict(self.adam.state_dict() | {"state": moments})
+        self.adam.load(part(state, "adam."))
+
+
+def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -> Tensor | None:
+    """(n w) or (n 1) -> (n b) or (n 1)."""
+    if present is None:
+        return None
+    return (present if present.shape[1] == 1 else present[:, windows]).to(device)
+
+
+def _fit(widths: Sequence[int]) -> bool:
+    """Whether kernels take layers of these widths."""
+    return all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)

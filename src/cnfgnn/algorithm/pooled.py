@@ -10,6 +10,7 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.replay import Replay
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split
@@ -27,32 +28,32 @@ class Pooled:
         self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
+        self._minibatch = Replay(self._learn, clients.compute.device)
 
     def round(self, r_g: int) -> None:
         """One epoch over all windows."""
         clients = self.clients
         for draw in clients.client_batches.epoch(r_g, 0):
-            batch, has = clients.data.batch("train", clients.client_batches[draw])
-            with clients.compute.autocast():
-                h_c = clients.model.encode(self.theta, batch.x)
-            h_G = None if self.gn is None else self.gn(h_c.to(batch.x.dtype), self.graph, has)
-            loss = clients.losses(self.theta, batch, h_G, clients.truth(self.step), h_c).sum()
-            grads = self._descend(loss)
-            self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
+            self._minibatch(clients.client_batches[draw], clients.truth(self.step))
             self.step += 1
             clients.tick()
         clients.load(**self.theta)
 
-    def _descend(self, loss: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of the node model; the graph network takes its step at once."""
+    def _learn(self, windows: Tensor, truth: Tensor | None) -> None:
+        """One minibatch: everything takes a step along the gradient of everybody's loss."""
+        clients, weights = self.clients, list(self.theta.values())
+        batch, has = clients.data.batch("train", windows)
+        with clients.compute.autocast():
+            h_c = clients.model.encode(self.theta, batch.x)
         if self.gn is None:
-            return torch.autograd.grad(loss, list(self.theta.values()))
-        weights = list(self.gn.gn.parameters())
-        grads = torch.autograd.grad(loss, [*self.theta.values(), *weights])
-        for w, grad in zip(weights, grads[len(self.theta) :], strict=True):
-            w.grad = grad
-        self.gn.adam.step()
-        return grads[: len(self.theta)]
+            loss = clients.losses(self.theta, batch, None, truth, h_c).sum()
+            grads = list(torch.autograd.grad(loss, weights))
+        else:
+            h_G = self.gn.network(h_c.to(batch.x.dtype), self.graph, has)
+            loss = clients.losses(self.theta, batch, h_G, truth, h_c).sum()
+            *grads, of_gn = torch.autograd.grad(loss, [*weights, self.gn.weights])
+            self.gn.step(of_gn)
+        self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
 
     def score(self, split: Split) -> Tensor:
         """Everybody's summed errors: (n t 8)."""

@@ -9,12 +9,42 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from enum import IntEnum
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Key = tuple[Any, ...]
+Function = Callable[..., Tensor | None]
+
+
+class _Recording:
+    """A function's kernels on inputs of certain shapes, and the places from which they read."""
+
+    def __init__(
+        self, function: Function, inputs: tuple[Tensor | None, ...], after: _Recording | None = None
+    ) -> None:
+        """`after` another one whose kept tensors it goes back through: on its stream and in its memory."""
+        self.places = [None if x is None else _copy(x) for x in inputs]
+        self.graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self.aside: torch.cuda.Stream = torch.cuda.Stream() if after is None else after.aside
+        self.aside.wait_stream(here)
+        with _no_collection(), torch.cuda.stream(self.aside):
+            self.graph.capture_begin(pool=None if after is None else after.graph.pool())
+            try:
+                self.output = function(*self.places)
+            finally:
+                self.graph.capture_end()
+        here.wait_stream(self.aside)
+
+    @torch.no_grad()
+    def replay(self, inputs: tuple[Tensor | None, ...]) -> Tensor | None:
+        for place, x in zip(self.places, inputs, strict=True):
+            if place is not None and x is not None:
+                place.copy_(x)
+        self.graph.replay()
+        return self.output
 
 
 class Replay:
@@ -25,67 +55,66 @@ class Replay:
     new Replay. What it returns is overwritten by the next call.
     """
 
-    def __init__(self, function: Callable[..., Tensor | None], device: torch.device) -> None:
+    def __init__(self, function: Function, device: torch.device) -> None:
         self.function, self.device = function, device
-        self._seen: set[Key] = set()
-        self._records: dict[Key, tuple[torch.cuda.CUDAGraph, list[Tensor | None], Tensor | None]] = {}
+        self._recordings: dict[Key, _Recording | None] = {}
 
     def __call__(self, *inputs: Tensor | None) -> Tensor | None:
-        if self.device.type != "cuda":
+        key = _key(inputs)
+        if self.device.type != "cuda" or key not in self._recordings:
+            self._recordings[key] = None
             return self.function(*inputs)
-        key = tuple(None if x is None else (x.shape, x.dtype) for x in inputs)
-        if key not in self._seen:
-            self._seen.add(key)
-            return self.function(*inputs)
-        if key not in self._records:
-            self._records[key] = self._recorded(inputs)
-        graph, places, output = self._records[key]
-        for place, x in zip(places, inputs, strict=True):
-            if place is not None and x is not None:
-                place.copy_(x)
-        graph.replay()
+        recording = self._recordings[key]
+        if recording is None:
+            recording = self._recordings[key] = _Recording(self.function, inputs)
+        return recording.replay(inputs)
+
+
+class _Stage(IntEnum):
+    RUN, RECORD, REPLAY = range(3)
+
+
+class ReplayBoth:
+    """The same for two functions that are called in turn, the second going back through what automatic
+    differentiation kept of the first. In between anything may happen: a verb, for one."""
+
+    def __init__(self, there: Function, back: Function, device: torch.device) -> None:
+        self.there, self.back, self.device = there, back, device
+        self._stages: dict[Key, _Stage] = {}
+        self._recordings: dict[Key, list[_Recording]] = {}
+        self._now: Key = ()
+
+    def forward(self, *inputs: Tensor | None) -> Tensor | None:
+        self._now = key = _key(inputs)
+        if self._stage == _Stage.RUN:
+            return self.there(*inputs)
+        if self._stage == _Stage.RECORD:
+            self._recordings[key] = [_Recording(self.there, inputs)]
+        return self._recordings[key][0].replay(inputs)
+
+    def backward(self, *inputs: Tensor | None) -> Tensor | None:
+        key, stage = self._now, self._stage
+        if stage == _Stage.RUN:
+            output = self.back(*inputs)
+        else:
+            recordings = self._recordings[key]
+            if stage == _Stage.RECORD:
+                recordings.append(_Recording(self.back, inputs, after=recordings[0]))
+            output = recordings[1].replay(inputs)
+        self._stages[key] = _Stage.RECORD if stage == _Stage.RUN else _Stage.REPLAY
         return output
 
-    def _recorded(
-        self, inputs: tuple[Tensor | None, ...]
-    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor | None], Tensor | None]:
-        places = [None if x is None else x.clone() for x in inputs]
-        graph, here, aside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with _no_collection(), torch.cuda.stream(aside):
-            graph.capture_begin()
-            try:
-                output = self.function(*places)
-            finally:
-                graph.capture_end()
-        here.wait_stream(aside)
-        return graph, places, output
+    @property
+    def _stage(self) -> _Stage:
+        return self._stages.get(self._now, _Stage.RUN) if self.device.type == "cuda" else _Stage.RUN
 
 
-class _Bound(nn.Module):
-    """A module with its constant arguments bound, in the form that torch records."""
-
-    def __init__(self, module: nn.Module, constants: tuple[Any, ...], bf16: bool, has_present: bool) -> None:
-        super().__init__()
-        self.module, self.constants, self.bf16, self.has_present = module, constants, bf16, has_present
-
-    def forward(self, h_c: Tensor, *present: Tensor) -> Tensor:
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            out: Tensor = self.module(h_c, *self.constants, present[0] if self.has_present else None)
-        return out
+def _key(inputs: tuple[Tensor | None, ...]) -> Key:
+    return tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in inputs)
 
 
-def graphed(
-    module: nn.Module, constants: tuple[Any, ...], h_c: Tensor, present: Tensor | None, bf16: bool
-) -> Callable[..., Tensor]:
-    """The module on inputs like these, forward and backward recorded apart so that a verb fits between."""
-    # each shape is recorded on a stream of its own, and all of them share the weights: torch need not wonder
-    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    examples = [h_c.detach().clone().requires_grad_(h_c.requires_grad)]
-    examples += [] if present is None else [present.clone()]
-    bound = _Bound(module, constants, bf16, present is not None)
-    with _no_collection():
-        return cast(Callable[..., Tensor], torch.cuda.make_graphed_callables(bound, tuple(examples)))
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_(x.requires_grad)
 
 
 @contextmanager

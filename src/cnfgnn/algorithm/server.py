@@ -126,7 +126,7 @@ class Alternating(Server):
         # (3) Split Learning of GN.
         for draw, windows in self.server_batches(r_g):
             h_G = self.gn(h_c, self.graph, present, windows)
-            self.gn.descend(h_G, self.nodes.backward(h_G.detach(), draw, self.step))
+            self.gn.descend(self.nodes.backward(h_G, draw, self.step))
         # (4) On-node graph embedding update.
         self.nodes.embed(self.gn.propagate(h_c, self.graph, present))
 
@@ -151,7 +151,7 @@ class Split(Server):
         for draw, windows in self.server_batches(r_g):
             h_c = self.nodes.encode(draw).requires_grad_()
             h_G = self.gn(h_c, self.graph, self.nodes.present("train", windows))
-            self.gn.descend(h_G, self.nodes.backward(h_G.detach(), draw, self.step, learn=True))
-            assert h_c.grad is not None
-            self.nodes.step(h_c.grad, draw)
+            grad_h_c = self.gn.descend(self.nodes.backward(h_G, draw, self.step, learn=True))
+            assert grad_h_c is not None
+            self.nodes.step(grad_h_c, draw)
         self.theta_bar = self.share(self.nodes)

@@ -142,7 +142,7 @@ class GraphNetworkLayer(nn.Module):
         self.phi_u = MLP([out, out, u], widths) if with_global else None
 
     def forward(
-        self, v: Tensor, e: Tensor, u: Tensor | None, edges: Edges, mask: _Mask
+        self, v: Tensor, e: Tensor, u: Tensor | None, edges: Edges, mask: Mask
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """v (n b .), e (e b .), u (1 b .) -> the updates v', e', u'."""
         phi_e, phi_v = self.phi_e, self.phi_v
@@ -192,7 +192,7 @@ class GraphNetwork(nn.Module):
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
         """(n b h) -> h_G (n b h). Nodes that are not `present` (n b) or (n 1) send zero and leave the
         sums, as if the graph had neither them nor their edges."""
-        mask = _Mask.of(present, graph)
+        mask = Mask.of(present, graph)
         v = mask.nodes(h_c)
         e = graph.weights.to(h_c.dtype).expand(-1, h_c.shape[1], -1)
         u: Tensor | None = None
@@ -205,14 +205,14 @@ class GraphNetwork(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class _Mask:
+class Mask:
     """Zeroes what is absent; filling instead of multiplying, so that a NaN of an absent node stays out."""
 
     node: Tensor | None = None
     edge: Tensor | None = None
 
     @classmethod
-    def of(cls, present: Tensor | None, graph: Edges) -> _Mask:
+    def of(cls, present: Tensor | None, graph: Edges) -> Mask:
         if present is None:
             return cls()
         absent = ~present.unsqueeze(-1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cnfgnn.models import kernels
 from cnfgnn.models.params import Params, models, uniform
 
 
@@ -65,6 +66,11 @@ class NodeModel:
     def encode(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """h_c: the encoder's final state, layers side by side; (n b t d) -> (n b layers*h)."""
         n, b = x.shape[:2]
+        if self._fits_kernels(x):
+            from cnfgnn.models.kernels import sequences
+
+            h_c = sequences.encode(_fold(x, models(theta)), sequences.Cell.of(theta, "encoder.0"))
+            return h_c.reshape(n, b, -1)
         inputs = _fold(x, models(theta)).transpose(1, 2)  # (m B t d) -> (m t B d): a step is contiguous
         finals = []
         for layer in range(self.layers):
@@ -99,6 +105,8 @@ class NodeModel:
         if self.embedding:
             h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
             states = [torch.cat([states[0], _fold(h_G, m)], dim=-1)]
+        if self._fits_kernels(batch.x):
+            return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
         cells = [_Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = _fold(batch.clock.expand(n, b, steps), m)
         value = _fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
@@ -118,6 +126,35 @@ class NodeModel:
             with torch.autocast(below.device.type, enabled=False):  # forecasts are fed back: no bf16 here
                 y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
+
+    def _fits_kernels(self, x: Tensor) -> bool:
+        """One layer of a width that products take, in bf16: else weights would not stay on chip."""
+        fit = self.layers == 1 and {self.hidden, self.state} <= {16, 32, 64, 128}
+        return fit and torch.is_autocast_enabled(x.device.type) and kernels.available(x.device)
+
+    def _decode_by_kernel(
+        self, theta: Mapping[str, Tensor], batch: Batch, start: Tensor, truth: Tensor | None
+    ) -> Tensor:
+        """The same as `decode` does, from [h_c ; h_G] (m B h) on: -> (m B t)."""
+        from cnfgnn.models.kernels import sequences
+
+        m, (n, b, steps) = models(theta), batch.y.shape
+        last = batch.x[:, :, -1]  # (n b d)
+        clock = torch.cat([last[..., 1:], batch.clock.expand(n, b, steps)[..., :-1]], dim=-1)
+        fed = None
+        if truth is not None:
+            where = truth.expand(1, 1, steps)
+            if batch.weight is not None:  # of the reading before
+                where = where & _fold(batch.weight.roll(1, dims=-1) > 0, m)
+            fed = sequences.Fed(_fold(batch.y, m), where)
+        return sequences.decode(
+            start,
+            _fold(last[..., 0], m),
+            _fold(clock, m),
+            fed,
+            sequences.Cell.of(theta, "decoder.0"),
+            (theta["output.weight"], theta["output.bias"]),
+        )
 
     @staticmethod
     def _fed(batch: Batch, truth: Tensor, t: int, m: int) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+ALIGNED = 64
 Params = dict[str, Tensor]
 """Every tensor is (m, ...): m = 1 is one model shared by all nodes, m = n one model per node."""
 
@@ -47,6 +48,26 @@ def weighted_mean(theta: Mapping[str, Tensor], weight: Tensor) -> Params:
         name: torch.tensordot(share.to(w), w, dims=1).unsqueeze(0)  # (n) . (n ...) -> (1 ...)
         for name, w in theta.items()
     }
+
+
+class Packing:
+    """How a module's weights lie in one vector (1 p): each begins at a multiple of ALIGNED numbers, as
+    products want it."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.shapes = [w.shape for w in weights]
+        self.gaps = [-w.numel() % ALIGNED for w in weights]
+
+    def pack(self, parts: Sequence[Tensor]) -> Tensor:
+        nothing = parts[0].new_zeros(ALIGNED)
+        both = zip(parts, self.gaps, strict=True)
+        return torch.cat([x for part, gap in both for x in (part.flatten(), nothing[:gap])])[None]
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        sizes = [
+            size for shape, gap in zip(self.shapes, self.gaps, strict=True) for size in (shape.numel(), gap)
+        ]
+        return [x.view(shape) for x, shape in zip(vector[0].split(sizes)[::2], self.shapes, strict=True)]
 
 
 def uniform(shape: tuple[int, ...], fan: int, generator: torch.Generator) -> Tensor:

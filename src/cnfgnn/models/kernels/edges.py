@@ -1,0 +1,121 @@
+"""What edges do with rows of nodes, in one pass each: gather and add, sum into nodes, undo a ReLU.
+
+Rows are (edge, window) or (node, window) pairs, windows fastest; sums are taken in float32 and in a fixed
+order, so that a run can be repeated to the last bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_layer(
+    base, at_nodes, at_windows, weights, column, receivers, senders, out,
+    R, b, window_stride,
+    F: tl.constexpr, ROWS: tl.constexpr, BASE: tl.constexpr,
+):  # fmt: skip
+    """out (e b f) = relu(base + at_nodes[receiver, :f] + at_nodes[sender, f:] + at_windows + weight c)."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    inside, unit = rows < R, tl.arange(0, F)[None, :]
+    edge, window = rows // b, rows % b
+    receiver = tl.load(receivers + edge, mask=inside, other=0)
+    sender = tl.load(senders + edge, mask=inside, other=0)
+    weight = tl.load(weights + edge, mask=inside, other=0.0).to(tl.float32)
+    inside = inside[:, None]
+    at = (receiver * b + window)[:, None] * (2 * F) + unit
+    x = tl.load(at_nodes + at, mask=inside, other=0.0).to(tl.float32)
+    at = (sender * b + window)[:, None] * (2 * F) + F + unit
+    x += tl.load(at_nodes + at, mask=inside, other=0.0).to(tl.float32)
+    x += tl.load(at_windows + (window * window_stride)[:, None] + unit, mask=inside, other=0.0).to(tl.float32)
+    x += weight[:, None] * tl.load(column + unit).to(tl.float32)
+    if BASE:
+        x += tl.load(base + rows[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + rows[:, None] * F + unit, tl.maximum(x, 0.0).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def segment_sum(
+    x, order, offsets, out, b, out_stride,
+    F: tl.constexpr, WINDOWS: tl.constexpr,
+):  # fmt: skip
+    """out (n b .)[:f] = the sum of x (e b f) over each node's edges."""
+    node = tl.program_id(0).to(tl.int64)
+    window = tl.program_id(1) * WINDOWS + tl.arange(0, WINDOWS)
+    inside, unit = (window < b)[:, None], tl.arange(0, F)[None, :]
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    total = tl.zeros((WINDOWS, F), tl.float32)
+    for position in range(begin, end):
+        edge = tl.load(order + position)
+        total += tl.load(x + (edge * b + window)[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
+    at = out + (node * b + window)[:, None] * out_stride + unit
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def undo_first_layer(
+    grad, y, weights, order, offsets, slopes, out, columns, b, out_stride,
+    F: tl.constexpr, WINDOWS: tl.constexpr,
+):  # fmt: skip
+    """slopes (e b f) = grad where y > 0; out = their sum over each node's edges; and a row (f) of each
+    program with the sum of weight * slope."""
+    node = tl.program_id(0).to(tl.int64)
+    window = tl.program_id(1) * WINDOWS + tl.arange(0, WINDOWS)
+    inside, unit = (window < b)[:, None], tl.arange(0, F)[None, :]
+    begin, end = tl.load(offsets + node), tl.load(offsets + node + 1)
+    total = tl.zeros((WINDOWS, F), tl.float32)
+    weighted = tl.zeros((WINDOWS, F), tl.float32)
+    for position in range(begin, end):
+        edge = tl.load(order + position)
+        at = (edge * b + window)[:, None] * F + unit
+        slope = tl.load(grad + at, mask=inside, other=0.0)
+        slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
+        tl.store(slopes + at, slope, mask=inside)
+        total += slope.to(tl.float32)
+        weighted += tl.load(weights + edge).to(tl.float32) * slope.to(tl.float32)
+    at = out + (node * b + window)[:, None] * out_stride + unit
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside)
+    row = columns + (node * tl.num_programs(1) + tl.program_id(1)) * F
+    tl.store(row + tl.arange(0, F), tl.sum(weighted, axis=0))
+
+
+@triton.jit
+def undo_relu(
+    grad, y, receivers, slopes, columns, R, b,
+    F: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+):  # fmt: skip
+    """slopes (r f) = grad where y > 0, and a row (f) of each program with their sum. With GATHER, grad has a
+    row for each node and window, and an edge takes its receiver's."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    within, unit = rows < R, tl.arange(0, F)[None, :]
+    inside, at = within[:, None], rows[:, None] * F + unit
+    came = rows
+    if GATHER:
+        came = tl.load(receivers + rows // b, mask=within, other=0) * b + rows % b
+    slope = tl.load(grad + came[:, None] * F + unit, mask=inside, other=0.0)
+    slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
+    tl.store(slopes + at, slope, mask=inside)
+    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), tl.sum(slope.to(tl.float32), axis=0))
+
+
+@triton.jit
+def add_gathered(x, at_nodes, receivers, out, columns, R, b, F: tl.constexpr, ROWS: tl.constexpr):
+    """out (e b f) = x + at_nodes[receiver], and a row (f) of each program with their sum."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    within, unit = rows < R, tl.arange(0, F)[None, :]
+    inside, at = within[:, None], rows[:, None] * F + unit
+    came = tl.load(receivers + rows // b, mask=within, other=0) * b + rows % b
+    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(at_nodes + came[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), tl.sum(total, axis=0))
+
+
+@triton.jit
+def column_sums(x, columns, R, F: tl.constexpr, ROWS: tl.constexpr):
+    """A row (f) of each program: the sum of its rows of x (r f)."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    at = rows[:, None] * F + tl.arange(0, F)[None, :]
+    total = tl.sum(tl.load(x + at, mask=(rows < R)[:, None], other=0.0).to(tl.float32), axis=0)
+    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), total)

@@ -1,0 +1,144 @@
+"""Each kernel gives what its plain twin gives: on a GPU, or in Triton's interpreter (make test-kernels)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.adam import BETA_1, BETA_2, EPS, Adam
+from cnfgnn.data.graph import Graph
+from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
+from cnfgnn.models.gru import Batch, NodeModel
+
+CUDA = torch.cuda.is_available()
+INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = pytest.mark.skipif(
+    not (CUDA or INTERPRETED), reason="needs a GPU, or Triton's interpreter: make test-kernels"
+)
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+KINDS = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
+STEPS = 5
+
+
+def close(actual: Tensor, expected: Tensor, kind: torch.dtype) -> None:
+    """In the norm: single elements of a gradient may be as small as rounding errors of others."""
+    assert torch.isfinite(actual).all()
+    tolerance = 1e-5 if kind == torch.float32 else 2e-2
+    assert (actual - expected).norm() <= tolerance * expected.norm() + 1e-6
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def a_batch(n: int, b: int, masked: bool) -> Batch:
+    readings, clock = drawn(1, n, b, 2 * STEPS), drawn(2, b, 2 * STEPS).sigmoid()
+    x = torch.stack(torch.broadcast_tensors(readings, clock), dim=-1)[:, :, :STEPS]
+    weight = (drawn(3, n, b, STEPS) > -0.5).float() if masked else None
+    return Batch(x, readings[:, :, STEPS:], clock[:, STEPS:], weight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("m", "n", "b"), [(3, 3, 7), (1, 3, 7), (2, 2, 17), (1, 1, 1)])
+@pytest.mark.parametrize(("masked", "fed"), [(False, False), (False, True), (True, True)])
+def test_sequences(
+    kind: torch.dtype, m: int, n: int, b: int, masked: bool, fed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = NodeModel(hidden=32, embedding=32)
+    theta = {
+        name: (w.to(DEVICE) + 0.1 * drawn(k, m, *w.shape[1:])).requires_grad_()
+        for k, (name, w) in enumerate(model.init(torch.Generator().manual_seed(0)).items())
+    }
+    batch, h_G = a_batch(n, b, masked), drawn(7, n, b, 32).requires_grad_()
+    truth = torch.tensor([True, False, True, True, False], device=DEVICE) if fed else None
+
+    def run(by_kernels: bool) -> list[Tensor]:
+        monkeypatch.setattr(NodeModel, "_fits_kernels", lambda self, x: by_kernels)
+        half = by_kernels and kind == torch.bfloat16
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
+            y_hat = model.decode(theta, batch, model.encode(theta, batch.x), h_G, truth)
+        loss = (y_hat - batch.y).square().mean()
+        return [y_hat, *torch.autograd.grad(loss, [h_G, *theta.values()])]
+
+    for actual, expected in zip(run(True), run(False), strict=True):
+        close(actual, expected, kind)
+
+
+def test_a_frozen_decoder_gives_the_gradient_of_its_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = NodeModel(hidden=16, embedding=16), a_batch(3, 6, masked=False)
+    theta = {name: w.to(DEVICE) for name, w in model.init(torch.Generator().manual_seed(0)).items()}
+    h_c, h_G = drawn(4, 3, 6, 16), drawn(5, 3, 6, 16).requires_grad_()
+    grads = []
+    for by_kernels in (True, False):
+        monkeypatch.setattr(NodeModel, "_fits_kernels", lambda self, x, choice=by_kernels: choice)
+        y_hat = model.decode(theta, batch, h_c, h_G, None)
+        grads.append(torch.autograd.grad((y_hat - batch.y).square().mean(), h_G)[0])
+    close(grads[0], grads[1], torch.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("n", "e", "b", "widths", "layers"),
+    [
+        (5, 12, 3, (32, 32, 16), 2),
+        (7, 20, 11, (32, 64, 16), 2),
+        (3, 1, 2, (16, 16), 2),
+        (6, 10, 9, (32, 32, 32, 16), 3),
+        (4, 6, 5, (32, 32, 16), 1),
+        *([(40, 200, 48, (64, 64, 32), 2)] if CUDA else []),
+    ],
+)
+@pytest.mark.parametrize("absent", [0.0, 0.3])
+def test_graph_network(
+    kind: torch.dtype, n: int, e: int, b: int, widths: tuple[int, ...], layers: int, absent: float
+) -> None:
+    from cnfgnn.models.kernels.graph import graph_network
+
+    rng = np.random.default_rng(0)
+    pairs = rng.choice(n * n, size=e, replace=False)
+    graph = Edges.of(
+        Graph(nodes=n, senders=pairs // n, receivers=pairs % n, weights=rng.random(e)), DEVICE, torch.float32
+    )
+    gn = GraphNetwork(16, 16, widths, layers).init(torch.Generator().manual_seed(3)).to(DEVICE)
+    h_c = drawn(1, n, b, 16).requires_grad_()
+    present = None if absent == 0 else drawn(2, n, b) > -0.5
+    slope = drawn(3, n, b, 16)
+    plain = gn(h_c, graph, present)
+    weights = list(gn.parameters())
+    expected = [plain, *torch.autograd.grad((plain * slope).sum(), [h_c, *weights])]
+    fast = graph_network(gn, [w.to(kind) for w in weights], h_c, graph, Mask.of(present, graph)).float()
+    actual = [fast, *torch.autograd.grad((fast * slope).sum(), [h_c, *weights])]
+    for ours, theirs in zip(actual, expected, strict=True):
+        close(ours, theirs, kind)
+
+
+def test_adam_with_rows_that_stand_still() -> None:
+    from cnfgnn.models.kernels.adam import adam_step
+
+    theta, grads = {"w": drawn(1, 3, 5, 7)}, [drawn(k, 3, 5, 7) for k in range(2, 8)]
+    plain = Adam(theta, 1e-2)
+    w, mean, square = (x.clone() for x in (theta["w"], plain.mean["w"], plain.square["w"]))
+    steps = plain.steps.clone()
+    for k, grad in enumerate(grads):
+        active = torch.tensor([True, k % 2 == 0, False], device=DEVICE)
+        step_plainly(plain, theta, grad, active)
+        steps += active
+        adam_step(w, grad, mean, square, steps, active.double(), 1e-2, (BETA_1, BETA_2), EPS)
+    torch.testing.assert_close(w, theta["w"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(mean, plain.mean["w"], rtol=1e-5, atol=1e-7)
+    assert torch.equal(w[2], theta["w"][2])
+
+
+def step_plainly(adam: Adam, theta: dict[str, Tensor], grad: Tensor, active: Tensor) -> None:
+    """On the CPU, where no kernel is used."""
+    twin = {"w": theta["w"].cpu()}
+    plain = Adam(twin, adam.lr)
+    plain.load({name: x.cpu() for name, x in adam.state().items()})
+    plain.step(twin, {"w": grad.cpu()}, active.cpu())
+    adam.load(plain.state())
+    theta["w"].copy_(twin["w"])
