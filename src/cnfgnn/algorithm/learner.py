@@ -32,7 +32,7 @@ class GraphLearner:
         self, h_c: Tensor, graph: Edges, present: Tensor | None, windows: Tensor | slice = slice(None)
     ) -> Tensor:
         """h_G of some windows: (n w h) -> (n b h); present is (n w), (n 1) or None."""
-        h_c = h_c[:, windows]
+        h_c = h_c[:, windows].to(self.compute.dtype)
         if present is not None:
             present = (present if present.shape[1] == 1 else present[:, windows]).to(h_c.device)
         if h_c.is_cuda and torch.is_grad_enabled():
