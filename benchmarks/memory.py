@@ -4,50 +4,65 @@ Memory peaks where the hidden states and embeddings of every training window are
 `--minibatches` may cut epochs short without changing it; encoding, propagating and scoring are always whole.
 
     python benchmarks/memory.py --minibatches 3
+    python benchmarks/memory.py --minibatches 3 --memory 1          # GiB: compute.memory
     python benchmarks/memory.py --device cuda
 """
 
 from __future__ import annotations
 
-import argparse
-import resource
 import time
+from collections.abc import Iterator
+from itertools import islice
 
 import torch
 
-from cnfgnn.algorithm.draws import Batches
+from cnfgnn.algorithm.draws import Batches, Draw
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.synthetic import city
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
+from machine import GIB, peak_bytes
+from shapes import OneSentence, add_arguments, chosen
 
-GIB = 2**30
+
+def cut_short(minibatches: int) -> None:
+    """Have every epoch of training end after so many; round 0 stands for all windows and stays whole."""
+    whole = Batches.epoch
+
+    def epoch(self: Batches, r_g: int, epoch: int) -> Iterator[Draw]:
+        return islice(whole(self, r_g, epoch), None if r_g == 0 else minibatches)
+
+    Batches.epoch = epoch  # type: ignore[method-assign]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sensors", type=int, default=207)
-    parser.add_argument("--days", type=float, default=119)
+    parser = OneSentence(description=__doc__)
+    add_arguments(parser)
+    parser.set_defaults(days=119)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--memory", type=float, default=0.0, help="compute.memory, GiB")
     parser.add_argument("--minibatches", type=int, default=None, help="of each epoch; all if not given")
     options = parser.parse_args()
 
     if options.minibatches is not None:
-        whole = Batches.__len__
-        Batches.__len__ = lambda self: min(options.minibatches, whole(self))  # type: ignore[method-assign]
-    data = city(options.sensors, options.days)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    changes = {"training.rounds": 1, "compute.device": options.device}
-    experiment = simulate(data, preset("at-fedavg", like="metr-la").with_changes(changes))
+        cut_short(options.minibatches)
+    host = torch.device("cpu")
+    changes = {"training.rounds": 1, "compute.device": options.device, "compute.memory": options.memory}
+    try:
+        data = chosen(options)
+        before = peak_bytes(host)
+        experiment = simulate(data, preset("at-fedavg", like="metr-la").with_changes(changes))
+    except CnfgnnError as problem:
+        parser.error(str(problem))
     start = time.perf_counter()
     train(experiment)
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    seconds, peak = time.perf_counter() - start, peak_bytes(host)
     rows, nodes = data.readings.values.shape
     print(f"{nodes} x {rows}, {data.graph.edges} edges, {experiment.windows.count('train')} training windows")
+    print(experiment.keeping)
     print(f"host: {peak / GIB:.2f} GiB at the peak, {before / GIB:.2f} before training; {seconds:.0f} s")
     if options.device.startswith("cuda"):
-        print(f"device: {torch.cuda.max_memory_allocated() / GIB:.2f} GiB at the peak")
+        print(f"device: {peak_bytes(torch.device(options.device)) / GIB:.2f} GiB at the peak")
 
 
 if __name__ == "__main__":

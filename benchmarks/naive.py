@@ -1,10 +1,19 @@
-"""A plain CNFGNN to measure and to test against: a loop over nodes with torch.nn.GRU, concatenated edges."""
+"""A plain CNFGNN to measure and to test against: a loop over nodes with torch.nn.GRU, concatenated edges.
+
+It is what one would write first, and does what a round does phase by phase. It runs in float32, free running
+(no scheduled sampling), and is handed minibatches that are cut already.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.server import Alternating
+from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork
 from cnfgnn.models.gru import Batch
 
@@ -23,36 +32,100 @@ class NaiveNode(nn.Module):
         state: Tensor = self.encoder(x)[1][0]
         return state
 
-    def loss(self, batch: Batch, node: int, h_c: Tensor, h_G: Tensor) -> Tensor:
-        """Mean squared error of a node's minibatch, free running."""
+    def decode(self, batch: Batch, node: int, h_c: Tensor, h_G: Tensor) -> Tensor:
+        """A node's forecasts, free running: (b t)."""
         state = torch.cat([h_c, h_G], dim=-1)[None]
         frame, steps = batch.x[node, :, -1:], []
         for t in range(batch.y.shape[2]):
             out, state = self.decoder(frame, state)
             steps.append(self.output(out[:, 0]))
             frame = torch.cat([steps[-1], batch.clock[:, t : t + 1]], dim=-1)[:, None]
-        return (torch.cat(steps, dim=-1) - batch.y[node]).square().mean()
+        return torch.cat(steps, dim=-1)
+
+    def loss(self, batch: Batch, node: int, h_c: Tensor, h_G: Tensor) -> Tensor:
+        """Mean squared error of a node's minibatch."""
+        return (self.decode(batch, node, h_c, h_G) - batch.y[node]).square().mean()
 
 
-def client_step(nodes: list[NaiveNode], adams: list[torch.optim.Adam], batch: Batch, h_G: Tensor) -> None:
-    """Phase (1), one minibatch: every node in turn."""
-    for i, (node, adam) in enumerate(zip(nodes, adams, strict=True)):
-        adam.zero_grad()
-        node.loss(batch, i, node.encode(batch.x[i]), h_G[i]).backward()
-        adam.step()
+class NaiveRound:
+    """A round of at-fedavg in pieces that can be timed apart."""
+
+    def __init__(self, strategy: Alternating, clients: Clients) -> None:
+        self.server, self.clients = strategy, clients
+        settings, device, self.n = clients.settings, clients.compute.device, clients.series.nodes
+        self.nodes = [NaiveNode(settings.hidden, settings.embedding).to(device) for _ in range(self.n)]
+        self.adams = [torch.optim.Adam(node.parameters(), lr=1e-3) for node in self.nodes]
+        assert strategy.gn is not None
+        self.gn = strategy.gn.gn
+        self.gn_adam = torch.optim.Adam(self.gn.parameters(), lr=1e-3)
+        self.embedding = settings.embedding
+
+    def pieces(self) -> dict[str, tuple[Callable[[], object], float]]:
+        """Of each phase one minibatch (or as many windows), and how many of them make the phase."""
+        s, data = self.server, self.clients.data
+        client, server = s.client_batches, s.batches
+        judged = len(data.starts["validation"])
+        chunk = min(server.size, judged)
+        trained = client[next(client.epoch(1, 0))]
+        served = server[next(server.epoch(1, 0))]
+        validation = torch.arange(chunk, device=trained.device)
+        h_c = torch.randn(self.n, len(served), self.clients.settings.hidden, device=trained.device)
+        return {
+            "(1) update": (lambda: self.update(trained), s.client_rounds * len(client)),
+            "average": (lambda: average(self.nodes), 1),
+            "(2) encode": (lambda: self.encode("train", trained), client.windows / len(trained)),
+            "(3) split": (lambda: self.split(served, h_c), s.server_rounds * len(server)),
+            "(4) embed": (lambda: self.embed(h_c), server.windows / len(served)),
+            "validate": (lambda: self.judge(validation), judged / chunk),
+        }
+
+    def update(self, windows: Tensor) -> None:
+        """Phase (1), one minibatch: every node in turn."""
+        batch, _ = self.clients.data.batch("train", windows)
+        h_G = torch.zeros(len(windows), self.embedding, device=windows.device)
+        for i, (node, adam) in enumerate(zip(self.nodes, self.adams, strict=True)):
+            adam.zero_grad()
+            node.loss(batch, i, node.encode(batch.x[i]), h_G).backward()
+            adam.step()
+
+    @torch.no_grad()
+    def encode(self, split: Split, windows: Tensor) -> Tensor:
+        """Phase (2): h_c of some windows, every node in turn."""
+        batch, _ = self.clients.data.batch(split, windows)
+        return torch.stack([node.encode(batch.x[i]) for i, node in enumerate(self.nodes)])
+
+    def split(self, windows: Tensor, h_c: Tensor) -> None:
+        """Phase (3), one minibatch: h_G, every node's gradient in turn, one step of the graph network."""
+        batch, _ = self.clients.data.batch("train", windows)
+        h_G = graph_network(self.gn, h_c, self.server.graph)
+        leaf = h_G.detach().requires_grad_()
+        for i, node in enumerate(self.nodes):
+            node.loss(batch, i, h_c[i], leaf[i]).backward(inputs=[leaf])
+        self.gn_adam.zero_grad()
+        h_G.backward(leaf.grad)
+        self.gn_adam.step()
+
+    @torch.no_grad()
+    def embed(self, h_c: Tensor) -> Tensor:
+        """Phase (4): h_G of some windows."""
+        return graph_network(self.gn, h_c, self.server.graph)
+
+    @torch.no_grad()
+    def judge(self, windows: Tensor) -> Tensor:
+        """Validation of some windows: encode, embed, and decode every node in turn."""
+        batch, _ = self.clients.data.batch("validation", windows)
+        h_c = self.encode("validation", windows)
+        h_G = self.embed(h_c)
+        errors = [node.loss(batch, i, h_c[i], h_G[i]) for i, node in enumerate(self.nodes)]
+        return torch.stack(errors)
 
 
-def server_step(
-    node: NaiveNode, gn: GraphNetwork, adam: torch.optim.Adam, edges: Edges, batch: Batch, h_c: Tensor
-) -> None:
-    """Phase (3), one minibatch: h_G down, every node's gradient in turn, one step of the graph network."""
-    h_G = graph_network(gn, h_c, edges)
-    leaf = h_G.detach().requires_grad_()
-    for i in range(len(h_c)):
-        node.loss(batch, i, h_c[i], leaf[i]).backward(inputs=[leaf])
-    adam.zero_grad()
-    h_G.backward(leaf.grad)
-    adam.step()
+def average(nodes: Sequence[nn.Module]) -> None:
+    """Everybody's weights become their mean."""
+    states = [node.state_dict() for node in nodes]
+    mean = {name: sum(state[name] for state in states) / len(states) for name in states[0]}
+    for node in nodes:
+        node.load_state_dict(mean)
 
 
 def graph_network(gn: GraphNetwork, h_c: Tensor, edges: Edges) -> Tensor:

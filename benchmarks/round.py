@@ -1,45 +1,54 @@
-"""One global round of at-fedavg (R_c = R_s = 1, with validation), phase by phase, beside a naive version.
+"""One global round of at-fedavg with validation, phase by phase, beside a naive version of the whole round.
 
-The naive version runs a few minibatches of phases (1) and (3) and is scaled to the round's number of them; it
-is given neither encoding, nor the final embedding, nor validation: the ratio is a lower bound.
+For each precision: seconds, operations and their rate, its share of the rate of one large matrix product
+measured in the same run, the least bytes that must pass through memory, the floor that both set (the larger
+of operations / product rate and bytes / copy bandwidth), bytes that crossed between server and nodes, and
+peak memory. What is counted, and how, stands in operations.py.
 
-    python benchmarks/round.py data.h5                         # METR-LA, PEMS-BAY or one's own
-    python benchmarks/round.py --sensors 207 --days 7 --precision fp32 bf16 --json
+The naive version (naive.py: a loop over nodes with torch.nn.GRU) runs a few minibatches of each phase, or as
+many windows, and each phase is scaled to the number of them that it has; the average is run whole. With
+`--split-epochs` fewer epochs of phase (3) than R_s are run of ours and scaled, too.
+
+    python benchmarks/round.py data.h5                          # METR-LA, PEMS-BAY or one's own
+    python benchmarks/round.py --shape 207 34272 1722 --precision fp32 tf32 bf16 --json
+    python benchmarks/round.py --shape 325 52116 2694 --server-rounds 20 --split-epochs 1
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import time
-from collections.abc import Callable
+import sys
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-import naive
+from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.algorithm.server import Alternating
+from cnfgnn.config import ComputeConfig, Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
-from cnfgnn.data.synthetic import city
-from cnfgnn.models.graphnet import GraphNetwork
+from cnfgnn.data.windows import SPLITS
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.simulation import Experiment, simulate
+from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes
+from naive import NaiveRound
+from operations import PHASES, Shape, least_bytes, operations
+from shapes import OneSentence, add_arguments, chosen
 
-PHASES = ("(1) update", "average", "(2) encode", "(3) split", "(4) embed", "validate")
-
-
-def clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def phases(experiment: Experiment, r_g: int) -> dict[str, float]:
+def strategy_of(experiment: Experiment) -> Alternating:
+    assert isinstance(experiment.strategy, Alternating)
+    return experiment.strategy
+
+
+def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, float]:
     """Seconds of each phase of a round: what Alternating.round does, with a clock in between."""
-    s = experiment.strategy
-    assert isinstance(s, Alternating)
+    s = strategy_of(experiment)
     assert s.gn is not None
     device = s.graph.weights.device
     marks = [clock(device)]
@@ -50,88 +59,171 @@ def phases(experiment: Experiment, r_g: int) -> dict[str, float]:
     s.theta_bar = s.share(s.nodes)
     s.nodes.flush()
     marks.append(clock(device))
-    h_c = s.nodes.encode()
-    present = s.nodes.present("train")
+    encoded = s.encode()
     marks.append(clock(device))
-    for draw, windows in s.server_batches(r_g):
-        h_G = s.gn(h_c, s.graph, present, windows)
+    s.server_rounds = split_epochs
+    for draw, _ in s.server_batches(r_g):
+        h_c, present = encoded[draw]
+        h_G = s.gn(h_c, s.graph, present)
         s.gn.descend(s.nodes.backward(h_G, draw, s.step))
+    s.server_rounds = experiment.config.training.server_rounds
     marks.append(clock(device))
-    s.nodes.embed(s.gn.propagate(h_c, s.graph, present))
+    s.embed(encoded)
     s.nodes.flush()
     marks.append(clock(device))
     s.score("validation")
     marks.append(clock(device))
-    return dict(zip(PHASES, (b - a for a, b in pairwise(marks)), strict=True))
+    seconds = dict(zip(PHASES, (b - a for a, b in pairwise(marks)), strict=True))
+    seconds["(3) split"] *= s.server_rounds / split_epochs
+    return seconds | {"round": sum(seconds.values())}
 
 
-def naive_seconds(experiment: Experiment, minibatches: int) -> float:
-    """The naive version's phases (1) and (3), scaled from a few minibatches."""
-    s, (_, clients) = experiment.strategy, experiment.owners[0]
-    assert isinstance(s, Alternating)
-    device, n = clients.compute.device, clients.series.nodes
-    nodes = [naive.NaiveNode().to(device) for _ in range(n)]
-    adams = [torch.optim.Adam(node.parameters(), lr=1e-3) for node in nodes]
-    gn = GraphNetwork().init(torch.Generator()).to(device)
-    gn_adam = torch.optim.Adam(gn.parameters(), lr=1e-3)
-
-    def client() -> None:
-        windows = clients.client_batches[next(clients.client_batches.epoch(1, 0))]
-        batch, _ = clients.data.batch("train", windows)
-        naive.client_step(nodes, adams, batch, torch.zeros(n, len(windows), 64, device=device))
-
-    def server() -> None:
-        windows = s.batches[next(s.batches.epoch(1, 0))]
-        batch, _ = clients.data.batch("train", windows)
-        h_c = torch.randn(n, len(windows), 64, device=device)
-        naive.server_step(nodes[0], gn, gn_adam, s.graph, batch, h_c)
-
-    return len(s.client_batches) * _each(client, minibatches, device) + len(s.batches) * _each(
-        server, minibatches, device
-    )
+def crossed(experiment: Experiment, before: list[list[Any]], scale: float) -> dict[str, int]:
+    """Bytes that a round moved between server and nodes in training; `scale` for epochs left out."""
+    known = {tuple(row[:3]): row[3:] for row in before}
+    totals = [0.0, 0.0]
+    for purpose, verb, direction, *amounts in experiment.ledger.state():
+        if purpose != "training":
+            continue
+        old = known.get((purpose, verb, direction), [0, 0])
+        for k in range(2):
+            totals[k] += (int(amounts[k]) - old[k]) * (scale if verb == "backward" else 1)
+    return {"per_node": round(totals[0]), "per_site": round(totals[1])}
 
 
-def _each(step: Callable[[], None], times: int, device: torch.device) -> float:
-    step()
-    begun = clock(device)
-    for _ in range(times):
-        step()
-    return (clock(device) - begun) / times
+def measured(data: Dataset, config: Config, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    """Everything about the last of a few rounds in one precision."""
+    compute = Compute.of(config.compute)
+    gemm = gemm_rate(compute.device, config.compute.precision)
+    gc.collect()
+    forget_peak(compute.device)
+    experiment = simulate(data, config)
+    epochs = min(options.split_epochs or options.server_rounds, options.server_rounds)
+    for r_g in range(1, options.rounds + 1):
+        before = experiment.ledger.state()
+        seconds = phases(experiment, r_g, epochs)
+    shape = Shape.of(experiment, data.graph.nodes, data.graph.edges)
+    work, moved = operations(shape), least_bytes(shape)
+    floor = {name: max(work[name] / gemm, moved[name] / bandwidth) for name in PHASES}
+    floor["round"] = sum(floor.values())
+    return {
+        "seconds": seconds,
+        "tflop": {name: n / 1e12 for name, n in work.items()},
+        "tflops": {name: work[name] / seconds[name] / 1e12 for name in work},
+        "gemm_tflops": gemm / 1e12,
+        "share_of_gemm": {name: work[name] / seconds[name] / gemm for name in work},
+        "least_bytes": moved,
+        "floor_seconds": floor,
+        "over_floor": {name: seconds[name] / floor[name] for name in floor},
+        "ledger_bytes": crossed(experiment, before, options.server_rounds / epochs),
+        "peak_gib": peak_bytes(compute.device) / GIB,
+        "windows": {split: experiment.windows.count(split) for split in SPLITS},
+        "kept": experiment.keeping.how,
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("data", nargs="?")
-    parser.add_argument("--sensors", type=int, default=207)
-    parser.add_argument("--days", type=float, default=7)
+def naive_seconds(data: Dataset, config: Config, times: int) -> dict[str, float]:
+    """Each phase of the naive round, scaled from a few of its pieces."""
+    experiment = simulate(data, config)
+    _, clients = experiment.owners[0]
+    seconds = {}
+    for name, (piece, count) in NaiveRound(strategy_of(experiment), clients).pieces().items():
+        piece()
+        begun = clock(clients.compute.device)
+        for _ in range(times):
+            piece()
+        seconds[name] = count * (clock(clients.compute.device) - begun) / times
+    return seconds | {"round": sum(seconds.values())}
+
+
+def table(result: dict[str, Any], naive: dict[str, float] | None) -> str:
+    """A row for each phase, and one for the round."""
+    rows = [
+        "| | seconds | TFLOP | TFLOP/s | of a product | least GiB | floor s | over floor | naive s | ratio |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in (*PHASES, "round"):
+        seconds = result["seconds"][name]
+        beside = ["", ""] if naive is None else [f"{naive[name]:.3g}", f"{naive[name] / seconds:.1f}"]
+        cells = [
+            *(f"{seconds:.3f}", f"{result['tflop'][name]:.3g}", f"{result['tflops'][name]:.3g}"),
+            *(f"{result['share_of_gemm'][name]:.1%}", f"{result['least_bytes'][name] / GIB:.3g}"),
+            *(f"{result['floor_seconds'][name]:.3g}", f"{result['over_floor'][name]:.1f}", *beside),
+        ]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def arguments() -> argparse.Namespace:
+    parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", nargs="+", default=["fp32"], choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--precision", nargs="+", default=["fp32"], choices=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=2, help="the last one is reported")
+    parser.add_argument("--client-rounds", type=int, default=1, help="R_c")
+    parser.add_argument("--server-rounds", type=int, default=1, help="R_s")
+    parser.add_argument("--split-epochs", type=int, help="of phase (3), scaled to R_s; all if not given")
+    parser.add_argument("--memory", type=float, default=0.0, help="compute.memory, GiB")
     parser.add_argument("--minibatches", type=int, default=2, help="of the naive version; 0 leaves it out")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     options = parser.parse_args()
-    data: Dataset = load(options.data) if options.data else city(options.sensors, options.days)
-    results: dict[str, Any] = {"sensors": data.graph.nodes, "edges": data.graph.edges}
+    for name, least in (("rounds", 1), ("minibatches", 0), ("split_epochs", 1)):
+        if (value := getattr(options, name)) is not None and value < least:
+            parser.error(f"argument --{name.replace('_', '-')}: at least {least}, not {value}")
+    return options
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, telling how it goes."""
+    data = chosen(options)
+    device = Compute.of(ComputeConfig(options.device)).device
+    bandwidth = copy_bandwidth(device)
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    shape = {"sensors": data.graph.nodes, "edges": data.graph.edges, "steps": len(data.readings.times)}
+    rounds = {"client_rounds": options.client_rounds, "server_rounds": options.server_rounds}
+    machine = {"device": str(device), "name": name, "torch": torch.__version__}
+    results: dict[str, Any] = {"data": data.name, **shape, **rounds, **machine}
+    results |= {"copy_gib_s": bandwidth / GIB, "precisions": {}, "naive": None, "ratios": {}, "ratio": None}
+    print(f"{data.name}: {shape}, {rounds}; {name}, copies {bandwidth / GIB:.1f} GiB/s", flush=True)
+
+    def config(precision: str) -> Config:
+        changes = {f"training.{key}": value for key, value in rounds.items()}
+        changes |= {"compute.device": options.device, "compute.precision": precision}
+        return preset("at-fedavg", like="metr-la").with_changes(changes | {"compute.memory": options.memory})
+
     for precision in options.precision:
-        changes = {"compute.device": options.device, "compute.precision": precision}
-        experiment = simulate(data, preset("at-fedavg", like="metr-la").with_changes(changes))
-        for r_g in range(1, options.rounds + 1):
-            seconds = phases(experiment, r_g)
-        results[precision] = seconds | {"total": sum(seconds.values())}
-        parts = ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
-        print(f"{data.name}, {precision}: {sum(seconds.values()):.2f} s a round: {parts}", flush=True)
-    if torch.cuda.is_available() and options.device != "cpu":
-        results["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        print(f"peak {results['peak_gib']:.2f} GiB on the device")
+        result = results["precisions"][precision] = measured(data, config(precision), options, bandwidth)
+        print(f"{precision}: {result['seconds']['round']:.2f} s a round", flush=True)
     if options.minibatches:
-        changes = {"compute.device": options.device, "compute.precision": "fp32"}
-        experiment = simulate(data, preset("at-fedavg", like="metr-la").with_changes(changes))
-        results["naive"] = naive_seconds(experiment, options.minibatches)
-        best = min(results[precision]["total"] for precision in options.precision)
-        results["ratio"] = results["naive"] / best
-        print(f"naive, fp32: {results['naive']:.2f} s; ratio to the fastest of ours {results['ratio']:.1f}")
+        naive = results["naive"] = naive_seconds(data, config("fp32"), options.minibatches)
+        for precision, result in results["precisions"].items():
+            ratios = {phase: naive[phase] / result["seconds"][phase] for phase in naive}
+            results["ratios"][precision] = ratios
+        results["ratio"] = max(ratios["round"] for ratios in results["ratios"].values())
+    return results
+
+
+def main() -> None:
+    options = arguments()
+    try:
+        results = run(options)
+    except CnfgnnError as problem:
+        print(f"round.py: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)
+    for precision, result in results["precisions"].items():
+        moved = result["ledger_bytes"]
+        print(
+            f"\n{precision}: one large product {result['gemm_tflops']:.3g} TFLOP/s;"
+            f" peak {result['peak_gib']:.2f} GiB, hidden states {result['kept']};"
+            f" crossed {moved['per_node'] / GIB:.3g} GiB per node, {moved['per_site'] / GIB:.3g} per site"
+        )
+        print(table(result, results["naive"]))
+    if results["ratio"] is not None:
+        print(
+            f"\nnaive, fp32, scaled from {options.minibatches} pieces a phase: ratio {results['ratio']:.1f}"
+        )
     if options.json:
         print(json.dumps(results))
 

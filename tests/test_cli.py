@@ -150,7 +150,7 @@ def test_settings_are_printed_as_a_file_that_can_be_used(tmp_path: Path) -> None
     file = tmp_path / "all.toml"
     file.write_text(said("settings", "--method", "gru-local", "--size", "727k"))
     out = tmp_path / "run"
-    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=model.hidden=3", "--set=training.rounds=1"]
+    tiny = ["--set=city.sensors=2", "--set=city.days=2", "--set=model.hidden=3", "--set=training.rounds=1"]
     said("train", "--config", file, "--out", out, *tiny)
     assert (Run.open(out).config.size, Run.open(out).config.model.layers) == ("727k", 2)
 
@@ -211,7 +211,7 @@ def test_settings_come_from_preset_file_changes_and_options_in_that_order(tmp_pa
     file = tmp_path / "mine.toml"
     file.write_text('method = "gru-fedavg"\nseed = 5\n[training]\nrounds = 7\npatience = 3\n')
     out = tmp_path / "run"
-    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=model.hidden=3", "--set=training.rounds=1"]
+    tiny = ["--set=city.sensors=2", "--set=city.days=2", "--set=model.hidden=3", "--set=training.rounds=1"]
     said("train", "--config", file, "--seed", 6, "--out", out, *tiny)
     config = Run.open(out).config
     assert (config.method, config.seed, config.training.rounds, config.training.patience) == (

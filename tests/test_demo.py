@@ -16,7 +16,7 @@ methods = ["cnfgnn", "gru-local"]
 seeds = [1, 2]
 [city]
 sensors = 3
-days = 1
+days = 2
 [model]
 hidden = 4
 [training]

@@ -55,7 +55,7 @@ class TrainingConfig:
     patience: int = 20  # rounds without a better validation loss before stopping
     client_rounds: int = 1  # R_c
     server_rounds: int = 1  # R_s
-    client_batch: int = 128
+    client_batch: int = 128  # windows, at most as many as train
     server_batch: int = 48
     client_lr: float = 1e-3
     server_lr: float = 1e-3
@@ -69,6 +69,7 @@ class TrainingConfig:
 class ComputeConfig:
     device: str = "auto"
     precision: Precision = "fp32"
+    memory: float = 0.0  # GiB for h_c and h_G of all training windows; 0 = half of what the device has
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Config:
         _at_least(0, "model.embedding", m.embedding)
         _at_least(1, "model.gn_layers", m.gn_layers)
         _at_least(0, "seed", self.seed)
+        _at_least(0, "compute.memory", self.compute.memory)
         if self.seed >= 2**63:
             raise ConfigError("seed", "must be below 2^63")
         if m.hidden > MOST_UNITS or m.embedding > MOST_UNITS or max(m.gn_widths, default=0) > MOST_UNITS:

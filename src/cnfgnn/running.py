@@ -124,6 +124,7 @@ def _start(experiment: Experiment, data: Dataset) -> dict[str, Any]:
         },
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),
+        "memory": vars(experiment.keeping),
         "parameters": {
             "node": size(NodeModel(m.hidden, m.layers, m.embedding).init(torch.Generator())),
             "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),

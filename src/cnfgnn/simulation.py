@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.keeping import How, Keeping, choose
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.methods import Method, check_method
@@ -64,6 +65,7 @@ class Experiment:
     windows: Windows
     seen: Tensor | None  # (n,) bool; None if every node trains
     owners: Sequence[tuple[Tensor, Clients]] = ()  # rows and nodes of this process
+    keeping: Keeping = field(default_factory=Keeping)  # of h_c and h_G of all training windows
 
 
 def simulate(
@@ -100,7 +102,7 @@ def simulate(
         server = store("server")
         experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler)
         return replace(experiment, owners=owners)
-    _, windows, scaler = _agree(transport, windows, config, None, data.name, scaler)
+    _, windows, scaler, _ = _agree(transport, windows, config, method, None, data.name, scaler)
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
     strategy = Pooled(owners[0][1], edges, learner, config.training, store("server"))
@@ -121,7 +123,7 @@ def federate(
     """Set up a federated method over any transport; the server brings the graph and nothing else."""
     method = check_method(config)
     compute = Compute.of(config.compute)
-    everyone, windows, scaler = _agree(transport, windows, config, seen, name, scaler)
+    everyone, windows, scaler, keeping = _agree(transport, windows, config, method, seen, name, scaler)
     nodes, train_graph = everyone, graph
     if seen is not None:
         nodes = everyone.among(seen.nonzero().flatten())
@@ -144,18 +146,20 @@ def federate(
         windows=windows.count("train"),
         store=store,
         tick=tick,
+        keeping=keeping.how,
     )
-    return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen)
+    return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen, keeping=keeping)
 
 
 def _agree(
     transport: Transport,
     windows: Windows,
     config: Config,
+    method: Method,
     seen: Tensor | None,
     name: str,
     scaler: Scaler | None,
-) -> tuple[Nodes, Windows, Scaler]:
+) -> tuple[Nodes, Windows, Scaler, Keeping]:
     """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
     everyone = Nodes(transport)
     moments, has = everyone.census(windows, config.data.missing)
@@ -168,16 +172,41 @@ def _agree(
         if scaler is None and windows.count(split) == 0:
             kind = "training" if split == "train" else split
             raise DataError(name, f"there are no {kind} windows with readings")
-    scaler = Scaler.of(moments[training]) if scaler is None else scaler
+    if scaler is None:
+        _check_batches(config, method, windows.count("train"))
+        scaler = Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
-    device = Compute.of(config.compute).device
-    everyone.has = {s: h.to(device) for s, h in has.items() if not h.all()}
-    everyone.prepare(_settings(config), scaler.mean, scaler.std, windows)
+    compute = Compute.of(config.compute)
+    everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
+    keeping = _keeping(config, method, compute, int(training.sum()) * windows.count("train"))
+    everyone.prepare(_settings(config, keeping.how), scaler.mean, scaler.std, windows)
     everyone.flush()
-    return everyone, windows, scaler
+    return everyone, windows, scaler, keeping
 
 
-def _settings(config: Config) -> NodeSettings:
+def _check_batches(config: Config, method: Method, windows: int) -> None:
+    """Refuse a minibatch that there are too few windows for: its size would not be what the settings say."""
+    used = []
+    if method.strategy != "split":
+        used.append(("training.client_batch", config.training.client_batch))
+    if method.graph_network and method.federated:
+        used.append(("training.server_batch", config.training.server_batch))
+    for key, size in used:
+        if size > windows:
+            raise ConfigError(
+                key, f"minibatches of {size} need more than the {windows} training windows: at most {windows}"
+            )
+
+
+def _keeping(config: Config, method: Method, compute: Compute, sequences: int) -> Keeping:
+    """How to keep what alternating training holds for so many windows of all nodes; others hold nothing."""
+    if method.strategy != "alternating" or not method.graph_network:
+        return Keeping()
+    m = config.model
+    return choose(compute, config.compute.memory, sequences * m.hidden * m.layers, sequences * m.embedding)
+
+
+def _settings(config: Config, keeping: How) -> NodeSettings:
     model, training = config.model, config.training
     return NodeSettings(
         seed=config.seed,
@@ -190,6 +219,7 @@ def _settings(config: Config) -> NodeSettings:
         keep_optimizer=training.optimizer_state == "kept",
         sampling=training.sampling,
         missing=config.data.missing,
+        keeping=keeping,
     )
 
 

@@ -58,6 +58,8 @@ class BarWatcher:
             best="",
         )
         self.bar.start()
+        if experiment.keeping.how != "full":
+            self.bar.print(f"{self.label}{experiment.keeping}")
 
     def tick(self) -> None:
         speed = self.bar.tasks[0].speed
@@ -86,6 +88,8 @@ class LineWatcher:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
+        if experiment.keeping.how != "full":
+            self._say(str(experiment.keeping))
         if self.done:
             self._say(f"going on after round {self.done}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import pytest
 import torch
 
+from cnfgnn.algorithm import compute
 from cnfgnn.algorithm.compute import Compute, keep_freed_memory
-from cnfgnn.config import ComputeConfig
+from cnfgnn.config import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
 
@@ -35,3 +37,36 @@ def test_a_device_that_is_not_there_is_named(device: str) -> None:
 
 def test_glibc_keeps_freed_memory() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_precision_that_a_gpu_lacks_is_named(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(ConfigError) as told:
+        Compute.of(ComputeConfig("cuda:0", precision))
+    assert str(told.value) == (
+        f"compute.precision: Tesla T4 (compute capability 7.5) has no {precision}, which came with 8.0"
+        " (valid: fp32, fp64)"
+    )
+    assert told.value.exit_code == 2
+    assert Compute.of(ComputeConfig("cuda:0", "fp32")).device == torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert Compute.of(ComputeConfig("cuda:0", precision)).bf16 == (precision == "bf16")
+
+
+def test_fp64_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=r"compute\.precision: this device has no fp64"):
+        Compute.of(ComputeConfig("mps", "fp64"))
+
+
+def test_memory_is_the_machine_s_or_the_container_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, limit = Compute.of(ComputeConfig("cpu")), tmp_path / "memory.max"
+    monkeypatch.setattr(compute, "CONTAINER_LIMIT", limit)
+    whole = here.memory()
+    assert whole > 2**27
+    for text, expected in (("max\n", whole), (f"{2**26}\n", 2**26), (f"{2**60}\n", whole)):
+        limit.write_text(text)
+        assert here.memory() == expected

@@ -25,12 +25,13 @@ from cnfgnn.algorithm.draws import (
     Draw,
     generator,
 )
-from cnfgnn.algorithm.nodes import NodeSettings
+from cnfgnn.algorithm.keeping import kept_dtype
+from cnfgnn.algorithm.nodes import NodeSettings, windows_of
 from cnfgnn.algorithm.replay import Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
-from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params, models, own, part
 
@@ -61,7 +62,7 @@ class Clients:
     # ---- set-up -------------------------------------------------------------------------------------
 
     def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
-        windows = _windows(**plan)
+        windows = windows_of(**plan)
         has = {s: self.series.has(windows.starts[s], windows, missing) for s in SPLITS}
         reply = {f"has.{s}": torch.from_numpy(has[s].view(np.uint8)) for s in SPLITS}
         return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
@@ -69,7 +70,7 @@ class Clients:
     def prepare(self, mean: float, std: float, **more: Any) -> None:
         names = {f.name for f in fields(NodeSettings)}
         self.settings = s = NodeSettings(**{name: more.pop(name) for name in names})
-        windows = _windows(**more)
+        windows = windows_of(**more)
         device = self.compute.device
         self.data = Prepared(self.series, Scaler(mean, std), s.missing, windows, self.compute.dtype, device)
         count = windows.count("train")
@@ -79,6 +80,7 @@ class Clients:
         self.model = NodeModel(s.hidden, s.layers, s.embedding)
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.anchor = None, None, None
+        self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class Clients:
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
-                minibatch(windows, _at(self.h_G, windows), self.truth(step))
+                minibatch(windows, self._at(self.h_G, windows), self.truth(step))
                 step += 1
                 self.tick()
         self._stand_still()
@@ -115,7 +117,7 @@ class Clients:
         if r_g is not None and epoch is not None and number is not None:
             return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
-        h_c = torch.empty(shape, dtype=self.compute.dtype, device=self.compute.device)
+        h_c = torch.empty(shape, dtype=self.kept_dtype, device=self.compute.device)
         for some in self.data.chunks(split):
             h_c[:, some] = self._encoded(split, some)
         if split == "train":
@@ -127,7 +129,7 @@ class Clients:
         draw = Draw(r_g, epoch, number)
         windows = self.server_batches[draw]
         if not learn:
-            h_c = _at(self._h_c, windows)
+            h_c = self._at(self._h_c, windows)
             h_c = self.encode("train", *draw) if h_c is None else h_c
             grad_h_G = self._answer(windows, h_c, h_G.detach(), self.truth(step))
             assert grad_h_G is not None
@@ -187,11 +189,16 @@ class Clients:
         }
         self._stand_still()
 
-    def embed(self, h_G: Tensor, judge: bool) -> None:
+    def embed(self, h_G: Tensor, judge: bool, **draw: int) -> None:
         if judge:
             self._judged_h_G = h_G
+        elif not draw:
+            self.h_G, self._h_c = h_G, None  # h_c has done its duty
         else:
-            self.h_G = h_G
+            if self.h_G is None:
+                shape = (self.series.nodes, self.client_batches.windows, h_G.shape[-1])
+                self.h_G = torch.zeros(shape, dtype=self.kept_dtype, device=self.compute.device)
+            self.h_G[:, self.server_batches[Draw(**draw)]] = h_G.to(self.kept_dtype)
 
     def pull(self, weight: Tensor, **anchor: Tensor) -> None:
         self.anchor = {name.removeprefix("anchor."): w for name, w in anchor.items()}
@@ -254,7 +261,10 @@ class Clients:
         batch, _ = self.data.batch(split, windows)
         with self.compute.autocast():
             h_c = self.model.encode(self.theta, batch.x)
-            return self.model.decode(self.theta, batch, h_c, _at(self._judged_h_G, windows))
+            return self.model.decode(self.theta, batch, h_c, self._at(self._judged_h_G, windows))
+
+    def _at(self, rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
+        return None if rows is None else rows[:, windows].to(self.compute.dtype)
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -281,14 +291,6 @@ class Clients:
         return self.coins[step]
 
 
-def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
-    return None if rows is None else rows[:, windows]
-
-
 def _active(has: Tensor | None) -> Tensor | None:
     """(n,): the nodes that have at least one of these windows."""
     return None if has is None else has.any(dim=1)
-
-
-def _windows(history: int, horizon: int, ahead: bool, **starts: Tensor) -> Windows:
-    return Windows({split: starts[split][0].cpu().numpy() for split in SPLITS}, history, horizon, ahead)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from cnfgnn.config import ComputeConfig
+from cnfgnn.config import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+TENSOR_CORES_SINCE = (8, 0)  # compute capability from which products come in tf32 and bf16
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Compute:
                 f"{name!r} is not available here",
                 ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
             ) from error
+        _check_precision(config.precision, device)
         if device.type == "cpu":
             keep_freed_memory()
         # one switch for the whole process: torch has no narrower one
@@ -42,9 +48,38 @@ class Compute:
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
         return cls(device, dtype, config.precision == "bf16")
 
+    def memory(self) -> int:
+        """Bytes that the device has, in use or free; of a container, what it may have."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        try:
+            limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return whole
+        return min(whole, int(limit)) if limit.isdigit() else whole
+
     def autocast(self) -> AbstractContextManager[None]:
         """Products in bf16 where asked; weights, states and losses stay in the stored type."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+
+def _check_precision(precision: Precision, device: torch.device) -> None:
+    """Refuse what the device cannot do, rather than have it emulated or fail at the first product.
+
+    A processor has no tf32 and computes in fp32 instead, which is no less exact: nothing to refuse.
+    """
+    if device.type == "cuda" and precision in ("tf32", "bf16"):
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < TENSOR_CORES_SINCE:
+            name, since = torch.cuda.get_device_name(device), ".".join(map(str, TENSOR_CORES_SINCE))
+            raise ConfigError(
+                "compute.precision",
+                f"{name} (compute capability {major}.{minor}) has no {precision}, which came with {since}",
+                ["fp32", "fp64"],
+            )
+    if device.type == "mps" and precision == "fp64":
+        raise ConfigError("compute.precision", "this device has no fp64", ["fp32", "bf16"])
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
@@ -17,11 +18,13 @@ _REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
 
 
 def _at_home(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]:
-    """The tensors where and in the type in which this group computes; whole numbers stay what they are."""
-    return {
-        name: tensor.to(compute.device, compute.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in tensors.items()
-    }
+    """The tensors where and in the type in which this group computes; whole numbers stay what they are, and
+    so does bf16, in which only what is kept for long comes."""
+
+    def stays(dtype: torch.dtype) -> bool:
+        return not dtype.is_floating_point or dtype == torch.bfloat16
+
+    return {k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in tensors.items()}
 
 
 def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:

@@ -41,15 +41,12 @@ class GraphLearner:
         self._kept: tuple[Tensor, list[Tensor]] | None = None  # of the forward pass, for the way back
         self._passes = ReplayBoth(self._forward, self._descend, compute.device)
 
-    def __call__(
-        self, h_c: Tensor, graph: Edges, present: Tensor | None, windows: Tensor | slice = slice(None)
-    ) -> Tensor:
-        """h_G of some windows: (n w h) -> (n b h); present is (n w), (n 1) or None."""
-        wanted, h_c = h_c.requires_grad, h_c.detach()[:, windows]
+    def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
+        """h_G of a minibatch: (n b h) -> (n b h); present is (n b), (n 1) or None."""
         if graph is not self._graph:
             self._graph = graph
             self._passes = ReplayBoth(self._forward, self._descend, self.compute.device)
-        h_G = self._passes.forward(h_c.requires_grad_(wanted), _at(present, windows, h_c.device))
+        h_G = self._passes.forward(h_c.to(self.compute.dtype), _at(present, slice(None), h_c.device))
         assert h_G is not None
         return h_G
 
@@ -94,7 +91,7 @@ class GraphLearner:
         few = Replay(lambda h_c, present: self.network(h_c, graph, present), self.compute.device)
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
-            found = few(h_c[:, some], _at(present, some, h_c.device))
+            found = few(h_c[:, some].to(self.compute.dtype), _at(present, some, h_c.device))
             assert found is not None
             h_G[:, some] = found
         return h_G

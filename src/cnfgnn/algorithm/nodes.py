@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.draws import Draw
+from cnfgnn.algorithm.keeping import How
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
@@ -61,6 +62,7 @@ class NodeSettings:
     keep_optimizer: bool
     sampling: float
     missing: Missing
+    keeping: How  # one choice for all: were it each site's own, results would depend on who shares a site
 
 
 class Nodes:
@@ -132,9 +134,10 @@ class Nodes:
         """Go on from these weights."""
         self._lesson["load"] = self._tell("load", purpose, {}, theta)
 
-    def embed(self, h_G: Tensor, purpose: Purpose = "training") -> None:
-        """Keep these graph embeddings: fixed during the next update, or to be scored with."""
-        self._tell("embed", purpose, {"judge": purpose == "evaluation"}, {"h_G": h_G})
+    def embed(self, h_G: Tensor, purpose: Purpose = "training", draw: Draw | None = None) -> None:
+        """Keep these graph embeddings, of one minibatch or of all windows: fixed during the next update, or
+        to be scored with."""
+        self._tell("embed", purpose, _numbers(draw, judge=purpose == "evaluation"), {"h_G": h_G})
 
     def update(self, r_g: int, r_c: int, step: int) -> None:
         """Train for r_c epochs on your own data."""
@@ -265,3 +268,8 @@ def _plan(windows: Windows) -> dict[str, Number]:
 
 def _starts(windows: Windows) -> dict[str, Tensor]:
     return {split: torch.from_numpy(windows.starts[split])[None] for split in SPLITS}
+
+
+def windows_of(history: int, horizon: int, ahead: bool, **starts: Tensor) -> Windows:
+    """The windows that `census` and `prepare` carry, at the other end."""
+    return Windows({split: starts[split][0].cpu().numpy() for split in SPLITS}, history, horizon, ahead)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw
+from cnfgnn.algorithm.encodings import Encodings, encodings
+from cnfgnn.algorithm.keeping import How, kept_dtype
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.sharing import Share
@@ -39,10 +41,12 @@ class Server:
         windows: int,
         store: Store,
         tick: Callable[[], None] = lambda: None,
+        keeping: How = "full",
     ) -> None:
         self.nodes, self.graph = nodes, graph
         self.everyone, self.whole_graph = everyone, whole_graph
         self.gn, self.share, self.store, self.tick = gn, share, store, tick
+        self.keeping, self.kept_dtype = keeping, kept_dtype(keeping, graph.weights.dtype)
         self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
         device = graph.weights.device
         self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
@@ -121,21 +125,32 @@ class Alternating(Server):
         if self.gn is None:
             return
         # (2) Temporal encoding update.
-        h_c = self.nodes.encode()
-        present = self.nodes.present("train")  # whose h_c there is: who goes or comes later changes nothing
+        encoded = self.encode()
         # (3) Split Learning of GN.
-        for draw, windows in self.server_batches(r_g):
-            h_G = self.gn(h_c, self.graph, present, windows)
+        for draw, _ in self.server_batches(r_g):
+            h_c, present = encoded[draw]
+            h_G = self.gn(h_c, self.graph, present)
             self.gn.descend(self.nodes.backward(h_G, draw, self.step))
         # (4) On-node graph embedding update.
-        self.nodes.embed(self.gn.propagate(h_c, self.graph, present))
+        self.embed(encoded)
+
+    def encode(self) -> Encodings:
+        """h_c of all training windows."""
+        return encodings(self.keeping, self.nodes, self.batches)
+
+    def embed(self, encoded: Encodings) -> None:
+        """h_G of all training windows, to the nodes."""
+        assert self.gn is not None
+        for piece in encoded.pieces:
+            h_c, present = encoded[piece]
+            h_G = self.gn.propagate(h_c, self.graph, present)
+            self.nodes.embed(h_G.to(self.kept_dtype), draw=piece)
 
     def restore(self, tag: str) -> None:
         super().restore(tag)
         if self.gn is not None:
             with self.nodes.recovering():  # (2) and (4) once more: the same weights give the same h_G
-                h_c = self.nodes.encode()
-                self.nodes.embed(self.gn.propagate(h_c, self.graph, self.nodes.present("train")))
+                self.embed(self.encode())
 
 
 class Split(Server):

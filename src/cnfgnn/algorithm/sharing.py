@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.data.graph import Graph
+from cnfgnn.models.graphnet import Incidence
 from cnfgnn.models.params import Params, weighted_mean
 
 Share = Callable[[Nodes], Params | None]
 """Returns the weights that every node now has, if they are the same for all."""
+NUMBERS_AT_ONCE = 1 << 24  # edges x parameters: bounds memory
 
 
 def keep(nodes: Nodes) -> None:
@@ -35,6 +38,7 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
     """FMTL: lambda_1 sum_j a_ij ||w_i - w_j||^2 over outgoing edges without self loops.
 
     Neighbours stand still during a round, so each node needs only their weighted mean, its anchor.
+    It is summed over edges, a few parameters at a time: a matrix of all pairs would grow with n squared.
     """
     edges = graph.senders != graph.receivers
     senders, receivers = torch.tensor(graph.senders[edges]), torch.tensor(graph.receivers[edges])
@@ -45,10 +49,14 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
         a = weights * nodes.up[receivers]  # a neighbour that is away pulls nobody
         degree = torch.zeros(len(nodes), dtype=a.dtype).index_add_(0, senders, a)
         first = next(iter(theta.values()))
-        mix = torch.zeros(len(nodes), len(nodes), dtype=a.dtype)
-        mix[senders, receivers] = a / degree[senders].clamp(min=1e-12)
-        mix = mix.to(first)
-        anchor = {name: (mix @ w.flatten(1)).view_as(w) for name, w in theta.items()}
-        nodes.pull(anchor, (fmtl_lambda * degree).to(first))
+        share = (a / degree[senders].clamp(min=1e-12)).to(first)[:, None]
+        ends, others = Incidence.of(senders.to(first.device), len(nodes)), receivers.to(first.device)
+        width = max(1, NUMBERS_AT_ONCE // max(1, len(a)))
+
+        def mean(w: Tensor) -> Tensor:
+            columns = w.flatten(1).split(width, dim=1)
+            return torch.cat([ends.sum(share * some[others]) for some in columns], dim=1).view_as(w)
+
+        nodes.pull({name: mean(w) for name, w in theta.items()}, (fmtl_lambda * degree).to(first))
 
     return share

@@ -1,0 +1,129 @@
+"""How much work a round is: operations of its products, and the bytes that must pass through memory.
+
+Operations count a multiply-add as 2 and leave out everything that is no product. With n nodes, e edges, w
+training windows, history t, horizon T, hidden sizes h (encoder) and s = h + width of h_G (decoder), d = 2
+inputs, and a graph network whose layers have MLPs of widths a-b-c over v, e', u inputs:
+
+    encoder  = t 2 * 3h (d + h)                                           a node and window
+    decoder  = T (2 * 3s (d + s) + 2 s)                                   a node and window
+    network  = sum over layers of 2 e (e' a + ab + bc)                    a window; the first layer of an MLP
+             + 2 n (2 v a) + 2 n ((c + v) a + ab + bc)                    is applied to each node, edge or
+             + the same for u, once, and 2 n v_out h_G at the end         global input before the gather
+
+    (1) update    R_c 3 n w (encoder + decoder)       forward, and backward for weights and for inputs
+    (2) encode    n w encoder
+    (3) split     R_s w (3 network + 2 n decoder)     the decoder's weights stand still: backward for inputs
+    (4) embed     w network
+    validate      n v (encoder + decoder) + v network, over v validation windows
+
+Bytes are the least that a phase can move: what it takes in read once and what it gives written once, for each
+minibatch where there are minibatches, because weights and optimiser states of all nodes fit no cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from cnfgnn.models.graphnet import GraphNetwork
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.params import size
+from cnfgnn.simulation import Experiment
+
+PHASES = ("(1) update", "average", "(2) encode", "(3) split", "(4) embed", "validate")
+FLOAT = 4  # bytes: whatever products run in, states and weights are kept in float32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All that the counts take in; by default the model of the paper."""
+
+    nodes: int
+    edges: int
+    windows: int  # that train
+    judged: int  # that validate
+    client_batch: int = 128
+    server_batch: int = 48
+    client_rounds: int = 1
+    server_rounds: int = 1
+    history: int = 12
+    horizon: int = 12
+    hidden: int = 64
+    embedding: int = 64
+    widths: tuple[int, ...] = (256, 256, 128)
+    layers: int = 2
+
+    @classmethod
+    def of(cls, experiment: Experiment, nodes: int, edges: int) -> Shape:
+        t, m, windows = experiment.config.training, experiment.config.model, experiment.windows
+        sizes = (nodes, edges, windows.count("train"), windows.count("validation"))
+        batches = (t.client_batch, t.server_batch, t.client_rounds, t.server_rounds)
+        model = (m.hidden, m.embedding, m.gn_widths, m.gn_layers)
+        return cls(*sizes, *batches, windows.history, windows.horizon, *model)
+
+
+def encoder(s: Shape, features: int = 2) -> int:
+    return s.history * 2 * 3 * s.hidden * (features + s.hidden)
+
+
+def decoder(s: Shape, features: int = 2) -> int:
+    state = s.hidden + s.embedding
+    return s.horizon * (2 * 3 * state * (features + state) + 2 * state)
+
+
+def network(s: Shape) -> int:
+    first, out = s.widths[0], s.widths[-1]
+    rest = sum(a * b for a, b in zip(s.widths, s.widths[1:], strict=False))
+    v, e, u, products = s.hidden, 1, 0, 0
+    for layer in range(s.layers):
+        products += s.edges * (e * first + rest) + s.nodes * 2 * v * first + u * first
+        products += s.nodes * ((out + v) * first + rest) + u * first
+        if layer + 1 < s.layers:  # the last global update would feed nothing
+            products += (2 * out + u) * first + rest
+        v, e, u = v + out, e + out, u + out
+    return 2 * (products + s.nodes * v * s.embedding)
+
+
+def operations(s: Shape) -> dict[str, float]:
+    """Of each phase of a round, and of the round."""
+    sequences = s.nodes * s.windows
+    counts = {
+        "(1) update": s.client_rounds * 3 * sequences * (encoder(s) + decoder(s)),
+        "average": 2 * s.nodes * _node_parameters(s),
+        "(2) encode": sequences * encoder(s),
+        "(3) split": s.server_rounds * (s.windows * 3 * network(s) + 2 * sequences * decoder(s)),
+        "(4) embed": s.windows * network(s),
+        "validate": s.judged * (s.nodes * (encoder(s) + decoder(s)) + network(s)),
+    }
+    return {phase: float(counts[phase]) for phase in PHASES} | {"round": float(sum(counts.values()))}
+
+
+def least_bytes(s: Shape) -> dict[str, float]:
+    """That each phase of a round must move through memory."""
+    states, embeddings = s.nodes * s.windows * s.hidden, s.nodes * s.windows * s.embedding
+    windows = s.nodes * s.windows * (s.history + s.horizon)  # of readings, cut anew for each minibatch
+    node, server = s.nodes * _node_parameters(s), _server_parameters(s)
+    client_steps = s.client_rounds * -(-s.windows // s.client_batch)
+    server_steps = s.server_rounds * -(-s.windows // s.server_batch)
+    judged = s.nodes * s.judged
+    counts = {
+        # weights and both moments read and written at every step; windows and their h_G read
+        "(1) update": client_steps * 6 * node + s.client_rounds * (windows + embeddings),
+        "average": node + _node_parameters(s),
+        "(2) encode": s.nodes * (s.windows + s.history) + states,
+        # h_c read by the server and by the nodes; h_G and its gradient written by one and read by the other
+        "(3) split": server_steps * 6 * server + s.server_rounds * (windows + 2 * states + 4 * embeddings),
+        "(4) embed": states + embeddings,
+        "validate": judged * (s.history + s.horizon + 2 * s.hidden + 2 * s.embedding),
+    }
+    in_bytes = {phase: float(FLOAT * counts[phase]) for phase in PHASES}
+    return in_bytes | {"round": sum(in_bytes.values())}
+
+
+def _node_parameters(s: Shape) -> int:
+    return size(NodeModel(s.hidden, 1, s.embedding).init(torch.Generator()))
+
+
+def _server_parameters(s: Shape) -> int:
+    return sum(w.numel() for w in GraphNetwork(s.hidden, s.embedding, s.widths, s.layers).parameters())

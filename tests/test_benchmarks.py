@@ -1,0 +1,156 @@
+"""Benchmarks run, count what they say they count, and compare with something that computes the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.naive import NaiveNode, NaiveRound
+from benchmarks.operations import PHASES, Shape, decoder, encoder, least_bytes, network, operations
+from benchmarks.shapes import cut, random_network
+from torch.utils.flop_counter import FlopCounterMode
+
+import cnfgnn
+from cnfgnn.algorithm.server import Alternating
+from cnfgnn.errors import ConfigError
+from cnfgnn.models.graphnet import Edges, GraphNetwork
+from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.simulation import simulate
+from tests.conftest import small
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(cnfgnn.__file__).parents[1]),
+}
+METR_LA = Shape(nodes=207, edges=1722, windows=23_974, judged=3_425)
+
+
+def ran(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+
+
+def test_a_round_is_measured_part_by_part() -> None:
+    tiny = ["--shape", 3, 230, 5, "--device", "cpu", "--rounds", 1, "--minibatches", 1]
+    rounds = ["--server-rounds", 2, "--split-epochs", 1]
+    done = ran("round.py", *tiny, *rounds, "--precision", "fp32", "bf16", "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert (results["sensors"], results["steps"], results["edges"]) == (3, 230, 5)
+    naive = results["naive"]
+    for precision in ("fp32", "bf16"):
+        one = results["precisions"][precision]
+        for parts in (one["seconds"], one["tflop"], one["least_bytes"], one["floor_seconds"], naive):
+            assert set(parts) == {*PHASES, "round"}
+            assert all(value > 0 for value in parts.values())
+            assert sum(parts[phase] for phase in PHASES) == pytest.approx(parts["round"])
+        for phase, seconds in one["seconds"].items():
+            assert one["tflops"][phase] == pytest.approx(one["tflop"][phase] / seconds)
+            assert one["share_of_gemm"][phase] == pytest.approx(one["tflops"][phase] / one["gemm_tflops"])
+            assert one["over_floor"][phase] == pytest.approx(seconds / one["floor_seconds"][phase])
+            assert results["ratios"][precision][phase] == pytest.approx(naive[phase] / seconds)
+        assert one["windows"]["train"] == 145
+        states, weights = 3 * 145 * 64 * 4, 2 * 3 * 63_873 * 4
+        assert one["ledger_bytes"]["per_node"] == weights + (1 + 2 * 2 + 1) * states
+        assert one["peak_gib"] > 0
+    assert results["ratio"] == max(ratios["round"] for ratios in results["ratios"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
+        (["--shape", 3, 10, 5], "--shape: 1 sensor, 24 steps and at most sensors^2 edges: not 3 10 5"),
+    ],
+)
+def test_wrong_arguments_get_one_sentence(arguments: list[object], says: str) -> None:
+    done = ran("round.py", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"round.py: {says}")
+    assert done.stderr.count("\n") == 1
+
+
+# ---- what is counted --------------------------------------------------------------------------------------
+
+
+def test_a_round_of_metr_la_is_a_hundred_tera_operations() -> None:
+    count = {phase: n / 1e12 for phase, n in operations(METR_LA).items()}
+    assert count["(1) update"] == pytest.approx(22.4, abs=0.1)
+    assert METR_LA.windows * 3 * network(METR_LA) / 1e12 == pytest.approx(71.3, abs=0.1)
+    assert count["round"] == sum(count[phase] for phase in PHASES)
+    assert least_bytes(METR_LA)["(4) embed"] == 2 * 207 * 23_974 * 64 * 4
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """Small products, such as those of two inputs, may be done another way: a few percent either side."""
+    shape = Shape(nodes=7, edges=20, windows=5, judged=1, hidden=16, embedding=24, widths=(48, 40, 32))
+    model = NodeModel(shape.hidden, 1, shape.embedding)
+    theta = model.init(torch.Generator())
+    x, y = torch.randn(shape.nodes, shape.windows, 12, 2), torch.randn(shape.nodes, shape.windows, 12)
+    batch = Batch(x, y, torch.rand(shape.windows, 12))
+    gn = GraphNetwork(shape.hidden, shape.embedding, shape.widths)
+    data = random_network(shape.nodes, 30, shape.edges)
+    edges = Edges.of(data.graph, torch.device("cpu"), torch.float32)
+    sequences = shape.nodes * shape.windows
+    with FlopCounterMode(display=False) as counted:
+        h_c = model.encode(theta, x)
+    assert counted.get_total_flops() == pytest.approx(sequences * encoder(shape), rel=0.12)
+    with FlopCounterMode(display=False) as counted:
+        model.decode(theta, batch, h_c, torch.zeros(shape.nodes, shape.windows, shape.embedding))
+    assert counted.get_total_flops() == pytest.approx(sequences * decoder(shape), rel=0.06)
+    with FlopCounterMode(display=False) as counted:
+        h_G = gn(h_c, edges)
+    assert counted.get_total_flops() == shape.windows * network(shape)
+    with FlopCounterMode(display=False) as counted:
+        h_G.sum().backward()  # without the gradient of h_c, which nobody asks for
+    assert counted.get_total_flops() == pytest.approx(2 * shape.windows * network(shape), rel=0.05)
+
+
+# ---- what it is held against ------------------------------------------------------------------------------
+
+
+def test_the_naive_node_computes_what_ours_does() -> None:
+    model = NodeModel(8, 1, 6)
+    theta = model.init(torch.Generator().manual_seed(0))
+    naive = NaiveNode(8, 6)
+    weights = {
+        name.replace(".0.", ".").replace("_ih", "_ih_l0").replace("_hh", "_hh_l0"): w[0]
+        for name, w in theta.items()
+    }
+    naive.load_state_dict(weights)
+    batch = Batch(torch.randn(1, 4, 12, 2), torch.randn(1, 4, 12), torch.rand(4, 12))
+    h_G = torch.randn(1, 4, 6)
+    h_c = model.encode(theta, batch.x)
+    torch.testing.assert_close(naive.encode(batch.x[0]), h_c[0])
+    torch.testing.assert_close(
+        naive.decode(batch, 0, h_c[0], h_G[0]), model.decode(theta, batch, h_c, h_G)[0]
+    )
+
+
+def test_the_naive_round_has_every_phase() -> None:
+    data = random_network(4, 120, 6)
+    strategy = simulate(data, small("at-fedavg", **{"compute.precision": "fp32"}))
+    assert isinstance(strategy.strategy, Alternating)
+    pieces = NaiveRound(strategy.strategy, strategy.owners[0][1]).pieces()
+    assert tuple(pieces) == PHASES
+    windows = strategy.windows.count("train")
+    assert [count for _, count in pieces.values()] == pytest.approx(
+        [2 * -(-windows // 32), 1, windows / 32, 2 * -(-windows // 24), windows / 24, 1]
+    )
+    for work, _ in pieces.values():
+        work()
+
+
+def test_a_random_network_has_the_shape_asked_for() -> None:
+    for sensors, edges in ((5, 25), (5, 20), (300, 2400), (1, 0)):
+        data = random_network(sensors, 40, edges)
+        assert (data.graph.nodes, data.graph.edges, len(data.readings.times)) == (sensors, edges, 40)
+    assert len(cut(data, 3).readings.times) == 26
+    with pytest.raises(ConfigError, match="--windows"):
+        cut(data, 18)
