@@ -32,7 +32,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.gru import Batch, NodeModel
-from cnfgnn.models.params import Params, models, own, part
+from cnfgnn.models.params import Params, models, own, part, rows
 
 
 class Clients:
@@ -100,12 +100,14 @@ class Clients:
         """One minibatch: every node takes a step along the gradient of its own loss."""
         assert self.adam is not None
         batch, has = self.data.batch("train", windows)
-        losses = self.losses(self.theta, batch, h_G, truth)
-        gradients = torch.autograd.grad(losses.sum(), list(self.theta.values()))
-        grads = dict(zip(self.theta, gradients, strict=True))
-        if self.anchor is not None:
-            self._add_pull(grads)
-        self.adam.step(self.theta, grads, _active(has))
+        for some in self.compute.some(*batch.y.shape[:2]):
+            theta = {name: w.detach()[some].requires_grad_() for name, w in self.theta.items()}
+            losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
+            gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
+            grads = dict(zip(theta, gradients, strict=True))
+            if self.anchor is not None:
+                self._add_pull(theta, grads, some)
+            self.adam.step(theta, grads, _rows(_active(has), some), some)
 
     @torch.no_grad()
     def encode(
@@ -144,9 +146,12 @@ class Clients:
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         batch, _ = self.data.batch("train", windows)
-        h_G = h_G.detach().requires_grad_()
-        losses = self.losses(self.theta, batch, h_G, truth, h_c)
-        return torch.autograd.grad(losses.sum(), h_G)[0]
+        grad_h_G = torch.empty_like(h_G)
+        for some in self.compute.some(*h_G.shape[:2]):
+            theta, part_h_G = rows(self.theta, some), h_G[some].detach().requires_grad_()
+            losses = self.losses(theta, batch.rows(some), part_h_G, truth, h_c[some])
+            grad_h_G[some] = torch.autograd.grad(losses.sum(), part_h_G)[0]
+        return grad_h_G
 
     def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
         """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
@@ -247,14 +252,22 @@ class Clients:
     # -------------------------------------------------------------------------------------------------
 
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
+        x = self.data.batch(split, windows)[0].x
         with self.compute.autocast():
-            return self.model.encode(self.theta, self.data.batch(split, windows)[0].x).to(self.compute.dtype)
+            h_c = [
+                self.model.encode(rows(self.theta, some), x[some]) for some in self.compute.some(*x.shape[:2])
+            ]
+        return torch.cat(h_c)
 
     def _forecast(self, split: Split, windows: slice) -> Tensor:
         batch, _ = self.data.batch(split, windows)
+        h_G, y_hat = _at(self._judged_h_G, windows), []
         with self.compute.autocast():
-            h_c = self.model.encode(self.theta, batch.x)
-            return self.model.decode(self.theta, batch, h_c, _at(self._judged_h_G, windows))
+            for some in self.compute.some(*batch.y.shape[:2]):
+                theta, part = rows(self.theta, some), batch.rows(some)
+                h_c = self.model.encode(theta, part.x)
+                y_hat.append(self.model.decode(theta, part, h_c, _rows(h_G, some)))
+        return torch.cat(y_hat)
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -268,13 +281,13 @@ class Clients:
         self._h_c, self._decoder_grads = None, None
         self._answer = Replay(self._grad_h_G, self.compute.device)  # of these weights
 
-    def _add_pull(self, grads: Params) -> None:
+    def _add_pull(self, theta: Params, grads: Params, some: slice) -> None:
         """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""
         assert self.anchor is not None
         assert self.anchor_weight is not None
-        for name, w in self.theta.items():
-            weight = self.anchor_weight.view(-1, *[1] * (w.dim() - 1))
-            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name])
+        for name, w in theta.items():
+            weight = self.anchor_weight[some].view(-1, *[1] * (w.dim() - 1))
+            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][some])
 
     def truth(self, step: int) -> Tensor | None:
         """(t,): the decoder steps fed the truth in this minibatch; None if none."""
@@ -283,6 +296,10 @@ class Clients:
 
 def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
     return None if rows is None else rows[:, windows]
+
+
+def _rows(x: Tensor | None, some: slice) -> Tensor | None:
+    return None if x is None else x[some]
 
 
 def _active(has: Tensor | None) -> Tensor | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cnfgnn.models.cell import Cell
 from cnfgnn.models.params import Params, models, uniform
 
 
@@ -29,6 +30,11 @@ class Batch:
     y: Tensor
     clock: Tensor
     weight: Tensor | None = None
+
+    def rows(self, some: slice) -> Batch:
+        """The same windows of some nodes."""
+        weight = None if self.weight is None else self.weight[some]
+        return Batch(self.x[some], self.y[some], self.clock, weight)
 
 
 @dataclass(frozen=True)
@@ -65,19 +71,14 @@ class NodeModel:
     def encode(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """h_c: the encoder's final state, layers side by side; (n b t d) -> (n b layers*h)."""
         n, b = x.shape[:2]
-        inputs = _fold(x, models(theta)).transpose(1, 2)  # (m B t d) -> (m t B d): a step is contiguous
+        inputs = list(_fold(x, models(theta)).unbind(2))  # t of (m B d)
         finals = []
         for layer in range(self.layers):
-            cell = _Cell(theta, f"encoder.{layer}")
-            gates = cell.input_gates(inputs.flatten(1, 2)).unflatten(1, inputs.shape[1:3])  # (m t B 3h)
-            h = x.new_zeros(gates.shape[0], gates.shape[2], self.hidden)
-            outputs = []
-            for gate in gates.unbind(1):
-                h = cell.step(gate, h)
-                outputs.append(h)
+            cell = Cell(theta, f"encoder.{layer}")
+            h = x.new_zeros(*inputs[0].shape[:2], self.hidden)
+            for t, below in enumerate(inputs):
+                inputs[t] = h = cell.step(below, h)
             finals.append(h)
-            if layer + 1 < self.layers:
-                inputs = torch.stack(outputs, dim=1)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
 
     def decode(
@@ -99,7 +100,7 @@ class NodeModel:
         if self.embedding:
             h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
             states = [torch.cat([states[0], _fold(h_G, m)], dim=-1)]
-        cells = [_Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
+        cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = _fold(batch.clock.expand(n, b, steps), m)
         value = _fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
         frame = _fold(batch.x[:, :, -1], m)
@@ -114,7 +115,7 @@ class NodeModel:
                 frame = torch.cat([value, clock[..., t - 1 : t]], dim=-1)
             below = frame
             for layer, cell in enumerate(cells):
-                states[layer] = below = cell.step(cell.input_gates(below), states[layer])
+                states[layer] = below = cell.step(below, states[layer])
             with torch.autocast(below.device.type, enabled=False):  # forecasts are fed back: no bf16 here
                 y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
@@ -124,29 +125,6 @@ class NodeModel:
         if batch.weight is None:
             return truth[t]
         return truth[t] & _fold(batch.weight[:, :, t - 1 : t] > 0, m)
-
-
-class _Cell:
-    """One GRU layer with stacked weights; gate order r, z, n and both biases as in torch.nn.GRU."""
-
-    def __init__(self, theta: Mapping[str, Tensor], prefix: str) -> None:
-        self.weight_ih = theta[f"{prefix}.weight_ih"].mT
-        self.weight_hh = theta[f"{prefix}.weight_hh"].mT
-        self.bias_ih = theta[f"{prefix}.bias_ih"][:, None]
-        self.bias_hh = theta[f"{prefix}.bias_hh"][:, None]
-
-    def input_gates(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias_ih, x, self.weight_ih)
-
-    def step(self, gates: Tensor, h: Tensor) -> Tensor:
-        """h' = (1 - z) n + z h, with r and z sigmoid and n = tanh(i_n + r h_n)."""
-        # products may come in bf16; the state, which is added to twelve times, stays in its own type
-        i_r, i_z, i_n = gates.to(h.dtype).chunk(3, dim=-1)
-        h_r, h_z, h_n = torch.baddbmm(self.bias_hh, h, self.weight_hh).to(h.dtype).chunk(3, dim=-1)
-        r = torch.sigmoid(i_r + h_r)
-        z = torch.sigmoid(i_z + h_z)
-        n = torch.tanh(i_n + r * h_n)
-        return torch.lerp(n, h, z)
 
 
 def _fold(x: Tensor, m: int) -> Tensor:
