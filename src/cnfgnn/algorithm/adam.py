@@ -41,16 +41,16 @@ class Adam:
         moving = torch.ones_like(taken) if active is None else active.to(taken)
         taken += moving
         steps = taken.clamp(min=1)
-        decay_1, decay_2 = 1 - (1 - BETA_1) * moving, 1 - (1 - BETA_2) * moving
+        new_1, new_2 = (1 - BETA_1) * moving, (1 - BETA_2) * moving
         rate = moving * self.lr / (1 - BETA_1**steps)
         root = (1 - BETA_2**steps).sqrt()
         for name, w in theta.items():
             row = (-1, *[1] * (w.dim() - 1))
             mean, square, grad = self.mean[name][some], self.square[name][some], grads[name]
-            mean.mul_(decay_1.view(row).to(w)).add_(grad * (1 - decay_1).view(row).to(w))
-            square.mul_(decay_2.view(row).to(w)).add_(grad * grad * (1 - decay_2).view(row).to(w))
+            mean.lerp_(grad, new_1.view(row).to(w))
+            square.lerp_(grad * grad, new_2.view(row).to(w))
             scale = square.sqrt().div_(root.view(row).to(w)).add_(EPS)
-            w.sub_(mean / scale * rate.view(row).to(w))
+            w.sub_(torch.div(mean, scale, out=scale).mul_(rate.view(row).to(w)))
 
     def state(self) -> dict[str, Tensor]:
         """Flat and named, for a checkpoint."""

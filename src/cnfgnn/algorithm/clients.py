@@ -34,6 +34,8 @@ from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.gru import Batch, NodeModel
 from cnfgnn.models.params import Params, models, own, part, rows
 
+ALL = slice(None)
+
 
 class Clients:
     """A group of n nodes with their readings, their weights and what the server last told them."""
@@ -91,7 +93,7 @@ class Clients:
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
-                minibatch(windows, _at(self.h_G, windows), self.truth(step))
+                minibatch(windows, _at(self.h_G, ALL, windows), self.truth(step))
                 step += 1
                 self.tick()
         self._stand_still()
@@ -102,12 +104,12 @@ class Clients:
         batch, has = self.data.batch("train", windows)
         for some in self.compute.some(*batch.y.shape[:2]):
             theta = {name: w.detach()[some].requires_grad_() for name, w in self.theta.items()}
-            losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
+            losses = self.losses(theta, batch.rows(some), _at(h_G, some), truth)
             gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
             grads = dict(zip(theta, gradients, strict=True))
             if self.anchor is not None:
                 self._add_pull(theta, grads, some)
-            self.adam.step(theta, grads, _rows(_active(has), some), some)
+            self.adam.step(theta, grads, _at(_active(has), some), some)
 
     @torch.no_grad()
     def encode(
@@ -129,7 +131,7 @@ class Clients:
         draw = Draw(r_g, epoch, number)
         windows = self.server_batches[draw]
         if not learn:
-            h_c = _at(self._h_c, windows)
+            h_c = _at(self._h_c, ALL, windows)
             h_c = self.encode("train", *draw) if h_c is None else h_c
             grad_h_G = self._answer(windows, h_c, h_G.detach(), self.truth(step))
             assert grad_h_G is not None
@@ -175,12 +177,7 @@ class Clients:
     ) -> Tensor:
         """(n,): each node's mean squared error over the targets it has, on scaled values."""
         with self.compute.autocast():
-            h_c = self.model.encode(theta, batch.x) if h_c is None else h_c
-            y_hat = self.model.decode(theta, batch, h_c, h_G, truth)
-        error = (y_hat.to(batch.y.dtype) - batch.y).square()
-        if batch.weight is None:
-            return error.mean(dim=(1, 2))
-        return (error * batch.weight).sum(dim=(1, 2)) / batch.weight.sum(dim=(1, 2)).clamp(min=1)
+            return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c))
 
     # ---- what the server tells ----------------------------------------------------------------------
 
@@ -254,20 +251,15 @@ class Clients:
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
         x = self.data.batch(split, windows)[0].x
         with self.compute.autocast():
-            h_c = [
-                self.model.encode(rows(self.theta, some), x[some]) for some in self.compute.some(*x.shape[:2])
-            ]
-        return torch.cat(h_c)
+            groups = self.compute.some(*x.shape[:2])
+            return torch.cat([self.model.encode(rows(self.theta, some), x[some]) for some in groups])
 
     def _forecast(self, split: Split, windows: slice) -> Tensor:
         batch, _ = self.data.batch(split, windows)
-        h_G, y_hat = _at(self._judged_h_G, windows), []
+        h_G, groups = _at(self._judged_h_G, ALL, windows), self.compute.some(*batch.y.shape[:2])
         with self.compute.autocast():
-            for some in self.compute.some(*batch.y.shape[:2]):
-                theta, part = rows(self.theta, some), batch.rows(some)
-                h_c = self.model.encode(theta, part.x)
-                y_hat.append(self.model.decode(theta, part, h_c, _rows(h_G, some)))
-        return torch.cat(y_hat)
+            parts = ((rows(self.theta, some), batch.rows(some), _at(h_G, some)) for some in groups)
+            return torch.cat([self.model.forecast(*part) for part in parts])
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -294,12 +286,8 @@ class Clients:
         return self.coins[step]
 
 
-def _at(rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
-    return None if rows is None else rows[:, windows]
-
-
-def _rows(x: Tensor | None, some: slice) -> Tensor | None:
-    return None if x is None else x[some]
+def _at(x: Tensor | None, nodes: slice, windows: Tensor | slice = ALL) -> Tensor | None:
+    return None if x is None else x[nodes] if windows is ALL else x[nodes, windows]
 
 
 def _active(has: Tensor | None) -> Tensor | None:

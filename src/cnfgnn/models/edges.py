@@ -43,8 +43,8 @@ class Incidence:
         Half precision is summed in float32: a busy node's sum would stop growing.
         """
         if not x.is_cuda:  # embedding_bag adds in float32, row after row
-            sums = embedding_bag(self.order, x.flatten(1), self.offsets[:-1], mode="sum")
-            return sums.unflatten(1, x.shape[1:])
+            sums: Tensor = embedding_bag(self.order, x.flatten(1), self.offsets[:-1], mode="sum")
+            return sums.view(len(sums), *x.shape[1:])
         x = x.float() if x.dtype == torch.bfloat16 else x
         return torch.segment_reduce(  # atomic adds would come in any order
             x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0, unsafe=True
@@ -80,7 +80,8 @@ class Edges:
         )
         weights = self.weights[:, :, 0].to(table)
         shares = torch.cat([torch.ones_like(weights).expand(-1, 2), weights], dim=1)
-        return embedding_bag(rows, table, per_sample_weights=shares, mode="sum").unflatten(1, size)
+        x = embedding_bag(rows, table, per_sample_weights=shares, mode="sum")
+        return x.view(len(x), *size)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,13 @@ class Batch:
         weight = None if self.weight is None else self.weight[some]
         return Batch(self.x[some], self.y[some], self.clock, weight)
 
+    def losses(self, y_hat: Tensor) -> Tensor:
+        """(n,): each node's mean squared error over the targets it has, on scaled values."""
+        error = (y_hat.to(self.y.dtype) - self.y).square()
+        if self.weight is None:
+            return error.mean(dim=(1, 2))
+        return (error * self.weight).sum(dim=(1, 2)) / self.weight.sum(dim=(1, 2)).clamp(min=1)
+
 
 @dataclass(frozen=True)
 class NodeModel:
@@ -80,6 +87,17 @@ class NodeModel:
                 inputs[t] = h = cell.step(below, h)
             finals.append(h)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
+
+    def forecast(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+        h_c: Tensor | None = None,
+    ) -> Tensor:
+        """y_hat (n b t), from h_c where that is known already."""
+        return self.decode(theta, batch, self.encode(theta, batch.x) if h_c is None else h_c, h_G, truth)
 
     def decode(
         self,
