@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cnfgnn.algorithm import compute
-from cnfgnn.algorithm.compute import Compute, keep_freed_memory
+from cnfgnn.algorithm.compute import Compute, keep_freed_memory, multiplies_bf16
 from cnfgnn.config import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
@@ -17,9 +17,24 @@ from cnfgnn.errors import ConfigError
 def test_precisions_are_types_and_products() -> None:
     made = {p: Compute.of(ComputeConfig("cpu", p)) for p in ("fp32", "tf32", "bf16", "fp64")}
     assert [made[p].dtype for p in made] == [torch.float32] * 3 + [torch.float64]
-    assert [made[p].bf16 for p in made] == [False, False, True, False]
-    with made["bf16"].autocast():
+    assert [made[p].bf16 for p in made] == [False, False, multiplies_bf16(), False]
+    with Compute(torch.device("cpu"), bf16=True).autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_a_cpu_that_cannot_multiply_in_bf16_falls_back_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("avx512_bf16", "amx_tile"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
+    assert not Compute.of(ComputeConfig("cpu", "bf16")).bf16
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert Compute.of(ComputeConfig("cpu", "bf16")).bf16
+
+
+@pytest.mark.parametrize(("nodes", "windows"), [(1, 1), (7, 3), (5, 100), (6, 0)])
+def test_every_node_has_its_turn_once(nodes: int, windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compute.SEQUENCES_IN_CACHE, "cpu", 8)
+    groups = list(Compute(torch.device("cpu")).some(nodes, windows))
+    assert [i for group in groups for i in range(nodes)[group]] == list(range(nodes))
 
 
 def test_tf32_is_switched_off_again() -> None:

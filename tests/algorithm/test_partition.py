@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cnfgnn.algorithm import compute
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.simulation import Experiment, simulate
@@ -56,6 +57,18 @@ def groups_of(labels: list[int]) -> list[list[int]]:
 def test_any_partition_into_groups_gives_the_same_result(method: str, labels: list[int]) -> None:
     apart = trained(small(method), groups_of(labels))
     assert_same(together(method), apart)
+
+
+@pytest.mark.parametrize("sequences", [1, 130])
+@pytest.mark.parametrize("method", FEDERATED)
+def test_it_makes_no_difference_how_many_nodes_are_computed_at_once(
+    method: str, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = together(method)
+    monkeypatch.setitem(
+        compute.SEQUENCES_IN_CACHE, "cpu", sequences
+    )  # one node; four, and the two that are left
+    assert_same(expected, trained(small(method), None))
 
 
 @pytest.mark.parametrize("method", ["at-fedavg", "gru-fedavg", "sl-fedavg"])

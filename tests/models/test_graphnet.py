@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.data.graph import Graph
-from cnfgnn.models.graphnet import Edges, GraphNetwork, Incidence, gathered, summed
+from cnfgnn.models.graphnet import Edges, GraphNetwork
 
 CPU = torch.device("cpu")
 
@@ -87,11 +87,3 @@ def test_information_flows_from_sender_to_receiver_only() -> None:
     h_G = gn(h_c, edges(graph))
     assert torch.autograd.grad(h_G[1].sum(), h_c, retain_graph=True)[0][0].abs().sum() > 0
     assert torch.autograd.grad(h_G[0].sum(), h_c)[0][1].abs().sum() == 0
-
-
-def test_gathering_and_summing_have_the_right_gradients() -> None:
-    ends = Incidence.of(torch.tensor([2, 0, 2, 1, 2]), 4)
-    v = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    e = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: gathered(x, ends), v)
-    assert torch.autograd.gradcheck(lambda x: summed(x, ends), e)

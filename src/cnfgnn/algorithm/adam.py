@@ -27,28 +27,38 @@ class Adam:
         self.steps = torch.zeros(models(theta), dtype=torch.float64, device=first.device)
 
     @torch.no_grad()
-    def step(self, theta: Params, grads: Mapping[str, Tensor], active: Tensor | None = None) -> None:
-        """Move theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are."""
-        moving = torch.ones_like(self.steps) if active is None else active.to(self.steps)
-        self.steps += moving
-        if kernels.available(self.steps.device) and all(w.dtype == torch.float32 for w in theta.values()):
+    def step(
+        self,
+        theta: Params,
+        grads: Mapping[str, Tensor],
+        active: Tensor | None = None,
+        some: slice = slice(None),
+    ) -> None:
+        """Move theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are.
+
+        All are of `some` of the rows there are.
+        """
+        taken = self.steps[some]
+        moving = torch.ones_like(taken) if active is None else active.to(taken)
+        taken += moving
+        if kernels.available(taken.device) and all(w.dtype == torch.float32 for w in theta.values()):
             from cnfgnn.models.kernels.adam import adam_step
 
             for name, w in theta.items():
-                moments = self.mean[name], self.square[name]
-                adam_step(w, grads[name], *moments, self.steps, moving, self.lr, (BETA_1, BETA_2), EPS)
+                moments = self.mean[name][some], self.square[name][some]
+                adam_step(w, grads[name], *moments, taken, moving, self.lr, (BETA_1, BETA_2), EPS)
             return
-        steps = self.steps.clamp(min=1)
-        decay_1, decay_2 = 1 - (1 - BETA_1) * moving, 1 - (1 - BETA_2) * moving
+        steps = taken.clamp(min=1)
+        new_1, new_2 = (1 - BETA_1) * moving, (1 - BETA_2) * moving
         rate = moving * self.lr / (1 - BETA_1**steps)
         root = (1 - BETA_2**steps).sqrt()
         for name, w in theta.items():
             row = (-1, *[1] * (w.dim() - 1))
-            mean, square, grad = self.mean[name], self.square[name], grads[name]
-            mean.mul_(decay_1.view(row).to(w)).add_(grad * (1 - decay_1).view(row).to(w))
-            square.mul_(decay_2.view(row).to(w)).add_(grad * grad * (1 - decay_2).view(row).to(w))
+            mean, square, grad = self.mean[name][some], self.square[name][some], grads[name]
+            mean.lerp_(grad, new_1.view(row).to(w))
+            square.lerp_(grad * grad, new_2.view(row).to(w))
             scale = square.sqrt().div_(root.view(row).to(w)).add_(EPS)
-            w.sub_(mean / scale * rate.view(row).to(w))
+            w.sub_(torch.div(mean, scale, out=scale).mul_(rate.view(row).to(w)))
 
     def state(self) -> dict[str, Tensor]:
         """Flat and named, for a checkpoint."""

@@ -33,7 +33,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.models.gru import Batch, NodeModel
-from cnfgnn.models.params import Params, models, own, part
+from cnfgnn.models.params import Params, models, own, part, rows
 
 
 class Clients:
@@ -102,12 +102,14 @@ class Clients:
         """One minibatch: every node takes a step along the gradient of its own loss."""
         assert self.adam is not None
         batch, has = self.data.batch("train", windows)
-        losses = self.losses(self.theta, batch, h_G, truth)
-        gradients = torch.autograd.grad(losses.sum(), list(self.theta.values()))
-        grads = dict(zip(self.theta, gradients, strict=True))
-        if self.anchor is not None:
-            self._add_pull(grads)
-        self.adam.step(self.theta, grads, _active(has))
+        for some in self.compute.some(*batch.y.shape[:2]):
+            theta = {name: w.detach()[some].requires_grad_() for name, w in self.theta.items()}
+            losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
+            gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
+            grads = dict(zip(theta, gradients, strict=True))
+            if self.anchor is not None:
+                self._add_pull(theta, grads, some)
+            self.adam.step(theta, grads, _rows(_active(has), some), some)
 
     @torch.no_grad()
     def encode(
@@ -146,9 +148,12 @@ class Clients:
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         batch, _ = self.data.batch("train", windows)
-        h_G = h_G.detach().requires_grad_()
-        losses = self.losses(self.theta, batch, h_G, truth, h_c)
-        return torch.autograd.grad(losses.sum(), h_G)[0]
+        grad_h_G = torch.empty_like(h_G)
+        for some in self.compute.some(*h_G.shape[:2]):
+            theta, part_h_G = rows(self.theta, some), h_G[some].detach().requires_grad_()
+            losses = self.losses(theta, batch.rows(some), part_h_G, truth, h_c[some])
+            grad_h_G[some] = torch.autograd.grad(losses.sum(), part_h_G)[0]
+        return grad_h_G
 
     def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
         """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
@@ -172,12 +177,7 @@ class Clients:
     ) -> Tensor:
         """(n,): each node's mean squared error over the targets it has, on scaled values."""
         with self.compute.autocast():
-            h_c = self.model.encode(theta, batch.x) if h_c is None else h_c
-            y_hat = self.model.decode(theta, batch, h_c, h_G, truth)
-        error = (y_hat.to(batch.y.dtype) - batch.y).square()
-        if batch.weight is None:
-            return error.mean(dim=(1, 2))
-        return (error * batch.weight).sum(dim=(1, 2)) / batch.weight.sum(dim=(1, 2)).clamp(min=1)
+            return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c))
 
     # ---- what the server tells ----------------------------------------------------------------------
 
@@ -254,17 +254,21 @@ class Clients:
     # -------------------------------------------------------------------------------------------------
 
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
+        x = self.data.batch(split, windows)[0].x
         with self.compute.autocast():
-            return self.model.encode(self.theta, self.data.batch(split, windows)[0].x).to(self.compute.dtype)
+            groups = self.compute.some(*x.shape[:2])
+            return torch.cat([self.model.encode(rows(self.theta, some), x[some]) for some in groups])
 
     def _forecast(self, split: Split, windows: slice) -> Tensor:
         batch, _ = self.data.batch(split, windows)
+        h_G, groups = self._at(self._judged_h_G, windows), self.compute.some(*batch.y.shape[:2])
         with self.compute.autocast():
-            h_c = self.model.encode(self.theta, batch.x)
-            return self.model.decode(self.theta, batch, h_c, self._at(self._judged_h_G, windows))
+            parts = ((rows(self.theta, some), batch.rows(some), _rows(h_G, some)) for some in groups)
+            return torch.cat([self.model.forecast(*part) for part in parts])
 
-    def _at(self, rows: Tensor | None, windows: Tensor | slice) -> Tensor | None:
-        return None if rows is None else rows[:, windows].to(self.compute.dtype)
+    def _at(self, x: Tensor | None, windows: Tensor | slice) -> Tensor | None:
+        """Some windows of what is kept of all, in the type in which nodes compute."""
+        return None if x is None else x[:, windows].to(self.compute.dtype)
 
     def _own(self) -> None:
         """A copy of its own for each node, ready to learn."""
@@ -278,17 +282,21 @@ class Clients:
         self._h_c, self._decoder_grads = None, None
         self._answer = Replay(self._grad_h_G, self.compute.device)  # of these weights
 
-    def _add_pull(self, grads: Params) -> None:
+    def _add_pull(self, theta: Params, grads: Params, some: slice) -> None:
         """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""
         assert self.anchor is not None
         assert self.anchor_weight is not None
-        for name, w in self.theta.items():
-            weight = self.anchor_weight.view(-1, *[1] * (w.dim() - 1))
-            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name])
+        for name, w in theta.items():
+            weight = self.anchor_weight[some].view(-1, *[1] * (w.dim() - 1))
+            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][some])
 
     def truth(self, step: int) -> Tensor | None:
         """(t,): the decoder steps fed the truth in this minibatch; None if none."""
         return self.coins[step]
+
+
+def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:
+    return None if x is None else x[nodes]
 
 
 def _active(has: Tensor | None) -> Tensor | None:

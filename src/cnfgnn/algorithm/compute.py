@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from cnfgnn.errors import ConfigError
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TENSOR_CORES_SINCE = (8, 0)  # compute capability from which products come in tf32 and bf16
+# nodes x windows whose step of a GRU a CPU's caches hold; other devices take all at once, in few launches
+SEQUENCES_IN_CACHE = {"cpu": 1 << 11}
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,11 @@ class Compute:
         # one switch for the whole process: torch has no narrower one
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
-        return cls(device, dtype, config.precision == "bf16")
+        bf16 = config.precision == "bf16"
+        if bf16 and device.type == "cpu" and not multiplies_bf16():
+            bf16 = False
+            logging.getLogger(__name__).debug("this CPU has no products in bf16: they run in float32")
+        return cls(device, dtype, bf16)
 
     def memory(self) -> int:
         """Bytes that the device has, in use or free; of a container, what it may have."""
@@ -62,6 +70,18 @@ class Compute:
     def autocast(self) -> AbstractContextManager[None]:
         """Products in bf16 where asked; weights, states and losses stay in the stored type."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    def some(self, nodes: int, windows: int) -> Iterator[slice]:
+        """All nodes, a few at a time: nodes are independent of each other, so it makes no difference."""
+        at_once = max(1, SEQUENCES_IN_CACHE.get(self.device.type, nodes * windows) // max(1, windows))
+        return (slice(start, min(start + at_once, nodes)) for start in range(0, nodes, at_once))
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for products in bf16; without them they are slower than float32."""
+    # the names are private to torch: where one is gone, the CPU gets the benefit of the doubt
+    asked = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+    return any(has is None or has() for has in asked)
 
 
 def _check_precision(precision: Precision, device: torch.device) -> None:

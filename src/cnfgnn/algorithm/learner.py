@@ -116,4 +116,4 @@ def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -
 
 def _fit(widths: Sequence[int]) -> bool:
     """Whether kernels take layers of these widths."""
-    return all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)
+    return len(widths) > 1 and all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)

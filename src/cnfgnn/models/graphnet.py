@@ -5,101 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cnfgnn.data.graph import Graph
+from cnfgnn.models.edges import Edges as Edges
+from cnfgnn.models.edges import Incidence as Incidence
+from cnfgnn.models.edges import edge_update
 from cnfgnn.models.params import uniform
-
-
-@dataclass(frozen=True, eq=False)
-class Incidence:
-    """Which node each edge touches at one of its ends, ready to gather from nodes and to sum into them.
-
-    node     (e,)    the node of each edge
-    order    (e,)    edges sorted by node
-    offsets  (n+1,)  where each node's edges begin in that order
-    """
-
-    node: Tensor
-    order: Tensor
-    offsets: Tensor
-
-    @classmethod
-    def of(cls, node: Tensor, n: int) -> Incidence:
-        counts = torch.bincount(node, minlength=n)
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        return cls(node, torch.argsort(node, stable=True), offsets)
-
-    def sum(self, x: Tensor) -> Tensor:
-        """(e ...) -> (n ...): in a fixed order on every device, because resuming is bit-exact.
-
-        Half precision is summed in float32: a busy node's sum would stop growing.
-        """
-        x = x.float() if x.dtype == torch.bfloat16 else x
-        if x.is_cuda:  # atomic adds would come in any order
-            return torch.segment_reduce(
-                x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0, unsafe=True
-            )
-        n = len(self.offsets) - 1
-        return x.new_zeros(n, *x.shape[1:]).index_add_(0, self.node, x)
-
-
-class _Gather(torch.autograd.Function):
-    """v[node] forward, a sum over each node's edges backward."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, ends: Incidence) -> Tensor:
-        ctx.ends = ends
-        return v.index_select(0, ends.node)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return ctx.ends.sum(grads[0].contiguous()), None
-
-
-class _Sum(torch.autograd.Function):
-    """A sum over each node's edges forward, grad[node] backward: the transpose of _Gather."""
-
-    @staticmethod
-    def forward(ctx: Any, e: Tensor, ends: Incidence) -> Tensor:
-        ctx.ends = ends
-        return ends.sum(e)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].index_select(0, ctx.ends.node), None
-
-
-def gathered(v: Tensor, ends: Incidence) -> Tensor:
-    """Each edge's node at one end: (n ...) -> (e ...)."""
-    e: Tensor = _Gather.apply(v, ends)  # type: ignore[no-untyped-call]
-    return e
-
-
-def summed(e: Tensor, ends: Incidence) -> Tensor:
-    """Each node's sum over its edges: (e ...) -> (n ...)."""
-    v: Tensor = _Sum.apply(e, ends)  # type: ignore[no-untyped-call]
-    return v
-
-
-@dataclass(frozen=True, eq=False)
-class Edges:
-    """A Graph as tensors on one device; weights (e 1 1) are the input edge features."""
-
-    senders: Incidence
-    receivers: Incidence
-    weights: Tensor
-
-    @classmethod
-    def of(cls, graph: Graph, device: torch.device, dtype: torch.dtype) -> Edges:
-        def ends(node: Any) -> Incidence:
-            return Incidence.of(torch.tensor(node, device=device), graph.nodes)
-
-        weights = torch.tensor(graph.weights, device=device, dtype=dtype)
-        return cls(ends(graph.senders), ends(graph.receivers), weights[:, None, None])
 
 
 class MLP(nn.Module):
@@ -115,51 +28,103 @@ class MLP(nn.Module):
         sizes = [sum(parts), *widths]
         self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
 
+    def linear(self, k: int) -> nn.Linear:
+        """Layer k."""
+        layer = self.layers[k]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def columns(self, k: int) -> Tensor:
+        """The first layer's weight for part k."""
+        start = sum(self.parts[:k])
+        return self.linear(0).weight[:, start : start + self.parts[k]]
+
     def part(self, k: int, x: Tensor, bias: bool = False) -> Tensor:
         """What part k of the input adds to the first layer."""
-        first = self.layers[0]
-        assert isinstance(first, nn.Linear)
-        start = sum(self.parts[:k])
-        weight = first.weight[:, start : start + self.parts[k]]
-        return nn.functional.linear(x, weight, first.bias if bias else None)
+        return product(x, self.columns(k), self.linear(0).bias if bias else None)
 
     def rest(self, x: Tensor) -> Tensor:
         """From the first layer's sum to the output."""
-        for layer in list(self.layers)[1:]:
-            x = layer(torch.relu(x))
+        for k in range(1, len(self.layers)):
+            x = product(torch.relu(x), self.linear(k).weight, self.linear(k).bias)
         return x
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias in the type of x; the weight keeps its own, and so does its gradient."""
+    return nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+
+@dataclass(frozen=True)
+class _EdgeState:
+    """e' = last(r) of one layer, with its last product still to be done: nobody needs e' itself.
+
+    r  (e b k)  phi_e before its last layer; where it has but one layer, e' itself and `last` is None
+    """
+
+    r: Tensor
+    last: nn.Linear | None
+
+    def through(self, columns: Tensor) -> Tensor:
+        """The weight that takes r to what columns of a later first layer make of e'."""
+        return columns if self.last is None else columns @ self.last.weight
+
+    def constant(self, columns: Tensor) -> Tensor | float:
+        """What e' adds there whatever r is."""
+        return 0.0 if self.last is None else columns @ self.last.bias
 
 
 class GraphNetworkLayer(nn.Module):
     """One block of Battaglia et al. (2018): e' = phi_e(e, v_r, v_s, u), v' = phi_v(sum e', v, u),
-    u' = phi_u(sum e', sum v', u); an input that is empty has width 0."""
+    u' = phi_u(sum e', sum v', u); an input that is empty has width 0. The input e is the outputs of the
+    `earlier` layers before it, latest first, and the edges' weights."""
 
-    def __init__(self, v: int, e: int, u: int, widths: Sequence[int], with_global: bool) -> None:
+    def __init__(self, v: int, earlier: int, u: int, widths: Sequence[int], with_global: bool) -> None:
         super().__init__()
         out = widths[-1]
-        self.phi_e = MLP([e, v, v, u], widths)
+        self.phi_e = MLP([*[out] * earlier, 1, v, v, u], widths)
         self.phi_v = MLP([out, v, u], widths)
         self.phi_u = MLP([out, out, u], widths) if with_global else None
 
     def forward(
-        self, v: Tensor, e: Tensor, u: Tensor | None, edges: Edges, mask: Mask
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """v (n b .), e (e b .), u (1 b .) -> the updates v', e', u'."""
-        phi_e, phi_v = self.phi_e, self.phi_v
-        x = (
-            phi_e.part(0, e, bias=True)
-            + gathered(phi_e.part(1, v), edges.receivers)
-            + gathered(phi_e.part(2, v), edges.senders)
-        )
-        e_new = mask.edges(phi_e.rest(x if u is None else x + phi_e.part(3, u)))
-        incoming = summed(e_new, edges.receivers)
+        self, v: Tensor, earlier: Sequence[_EdgeState], u: Tensor | None, edges: Edges, mask: Mask
+    ) -> tuple[Tensor, _EdgeState, Tensor | None]:
+        """v (n b .), u (1 b .) -> the updates v', e', u'."""
+        incoming, e_new = self._on_edges(v, earlier, u, edges, mask)
+        phi_v, phi_u = self.phi_v, self.phi_u
         x = phi_v.part(0, incoming) + phi_v.part(1, v, bias=True)
         v_new = mask.nodes(phi_v.rest(x if u is None else x + phi_v.part(2, u)))
-        if self.phi_u is None:
+        if phi_u is None:
             return v_new, e_new, None
-        x = self.phi_u.part(0, incoming.sum(0, keepdim=True), bias=True)
-        x = x + self.phi_u.part(1, v_new.sum(0, keepdim=True))
-        return v_new, e_new, self.phi_u.rest(x if u is None else x + self.phi_u.part(2, u))
+        x = phi_u.part(0, incoming.sum(0, keepdim=True), bias=True)
+        x = x + phi_u.part(1, v_new.sum(0, keepdim=True))
+        return v_new, e_new, phi_u.rest(x if u is None else x + phi_u.part(2, u))
+
+    def _on_edges(
+        self, v: Tensor, earlier: Sequence[_EdgeState], u: Tensor | None, edges: Edges, mask: Mask
+    ) -> tuple[Tensor, _EdgeState]:
+        """The sum of e' at each receiver (n b .), and e'."""
+        phi, k = self.phi_e, len(earlier)
+        receiving, sending = phi.part(k + 1, v, bias=True), phi.part(k + 2, v)
+        for i, e in enumerate(earlier):  # an edge has one receiver: what is the same for all edges goes there
+            receiving = receiving + e.constant(phi.columns(i))
+        if u is not None:
+            receiving = receiving + phi.part(k + 3, u)
+        hidden = [phi.linear(layer) for layer in range(1, len(phi.layers) - 1)]
+        last = phi.linear(-1) if len(phi.layers) > 1 else None
+        sums, r = edge_update(
+            edges,
+            mask.edge,
+            (receiving.to(v.dtype), sending),
+            phi.columns(k)[:, 0],
+            [(e.r, e.through(phi.columns(i))) for i, e in enumerate(earlier)],
+            [(layer.weight, layer.bias) for layer in hidden],
+            rectified=last is not None,
+        )
+        sums = sums.to(v.dtype)
+        if last is not None:
+            sums = product(sums, last.weight) + mask.degree(edges).to(v.dtype) * last.bias.to(v.dtype)
+        return sums, _EdgeState(r, last)
 
 
 class GraphNetwork(nn.Module):
@@ -172,11 +137,11 @@ class GraphNetwork(nn.Module):
         self, hidden: int = 64, embedding: int = 64, widths: Sequence[int] = (256, 256, 128), layers: int = 2
     ) -> None:
         super().__init__()
-        v, e, u = hidden, 1, 0
+        v, u = hidden, 0
         blocks = []
         for layer in range(layers):
-            blocks.append(GraphNetworkLayer(v, e, u, widths, with_global=layer + 1 < layers))
-            v, e, u = v + widths[-1], e + widths[-1], u + widths[-1]
+            blocks.append(GraphNetworkLayer(v, layer, u, widths, with_global=layer + 1 < layers))
+            v, u = v + widths[-1], u + widths[-1]
         self.blocks = nn.ModuleList(blocks)
         self.output = nn.Linear(v, embedding)
 
@@ -192,16 +157,19 @@ class GraphNetwork(nn.Module):
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
         """(n b h) -> h_G (n b h). Nodes that are not `present` (n b) or (n 1) send zero and leave the
         sums, as if the graph had neither them nor their edges."""
-        mask = Mask.of(present, graph)
-        v = mask.nodes(h_c)
-        e = graph.weights.to(h_c.dtype).expand(-1, h_c.shape[1], -1)
-        u: Tensor | None = None
+        device = h_c.device.type
+        bf16 = torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False):  # the type of products is decided here, once for all
+            return self._propagated(h_c.bfloat16() if bf16 else h_c, graph, Mask.of(present, graph))
+
+    def _propagated(self, h_c: Tensor, graph: Edges, mask: Mask) -> Tensor:
+        v, u = mask.nodes(h_c), None
+        earlier: list[_EdgeState] = []
         for block in self.blocks:
-            v_new, e_new, u_new = block(v, e, u, graph, mask)
-            v, e = torch.cat([v_new, v.to(v_new.dtype)], -1), torch.cat([e_new, e.to(e_new.dtype)], -1)
+            v_new, e_new, u_new = block(v, earlier, u, graph, mask)
+            v, earlier = torch.cat([v_new, v], -1), [e_new, *earlier]
             u = u_new if u is None or u_new is None else torch.cat([u_new, u], -1)
-        h_G: Tensor = self.output(v)
-        return h_G
+        return product(v, self.output.weight, self.output.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,5 +190,8 @@ class Mask:
     def nodes(self, x: Tensor) -> Tensor:
         return x if self.node is None else x.masked_fill(self.node, 0)
 
-    def edges(self, x: Tensor) -> Tensor:
-        return x if self.edge is None else x.masked_fill(self.edge, 0)
+    def degree(self, graph: Edges) -> Tensor:
+        """How many edges end at each node: (n 1 1), or (n b 1) where that differs from window to window."""
+        if self.edge is None:
+            return graph.receivers.offsets.diff()[:, None, None]
+        return graph.receivers.sum((~self.edge).to(graph.weights.dtype))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.models import kernels
+from cnfgnn.models.cell import Cell
 from cnfgnn.models.params import Params, models, uniform
 
 
@@ -30,6 +31,18 @@ class Batch:
     y: Tensor
     clock: Tensor
     weight: Tensor | None = None
+
+    def rows(self, some: slice) -> Batch:
+        """The same windows of some nodes."""
+        weight = None if self.weight is None else self.weight[some]
+        return Batch(self.x[some], self.y[some], self.clock, weight)
+
+    def losses(self, y_hat: Tensor) -> Tensor:
+        """(n,): each node's mean squared error over the targets it has, on scaled values."""
+        error = (y_hat.to(self.y.dtype) - self.y).square()
+        if self.weight is None:
+            return error.mean(dim=(1, 2))
+        return (error * self.weight).sum(dim=(1, 2)) / self.weight.sum(dim=(1, 2)).clamp(min=1)
 
 
 @dataclass(frozen=True)
@@ -69,22 +82,28 @@ class NodeModel:
         if self._fits_kernels(x):
             from cnfgnn.models.kernels import sequences
 
-            h_c = sequences.encode(_fold(x, models(theta)), sequences.Cell.of(theta, "encoder.0"))
+            h_c = sequences.encode(_fold(x, models(theta)), sequences.Weights.of(theta, "encoder.0"))
             return h_c.reshape(n, b, -1)
-        inputs = _fold(x, models(theta)).transpose(1, 2)  # (m B t d) -> (m t B d): a step is contiguous
+        inputs = list(_fold(x, models(theta)).unbind(2))  # t of (m B d)
         finals = []
         for layer in range(self.layers):
-            cell = _Cell(theta, f"encoder.{layer}")
-            gates = cell.input_gates(inputs.flatten(1, 2)).unflatten(1, inputs.shape[1:3])  # (m t B 3h)
-            h = x.new_zeros(gates.shape[0], gates.shape[2], self.hidden)
-            outputs = []
-            for gate in gates.unbind(1):
-                h = cell.step(gate, h)
-                outputs.append(h)
+            cell = Cell(theta, f"encoder.{layer}")
+            h = x.new_zeros(*inputs[0].shape[:2], self.hidden)
+            for t, below in enumerate(inputs):
+                inputs[t] = h = cell.step(below, h)
             finals.append(h)
-            if layer + 1 < self.layers:
-                inputs = torch.stack(outputs, dim=1)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
+
+    def forecast(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+        h_c: Tensor | None = None,
+    ) -> Tensor:
+        """y_hat (n b t), from h_c where that is known already."""
+        return self.decode(theta, batch, self.encode(theta, batch.x) if h_c is None else h_c, h_G, truth)
 
     def decode(
         self,
@@ -107,7 +126,7 @@ class NodeModel:
             states = [torch.cat([states[0], _fold(h_G, m)], dim=-1)]
         if self._fits_kernels(batch.x):
             return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
-        cells = [_Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
+        cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = _fold(batch.clock.expand(n, b, steps), m)
         value = _fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
         frame = _fold(batch.x[:, :, -1], m)
@@ -122,7 +141,7 @@ class NodeModel:
                 frame = torch.cat([value, clock[..., t - 1 : t]], dim=-1)
             below = frame
             for layer, cell in enumerate(cells):
-                states[layer] = below = cell.step(cell.input_gates(below), states[layer])
+                states[layer] = below = cell.step(below, states[layer])
             with torch.autocast(below.device.type, enabled=False):  # forecasts are fed back: no bf16 here
                 y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
@@ -152,7 +171,7 @@ class NodeModel:
             _fold(last[..., 0], m),
             _fold(clock, m),
             fed,
-            sequences.Cell.of(theta, "decoder.0"),
+            sequences.Weights.of(theta, "decoder.0"),
             (theta["output.weight"], theta["output.bias"]),
         )
 
@@ -161,29 +180,6 @@ class NodeModel:
         if batch.weight is None:
             return truth[t]
         return truth[t] & _fold(batch.weight[:, :, t - 1 : t] > 0, m)
-
-
-class _Cell:
-    """One GRU layer with stacked weights; gate order r, z, n and both biases as in torch.nn.GRU."""
-
-    def __init__(self, theta: Mapping[str, Tensor], prefix: str) -> None:
-        self.weight_ih = theta[f"{prefix}.weight_ih"].mT
-        self.weight_hh = theta[f"{prefix}.weight_hh"].mT
-        self.bias_ih = theta[f"{prefix}.bias_ih"][:, None]
-        self.bias_hh = theta[f"{prefix}.bias_hh"][:, None]
-
-    def input_gates(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias_ih, x, self.weight_ih)
-
-    def step(self, gates: Tensor, h: Tensor) -> Tensor:
-        """h' = (1 - z) n + z h, with r and z sigmoid and n = tanh(i_n + r h_n)."""
-        # products may come in bf16; the state, which is added to twelve times, stays in its own type
-        i_r, i_z, i_n = gates.to(h.dtype).chunk(3, dim=-1)
-        h_r, h_z, h_n = torch.baddbmm(self.bias_hh, h, self.weight_hh).to(h.dtype).chunk(3, dim=-1)
-        r = torch.sigmoid(i_r + h_r)
-        z = torch.sigmoid(i_z + h_z)
-        n = torch.tanh(i_n + r * h_n)
-        return torch.lerp(n, h, z)
 
 
 def _fold(x: Tensor, m: int) -> Tensor:

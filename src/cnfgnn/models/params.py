@@ -41,6 +41,11 @@ def take(theta: Mapping[str, Tensor], rows: Tensor) -> Params:
     return {name: w[rows.to(w.device)] for name, w in theta.items()}
 
 
+def rows(theta: Mapping[str, Tensor], some: slice) -> Params:
+    """The weights of some nodes in place, to be read or changed there."""
+    return {name: w if len(w) == 1 else w[some] for name, w in theta.items()}
+
+
 def weighted_mean(theta: Mapping[str, Tensor], weight: Tensor) -> Params:
     """sum_i (N_i / N) theta_i: (n, ...) -> (1, ...); weight is (n,) and need not add up to 1."""
     share = weight / weight.sum()

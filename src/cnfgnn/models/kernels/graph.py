@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork, GraphNetworkLayer, Incidence, Mask
+from cnfgnn.models.edges import Edges, Incidence
+from cnfgnn.models.graphnet import MLP, GraphNetwork, GraphNetworkLayer, Mask
 from cnfgnn.models.kernels import edges as kernels
 
 GATHERED, SUMMED, WINDOWS = 16, 64, 4  # rows and windows that a program takes
@@ -70,15 +71,15 @@ def _edges(
 ) -> tuple[Tensor, Tensor | None]:
     """What comes in at each node (n b .), and the edges' outputs (e b .) if another block wants them."""
     first, bias = w["phi_e.layers.0.weight"], w["phi_e.layers.0.bias"]
-    of_e, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
+    *of_e, of_weight, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
     base = (
         None  # slices are copied where they are multiplied: rows of odd lengths would take ten times as long
     )
     if e is not None:
-        base = linear(e[0] if len(e) == 1 else torch.cat(e, -1), of_e[:, :-1].contiguous())
+        base = linear(e[0] if len(e) == 1 else torch.cat(e, -1), torch.cat(of_e, dim=1))
     at_nodes = linear(v, torch.cat([of_r, of_s]))
     at_windows = bias[None] if u is None else linear(u[0], of_u.contiguous(), bias)
-    x: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_e[:, -1], graph)
+    x: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight[:, 0], graph)
     out = len(phi_e.layers) - 1
     for number in range(1, out - 1):
         x = _hidden(x, w, f"phi_e.layers.{number}")
@@ -86,13 +87,13 @@ def _edges(
     if not last:
         x = x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}")
         if mask.edge is not None:
-            e_new = mask.edges(linear(x, weight, bias))
+            e_new = linear(x, weight, bias).masked_fill(mask.edge, 0)
             return summed(e_new, graph.receivers), e_new
         e_new, incoming = _Output.apply(x, weight, bias, graph.receivers)
         return incoming, e_new
     degree = graph.receivers.offsets.diff()[:, None, None].to(x.dtype)
     if mask.edge is not None:
-        x = mask.edges(x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}"))
+        x = (x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}")).masked_fill(mask.edge, 0)
         degree = summed((~mask.edge).to(x.dtype).expand(-1, -1, 16), graph.receivers)[..., :1]
         x = summed(x, graph.receivers)
     else:

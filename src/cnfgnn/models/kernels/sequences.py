@@ -13,7 +13,7 @@ from cnfgnn.models.kernels import gru
 ENCODER = 16  # sequences a program of the encoder takes; see `_block` for the decoder's
 
 
-class Cell(NamedTuple):
+class Weights(NamedTuple):
     """The weights of one GRU layer: (m 3h d), (m 3h h), (m 3h), (m 3h)."""
 
     weight_ih: Tensor
@@ -22,7 +22,7 @@ class Cell(NamedTuple):
     bias_hh: Tensor
 
     @classmethod
-    def of(cls, theta: Mapping[str, Tensor], prefix: str) -> Cell:
+    def of(cls, theta: Mapping[str, Tensor], prefix: str) -> Weights:
         return cls(*(theta[f"{prefix}.{name}"] for name in cls._fields))
 
 
@@ -33,7 +33,7 @@ class Fed(NamedTuple):
     where: Tensor
 
 
-def encode(x: Tensor, cell: Cell) -> Tensor:
+def encode(x: Tensor, cell: Weights) -> Tensor:
     """The last state of a GRU over the frames x: (m b t 2) -> (m b h)."""
     save = torch.is_grad_enabled() and any(w.requires_grad for w in cell)
     state: Tensor = _Encode.apply(x, *cell, save)
@@ -41,7 +41,7 @@ def encode(x: Tensor, cell: Cell) -> Tensor:
 
 
 def decode(
-    start: Tensor, value: Tensor, clock: Tensor, fed: Fed | None, cell: Cell, output: tuple[Tensor, Tensor]
+    start: Tensor, value: Tensor, clock: Tensor, fed: Fed | None, cell: Weights, output: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Forecasts of a GRU that is fed its own: (m b h), (m b), (m b t) -> (m b t)."""
     save = torch.is_grad_enabled() and (start.requires_grad or cell.weight_hh.requires_grad)

@@ -1,0 +1,85 @@
+"""One step of a GRU layer with hand-written gradients, for the weights of m models side by side.
+
+Automatic differentiation would keep a dozen tensors a step and pass over each of them; here activations
+overwrite what they were computed from, and what backward needs is the three gates, the state and one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Cell:
+    """A layer's weights, put together once for all steps; gate order r, z, n and biases as in torch.nn.GRU.
+
+        h' = (1 - z) n + z h,  r and z sigmoid,  n = tanh(i_n + r h_n)
+
+    r, z and h_n are one product with [h; x; 1], i_n is another with [x; 1].
+    """
+
+    def __init__(self, theta: Mapping[str, Tensor], prefix: str) -> None:
+        weight_ih, weight_hh, bias_ih, bias_hh = (
+            theta[f"{prefix}.{name}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        size = weight_hh.shape[-1]
+        of_input = torch.cat([weight_ih, bias_ih[..., None]], dim=-1)  # (m 3h d + 1)
+        r_z = nn.functional.pad(of_input[:, : 2 * size], (0, 0, 0, size))
+        bias = nn.functional.pad(bias_hh[..., None], (r_z.shape[-1] - 1, 0))
+        self.weight = torch.cat([weight_hh, r_z + bias], dim=-1)  # (m 3h h + d + 1)
+        self.weight_n = of_input[:, 2 * size :]  # (m h d + 1)
+        bf16 = torch.is_autocast_enabled(weight_ih.device.type)
+        self.half = self.weight.detach().bfloat16() if bf16 else None
+
+    def step(self, x: Tensor, h: Tensor) -> Tensor:
+        """(m B d), (m B h) -> (m B h)."""
+        x = nn.functional.pad(x, (0, 1), value=1.0)
+        new: Tensor = _Step.apply(x, h, self.weight, self.weight_n, self.half)  # type: ignore[no-untyped-call]
+        return new
+
+
+class _Step(torch.autograd.Function):
+    """The large product runs in bf16 if its weight also comes in that type (`half`); gates, the state, which
+    is added to twelve times, and weights' gradients stay in their own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, h: Tensor, weight: Tensor, weight_n: Tensor, half: Tensor | None
+    ) -> Tensor:
+        size = h.shape[-1]
+        weight = weight if half is None else half
+        joined = weight.new_empty(*h.shape[:2], weight.shape[-1])
+        joined[..., :size], joined[..., size:] = h, x
+        with torch.autocast(h.device.type, enabled=False):
+            gates = torch.bmm(joined, weight.mT).to(h.dtype)  # (m B 3h)
+            n = torch.bmm(x, weight_n.mT)
+        gates[..., : 2 * size].sigmoid_()
+        r, z, h_n = gates.split(size, dim=-1)
+        n.addcmul_(r, h_n).tanh_()
+        ctx.save_for_backward(x, h, weight, weight_n, joined, gates, n)
+        return torch.lerp(n, h, z)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, h, weight, weight_n, joined, gates, n = ctx.saved_tensors
+        (d,), size, aten = grads, h.shape[-1], torch.ops.aten
+        r, z, h_n = gates.split(size, dim=-1)
+        d_gates = torch.empty_like(gates)
+        d_r, d_z, d_h_n = d_gates.split(size, dim=-1)
+        d_n = aten.tanh_backward(torch.addcmul(d, d, z, value=-1), n)
+        aten.sigmoid_backward.grad_input(d_n * h_n, r, grad_input=d_r)
+        aten.sigmoid_backward.grad_input((h - n).mul_(d), z, grad_input=d_z)
+        torch.mul(d_n, r, out=d_h_n)
+        d_gates = d_gates.to(weight.dtype)
+        d_joined = torch.bmm(d_gates, weight)
+        d_h = torch.addcmul(d_joined[..., :size].to(h.dtype), d, z)
+        d_x = d_weight = d_weight_n = None
+        if ctx.needs_input_grad[0]:
+            d_x = torch.bmm(d_n, weight_n).add_(d_joined[..., size:])
+        if ctx.needs_input_grad[2]:
+            d_weight = torch.bmm(d_gates.mT, joined).to(h.dtype)
+            d_weight_n = torch.bmm(x.mT, d_n).mT
+        return d_x, d_h, d_weight, d_weight_n, None
