@@ -6,9 +6,9 @@ inputs, and a graph network whose layers have MLPs of widths a-b-c over v, e', u
 
     encoder  = t 2 * 3h (d + h)                                           a node and window
     decoder  = T (2 * 3s (d + s) + 2 s)                                   a node and window
-    network  = sum over layers of 2 e (e' a + ab + bc)                    a window; the first layer of an MLP
-             + 2 n (2 v a) + 2 n ((c + v) a + ab + bc)                    is applied to each node, edge or
-             + the same for u, once, and 2 n v_out h_G at the end         global input before the gather
+    network  = sum over layers of 2 e (k b a + ab)                        a window; k layers came before;
+             + 2 n (2 v a + bc) + 2 n ((c + v) a + ab + bc)               phi_e's first layer comes before
+             + the same for u, once, and 2 n v_out h_G at the end         the gather, its last after the sum
 
     (1) update    R_c 3 n w (encoder + decoder)       forward, and backward for weights and for inputs
     (2) encode    n w encoder
@@ -75,13 +75,15 @@ def decoder(s: Shape, features: int = 2) -> int:
 def network(s: Shape) -> int:
     first, out = s.widths[0], s.widths[-1]
     rest = sum(a * b for a, b in zip(s.widths, s.widths[1:], strict=False))
-    v, e, u, products = s.hidden, 1, 0, 0
+    last = s.widths[-2] * out if len(s.widths) > 1 else 0
+    v, u, products = s.hidden, 0, 0
     for layer in range(s.layers):
-        products += s.edges * (e * first + rest) + s.nodes * 2 * v * first + u * first
+        products += s.edges * (layer * s.widths[max(-2, -len(s.widths))] * first + rest - last)
+        products += s.nodes * (2 * v * first + last) + u * first
         products += s.nodes * ((out + v) * first + rest) + u * first
         if layer + 1 < s.layers:  # the last global update would feed nothing
             products += (2 * out + u) * first + rest
-        v, e, u = v + out, e + out, u + out
+        v, u = v + out, u + out
     return 2 * (products + s.nodes * v * s.embedding)
 
 

@@ -82,8 +82,8 @@ def test_wrong_arguments_get_one_sentence(arguments: list[object], says: str) ->
 def test_a_round_of_metr_la_is_a_hundred_tera_operations() -> None:
     count = {phase: n / 1e12 for phase, n in operations(METR_LA).items()}
     assert count["(1) update"] == pytest.approx(22.4, abs=0.1)
-    assert METR_LA.windows * 3 * network(METR_LA) / 1e12 == pytest.approx(71.3, abs=0.1)
-    assert count["round"] == sum(count[phase] for phase in PHASES)
+    assert METR_LA.windows * 3 * network(METR_LA) / 1e12 == pytest.approx(65.0, abs=0.1)
+    assert count["round"] == pytest.approx(sum(count[phase] for phase in PHASES))
     assert least_bytes(METR_LA)["(4) embed"] == 2 * 207 * 23_974 * 64 * 4
 
 
@@ -94,9 +94,9 @@ def test_operations_are_those_that_torch_counts() -> None:
     theta = model.init(torch.Generator())
     x, y = torch.randn(shape.nodes, shape.windows, 12, 2), torch.randn(shape.nodes, shape.windows, 12)
     batch = Batch(x, y, torch.rand(shape.windows, 12))
-    gn = GraphNetwork(shape.hidden, shape.embedding, shape.widths)
+    gn = GraphNetwork(shape.hidden, shape.embedding, shape.widths).double()  # no products torch cannot count
     data = random_network(shape.nodes, 30, shape.edges)
-    edges = Edges.of(data.graph, torch.device("cpu"), torch.float32)
+    edges = Edges.of(data.graph, torch.device("cpu"), torch.float64)
     sequences = shape.nodes * shape.windows
     with FlopCounterMode(display=False) as counted:
         h_c = model.encode(theta, x)
@@ -105,8 +105,10 @@ def test_operations_are_those_that_torch_counts() -> None:
         model.decode(theta, batch, h_c, torch.zeros(shape.nodes, shape.windows, shape.embedding))
     assert counted.get_total_flops() == pytest.approx(sequences * decoder(shape), rel=0.06)
     with FlopCounterMode(display=False) as counted:
-        h_G = gn(h_c, edges)
-    assert counted.get_total_flops() == shape.windows * network(shape)
+        h_G = gn(h_c.double(), edges)
+    composed = 2 * 48 * 32 * 40  # the first layer's columns with the last layer before them, once a minibatch
+    in_place = shape.windows * shape.edges * 2 * 48 * 40  # addmm_, which torch does not count
+    assert counted.get_total_flops() == shape.windows * network(shape) + composed - in_place
     with FlopCounterMode(display=False) as counted:
         h_G.sum().backward()  # without the gradient of h_c, which nobody asks for
     assert counted.get_total_flops() == pytest.approx(2 * shape.windows * network(shape), rel=0.05)

@@ -32,7 +32,7 @@ def test_a_cpu_that_cannot_multiply_in_bf16_falls_back_quietly(monkeypatch: pyte
 
 @pytest.mark.parametrize(("nodes", "windows"), [(1, 1), (7, 3), (5, 100), (6, 0)])
 def test_every_node_has_its_turn_once(nodes: int, windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compute.SEQUENCES_IN_CACHE, "cpu", 8)
+    monkeypatch.setitem(compute.SEQUENCES_AT_ONCE, "cpu", 8)
     groups = list(Compute(torch.device("cpu")).some(nodes, windows))
     assert [i for group in groups for i in range(nodes)[group]] == list(range(nodes))
 

@@ -66,7 +66,7 @@ def test_it_makes_no_difference_how_many_nodes_are_computed_at_once(
 ) -> None:
     expected = together(method)
     monkeypatch.setitem(
-        compute.SEQUENCES_IN_CACHE, "cpu", sequences
+        compute.SEQUENCES_AT_ONCE, "cpu", sequences
     )  # one node; four, and the two that are left
     assert_same(expected, trained(small(method), None))
 

@@ -93,7 +93,7 @@ class Clients:
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
-                minibatch(windows, self._at(self.h_G, windows), self.truth(step))
+                minibatch(windows, self._at(self.h_G, windows), self.coins[step])
                 step += 1
                 self.tick()
         self._stand_still()
@@ -133,7 +133,7 @@ class Clients:
         if not learn:
             h_c = self._at(self._h_c, windows)
             h_c = self.encode("train", *draw) if h_c is None else h_c
-            grad_h_G = self._answer(windows, h_c, h_G.detach(), self.truth(step))
+            grad_h_G = self._answer(windows, h_c, h_G.detach(), self.coins[step])
             assert grad_h_G is not None
             return grad_h_G
         batch, _ = self.data.batch("train", windows)
@@ -141,7 +141,7 @@ class Clients:
         self._own()
         theta = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
         h_c = self.encode("train", *draw).requires_grad_()
-        losses = self.losses(self.theta, batch, h_G, self.truth(step), h_c)
+        losses = self.losses(self.theta, batch, h_G, self.coins[step], h_c)
         grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *theta.values()])
         self._decoder_grads = draw, dict(zip(theta, grads, strict=True)), grad_h_c
         return grad_h_G
@@ -289,10 +289,6 @@ class Clients:
         for name, w in theta.items():
             weight = self.anchor_weight[some].view(-1, *[1] * (w.dim() - 1))
             grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][some])
-
-    def truth(self, step: int) -> Tensor | None:
-        """(t,): the decoder steps fed the truth in this minibatch; None if none."""
-        return self.coins[step]
 
 
 def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:

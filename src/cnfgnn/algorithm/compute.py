@@ -18,8 +18,8 @@ from cnfgnn.errors import ConfigError
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TENSOR_CORES_SINCE = (8, 0)  # compute capability from which products come in tf32 and bf16
-# nodes x windows whose step of a GRU a CPU's caches hold; other devices take all at once, in few launches
-SEQUENCES_IN_CACHE = {"cpu": 1 << 11}
+# nodes x windows at once on a CPU: bounds memory; other devices take all at once, in few launches
+SEQUENCES_AT_ONCE = {"cpu": 1 << 13}
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Compute:
 
     def some(self, nodes: int, windows: int) -> Iterator[slice]:
         """All nodes, a few at a time: nodes are independent of each other, so it makes no difference."""
-        at_once = max(1, SEQUENCES_IN_CACHE.get(self.device.type, nodes * windows) // max(1, windows))
+        at_once = max(1, SEQUENCES_AT_ONCE.get(self.device.type, nodes * windows) // max(1, windows))
         return (slice(start, min(start + at_once, nodes)) for start in range(0, nodes, at_once))
 
 

@@ -34,7 +34,7 @@ class Pooled:
         """One epoch over all windows."""
         clients = self.clients
         for draw in clients.client_batches.epoch(r_g, 0):
-            self._minibatch(clients.client_batches[draw], clients.truth(self.step))
+            self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
         clients.load(**self.theta)
