@@ -38,13 +38,17 @@ class _Recording:
                 self.graph.capture_end()
         here.wait_stream(self.aside)
 
+    def first(self) -> Tensor | None:
+        """With the inputs that it was recorded with."""
+        self.graph.replay()
+        return self.output
+
     @torch.no_grad()
     def replay(self, inputs: tuple[Tensor | None, ...]) -> Tensor | None:
         for place, x in zip(self.places, inputs, strict=True):
             if place is not None and x is not None:
                 place.copy_(x)
-        self.graph.replay()
-        return self.output
+        return self.first()
 
 
 class Replay:
@@ -64,10 +68,10 @@ class Replay:
         if self.device.type != "cuda" or key not in self._recordings:
             self._recordings[key] = None
             return self.function(*inputs)
-        recording = self._recordings[key]
-        if recording is None:
-            recording = self._recordings[key] = _Recording(self.function, inputs)
-        return recording.replay(inputs)
+        if (recording := self._recordings[key]) is not None:
+            return recording.replay(inputs)
+        recording = self._recordings[key] = _Recording(self.function, inputs)
+        return recording.first()
 
 
 class _Stage(IntEnum):
@@ -88,21 +92,22 @@ class ReplayBoth:
         self._now = key = _key(inputs)
         if self._stage == _Stage.RUN:
             return self.there(*inputs)
-        if self._stage == _Stage.RECORD:
-            self._recordings[key] = [_Recording(self.there, inputs)]
-        return self._recordings[key][0].replay(inputs)
+        if self._stage == _Stage.REPLAY:
+            return self._recordings[key][0].replay(inputs)
+        recording = _Recording(self.there, inputs)
+        self._recordings[key] = [recording]
+        return recording.first()
 
     def backward(self, *inputs: Tensor | None) -> Tensor | None:
         key, stage = self._now, self._stage
+        if stage == _Stage.REPLAY:
+            return self._recordings[key][1].replay(inputs)
+        self._stages[key] = _Stage(stage + 1)
         if stage == _Stage.RUN:
-            output = self.back(*inputs)
-        else:
-            recordings = self._recordings[key]
-            if stage == _Stage.RECORD:
-                recordings.append(_Recording(self.back, inputs, after=recordings[0]))
-            output = recordings[1].replay(inputs)
-        self._stages[key] = _Stage.RECORD if stage == _Stage.RUN else _Stage.REPLAY
-        return output
+            return self.back(*inputs)
+        recordings = self._recordings[key]
+        recordings.append(_Recording(self.back, inputs, after=recordings[0]))
+        return recordings[1].first()
 
     @property
     def _stage(self) -> _Stage:
