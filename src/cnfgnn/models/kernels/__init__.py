@@ -7,10 +7,16 @@ import importlib.util
 
 import torch
 
+ON_CHIP = (
+    210 << 10
+)  # bytes of shared memory that the largest kernel takes: Hopper has them, smaller GPUs have not
+
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether this device runs them: Triton is there (it comes with PyTorch for CUDA) and bf16 is fast."""
+    """Whether this device runs them: Triton is there (PyTorch for CUDA brings it) and so is the memory."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    properties = torch.cuda.get_device_properties(device)
+    on_chip = getattr(properties, "shared_memory_per_block_optin", None)
+    return bool(properties.major == 9 if on_chip is None else on_chip >= ON_CHIP)

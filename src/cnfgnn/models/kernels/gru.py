@@ -65,6 +65,22 @@ def _at_state(w_hh, gate: tl.constexpr, H: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
+def _of_state(w_hh, H: tl.constexpr, kind: tl.constexpr):
+    """The state weights of r, z and n."""
+    return _at_state(w_hh, 0, H, kind), _at_state(w_hh, 1, H, kind), _at_state(w_hh, 2, H, kind)
+
+
+@triton.jit
+def _of_frame(w_ih, b_ih, b_hh, H: tl.constexpr, kind: tl.constexpr):
+    """What a frame adds to r, to z, to n, and to the state's part of n: there only a bias."""
+    X_r = _at_input(w_ih, _bias(b_ih, 0, H) + _bias(b_hh, 0, H), 0, H, kind)
+    X_z = _at_input(w_ih, _bias(b_ih, 1, H) + _bias(b_hh, 1, H), 1, H, kind)
+    X_n = _at_input(w_ih, _bias(b_ih, 2, H), 2, H, kind)
+    X_h = _at_bias(_bias(b_hh, 2, H), tl.zeros((16, H), tl.float32), kind)
+    return X_r, X_z, X_n, X_h
+
+
+@triton.jit
 def _gates(h, frame, W_r, W_z, W_n, X_r, X_z, X_n, X_h, exact: tl.constexpr):
     """r, z, n and what the state adds to n, of a state (b h) and a frame (b 16) in the products' type."""
     r = tl.sigmoid(tl.dot(h, tl.trans(W_r), tl.dot(frame, X_r, input_precision=exact), input_precision=exact))
@@ -86,12 +102,8 @@ def encode_forward(
     m = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     inside, unit = rows < B, tl.arange(0, H)[None, :]
-    w_ih, w_hh, b_ih, b_hh = w_ih + m * 6 * H, w_hh + m * 3 * H * H, b_ih + m * 3 * H, b_hh + m * 3 * H
-    W_r, W_z, W_n = _at_state(w_hh, 0, H, kind), _at_state(w_hh, 1, H, kind), _at_state(w_hh, 2, H, kind)
-    X_r = _at_input(w_ih, _bias(b_ih, 0, H) + _bias(b_hh, 0, H), 0, H, kind)
-    X_z = _at_input(w_ih, _bias(b_ih, 1, H) + _bias(b_hh, 1, H), 1, H, kind)
-    X_n = _at_input(w_ih, _bias(b_ih, 2, H), 2, H, kind)
-    X_h = _at_bias(_bias(b_hh, 2, H), tl.zeros((16, H), tl.float32), kind)
+    W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
+    X_r, X_z, X_n, X_h = _of_frame(w_ih + m * 6 * H, b_ih + m * 3 * H, b_hh + m * 3 * H, H, kind)
     h = tl.zeros((BLOCK, H), tl.float32)
     x += m * x_m + rows * x_b
     for t in range(T):
@@ -123,12 +135,8 @@ def decode_forward(
     m = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     inside, unit = rows < B, tl.arange(0, H)[None, :]
-    w_ih, w_hh, b_ih, b_hh = w_ih + m * 6 * H, w_hh + m * 3 * H * H, b_ih + m * 3 * H, b_hh + m * 3 * H
-    W_r, W_z, W_n = _at_state(w_hh, 0, H, kind), _at_state(w_hh, 1, H, kind), _at_state(w_hh, 2, H, kind)
-    X_r = _at_input(w_ih, _bias(b_ih, 0, H) + _bias(b_hh, 0, H), 0, H, kind)
-    X_z = _at_input(w_ih, _bias(b_ih, 1, H) + _bias(b_hh, 1, H), 1, H, kind)
-    X_n = _at_input(w_ih, _bias(b_ih, 2, H), 2, H, kind)
-    X_h = _at_bias(_bias(b_hh, 2, H), tl.zeros((16, H), tl.float32), kind)
+    W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
+    X_r, X_z, X_n, X_h = _of_frame(w_ih + m * 6 * H, b_ih + m * 3 * H, b_hh + m * 3 * H, H, kind)
     bias = tl.load(b_out + m)
     w_out += m * H
     sequence = m * B + rows
@@ -200,8 +208,7 @@ def encode_backward(
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     within, unit = rows < B, tl.arange(0, H)[None, :]
     inside = within[:, None]
-    w_hh += m * 3 * H * H
-    W_r, W_z, W_n = _at_state(w_hh, 0, H, kind), _at_state(w_hh, 1, H, kind), _at_state(w_hh, 2, H, kind)
+    W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
     g = tl.load(grad + (m * B + rows[:, None]) * H + unit, mask=inside, other=0.0).to(tl.float32)
     for back in range(T):
         step = (m * T + T - 1 - back) * B + rows[:, None]
@@ -226,8 +233,7 @@ def decode_backward(
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     within, unit = rows < B, tl.arange(0, H)[None, :]
     inside = within[:, None]
-    w_hh += m * 3 * H * H
-    W_r, W_z, W_n = _at_state(w_hh, 0, H, kind), _at_state(w_hh, 1, H, kind), _at_state(w_hh, 2, H, kind)
+    W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
     at_value = w_ih + m * 6 * H + 2 * unit  # the weights of a frame's reading, gate after gate
     w_out += m * H
     sequence = m * B + rows
