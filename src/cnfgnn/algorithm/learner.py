@@ -17,7 +17,7 @@ from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
 from cnfgnn.models.params import Packing, part
 
-EDGES_AT_ONCE = 1 << 17  # edges x windows in one forward pass without gradients: bounds memory, fits caches
+ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
 
 
 class GraphLearner:
@@ -87,7 +87,7 @@ class GraphLearner:
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
-        width = max(1, EDGES_AT_ONCE // max(1, len(graph.weights)))
+        width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
         few = Replay(lambda h_c, present: self.network(h_c, graph, present), self.compute.device)
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
