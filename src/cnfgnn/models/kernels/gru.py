@@ -21,6 +21,14 @@ FRAME = 16  # columns of a frame: what the smallest product takes
 
 
 @triton.jit
+def _place(B, BLOCK: tl.constexpr):
+    """Which model, and which sequences of it: (BLOCK,)."""
+    tiles = tl.cdiv(B, BLOCK)
+    m, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    return m.to(tl.int64), (tile * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+
+
+@triton.jit
 def _tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
 
@@ -99,8 +107,7 @@ def encode_forward(
     """The last state (m b h) from frames x (m b t 2), starting at zero."""
     kind: tl.constexpr = states.dtype.element_ty
     W: tl.constexpr = H + 16
-    m = tl.program_id(0).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    m, rows = _place(B, BLOCK)
     inside, unit = rows < B, tl.arange(0, H)[None, :]
     W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
     X_r, X_z, X_n, X_h = _of_frame(w_ih + m * 6 * H, b_ih + m * 3 * H, b_hh + m * 3 * H, H, kind)
@@ -132,8 +139,7 @@ def decode_forward(
     it, or the truth (m b t) where `fed` (m b t) says so. `clock` (m b t) is each frame's second feature."""
     kind: tl.constexpr = states.dtype.element_ty
     W: tl.constexpr = H + 16
-    m = tl.program_id(0).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    m, rows = _place(B, BLOCK)
     inside, unit = rows < B, tl.arange(0, H)[None, :]
     W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
     X_r, X_z, X_n, X_h = _of_frame(w_ih + m * 6 * H, b_ih + m * 3 * H, b_hh + m * 3 * H, H, kind)
@@ -204,8 +210,7 @@ def encode_backward(
 ):  # fmt: skip
     """From d loss / d last state (m b h) back to the slope of every gate."""
     kind: tl.constexpr = states.dtype.element_ty
-    m = tl.program_id(0).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    m, rows = _place(B, BLOCK)
     within, unit = rows < B, tl.arange(0, H)[None, :]
     inside = within[:, None]
     W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
@@ -229,8 +234,7 @@ def decode_backward(
     """From d loss / d forecast (m b t) back to the state at the start (m b h). With LEARN also the slope of
     every gate, and for the output layer a row (h+1) of each program."""
     kind: tl.constexpr = states.dtype.element_ty
-    m = tl.program_id(0).to(tl.int64)
-    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    m, rows = _place(B, BLOCK)
     within, unit = rows < B, tl.arange(0, H)[None, :]
     inside = within[:, None]
     W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
@@ -262,6 +266,6 @@ def decode_backward(
         g = _through(g, d_r, d_z, d_h, W_r, W_z, W_n, exact)
     tl.store(grad_start + sequence[:, None] * H + unit, g, mask=inside)
     if LEARN:
-        row = grad_out + (m * tl.num_programs(1) + tl.program_id(1)) * (H + 1)
+        row = grad_out + tl.program_id(0) * (H + 1)
         tl.store(row + tl.arange(0, H), tl.sum(of_output, axis=0))
         tl.store(row + H, tl.sum(of_bias, axis=0))

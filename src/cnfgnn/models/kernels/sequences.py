@@ -126,7 +126,7 @@ class _Decode(torch.autograd.Function):
         block = _block(m, b)
         grid = _grid(m, b, block)
         grad_start = grads[0].new_empty(m, b, h)
-        rows = grads[0].new_empty(m, grid[1], h + 1)  # of the output layer, one of each program
+        rows = grads[0].new_empty(m, grid[0] // m, h + 1)  # of the output layer, one of each program
         gru.decode_backward[grid](
             *(
                 grads[0].contiguous(),
@@ -184,5 +184,6 @@ def _block(m: int, b: int) -> int:
     return 32 if m * -(-b // 32) >= 100 else 16
 
 
-def _grid(m: int, b: int, block: int) -> tuple[int, int]:
-    return m, -(-b // block)
+def _grid(m: int, b: int, block: int) -> tuple[int]:
+    """In one dimension: of the others there may be 65,535 only."""
+    return (m * -(-b // block),)
