@@ -10,19 +10,25 @@ import torch
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.simulation import simulate
+from cnfgnn.simulation import Experiment, simulate
 from tests.conftest import network, server, small, transport
+
+
+def away_in_its_second_round(method: str, data: Dataset) -> Experiment:
+    """Three sites after two rounds, of which the second went without the one in the middle."""
+    experiment = simulate(data, small(method), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy = server(experiment)
+    for r_g, away in ((1, set()), (2, {"site-1"})):
+        transport(experiment).away = away
+        strategy.round(r_g)
+        strategy.nodes.flush()
+    return experiment
 
 
 @pytest.mark.parametrize("method", ["at-fedavg", "at", "sl-fedavg", "gru-fedavg", "gru-fmtl"])
 def test_rounds_go_on_without_a_site_that_is_away(method: str, data: Dataset) -> None:
-    experiment = simulate(data, small(method), groups=[[0, 1], [2, 3], [4, 5]])
+    experiment = away_in_its_second_round(method, data)
     strategy = server(experiment)
-    strategy.round(1)
-    strategy.nodes.flush()
-    transport(experiment).away = {"site-1"}
-    strategy.round(2)
-    strategy.nodes.flush()
     assert strategy.nodes.up.tolist() == [True, True, False, False, True, True]
     transport(experiment).away = set()
     strategy.round(3)
@@ -58,13 +64,8 @@ def test_when_nobody_answers_the_error_says_so(data: Dataset) -> None:
 
 
 def test_a_returning_site_gets_the_weights_everybody_has(data: Dataset) -> None:
-    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    experiment = away_in_its_second_round("at-fedavg", data)
     strategy = server(experiment)
-    strategy.round(1)
-    strategy.nodes.flush()
-    transport(experiment).away = {"site-1"}
-    strategy.round(2)
-    strategy.nodes.flush()
     transport(experiment).away = set()
     strategy.score("validation")
     theta_bar = strategy.theta_bar

@@ -32,5 +32,5 @@ def test_a_minibatch_larger_than_the_data_is_refused_with_the_largest_that_can_b
 
 def test_a_minibatch_that_a_method_does_not_draw_may_have_any_size() -> None:
     data = network(dropout=0.0)
-    simulate(data, small("sl", **{"training.client_batch": 90}))
-    simulate(data, small("gru-fedavg", **{"training.server_batch": 90}))
+    for method, unused in (("sl", "training.client_batch"), ("gru-fedavg", "training.server_batch")):
+        assert simulate(data, small(method, **{unused: 90})).windows.count("train") == 89

@@ -72,10 +72,8 @@ def _edges(
     """What comes in at each node (n b .), and the edges' outputs (e b .) if another block wants them."""
     first, bias = w["phi_e.layers.0.weight"], w["phi_e.layers.0.bias"]
     *of_e, of_weight, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
-    base = (
-        None  # slices are copied where they are multiplied: rows of odd lengths would take ten times as long
-    )
-    if e is not None:
+    base = None
+    if e is not None:  # slices are copied where they are multiplied: rows of odd lengths take far longer
         base = linear(e[0] if len(e) == 1 else torch.cat(e, -1), torch.cat(of_e, dim=1))
     at_nodes = linear(v, torch.cat([of_r, of_s]))
     at_windows = bias[None] if u is None else linear(u[0], of_u.contiguous(), bias)
@@ -91,15 +89,13 @@ def _edges(
             return summed(e_new, graph.receivers), e_new
         e_new, incoming = _Output.apply(x, weight, bias, graph.receivers)
         return incoming, e_new
-    degree = graph.receivers.offsets.diff()[:, None, None].to(x.dtype)
     if mask.edge is not None:
         x = (x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}")).masked_fill(mask.edge, 0)
-        degree = summed((~mask.edge).to(x.dtype).expand(-1, -1, 16), graph.receivers)[..., :1]
+    if mask.edge is not None or out == 1:
         x = summed(x, graph.receivers)
     else:
-        hidden = () if out == 1 else _of(w, f"phi_e.layers.{out - 1}")
-        x = _Hidden.apply(x, *hidden, graph.receivers) if hidden else summed(x, graph.receivers)
-    return linear(x, weight) + degree * bias, None
+        x = _Hidden.apply(x, *_of(w, f"phi_e.layers.{out - 1}"), graph.receivers)
+    return linear(x, weight) + mask.degree(graph).to(x.dtype) * bias, None
 
 
 def _rest(mlp: MLP, w: Weights, name: str, x: Tensor) -> Tensor:
