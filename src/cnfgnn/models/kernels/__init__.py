@@ -10,6 +10,7 @@ import torch
 ON_CHIP = (
     210 << 10
 )  # bytes of shared memory that the largest kernel takes: Hopper has them, smaller GPUs have not
+WIDEST = 128  # units of a GRU whose weights stay there
 
 
 @functools.cache

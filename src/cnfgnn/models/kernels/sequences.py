@@ -7,10 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from cnfgnn.models import kernels
 from cnfgnn.models.kernels import gru
 
-ENCODER = 16  # sequences a program of the encoder takes; see `_block` for the decoder's
+WIDTHS = (16, 32, 64, kernels.WIDEST)  # of states that products take
+NARROW = 64  # up to this width four warps walk back fastest, and 16 sequences a program
 
 
 class Weights(NamedTuple):
@@ -25,6 +28,22 @@ class Weights(NamedTuple):
     def of(cls, theta: Mapping[str, Tensor], prefix: str) -> Weights:
         return cls(*(theta[f"{prefix}.{name}"] for name in cls._fields))
 
+    def widened(self, by: int) -> Weights:
+        """The same cell with more units, whose weights are zero: they start at zero and stay there."""
+        if by == 0:
+            return self
+
+        def gates(w: Tensor, pad: tuple[int, ...]) -> Tensor:
+            return functional.pad(w.unflatten(1, (3, -1)), pad).flatten(1, 2)
+
+        weight_ih, weight_hh, bias_ih, bias_hh = self
+        return Weights(
+            gates(weight_ih, (0, 0, 0, by)),
+            gates(weight_hh, (0, by, 0, by)),
+            gates(bias_ih, (0, by)),
+            gates(bias_hh, (0, by)),
+        )
+
 
 class Fed(NamedTuple):
     """The truth (m b t) that is fed where `where` (m b t, any of them 1 wide) says so."""
@@ -36,8 +55,9 @@ class Fed(NamedTuple):
 def encode(x: Tensor, cell: Weights) -> Tensor:
     """The last state of a GRU over the frames x: (m b t 2) -> (m b h)."""
     save = torch.is_grad_enabled() and any(w.requires_grad for w in cell)
-    state: Tensor = _Encode.apply(x, *cell, save)
-    return state
+    h = cell.weight_hh.shape[-1]
+    state: Tensor = _Encode.apply(x, *cell.widened(_missing(h)), save)
+    return state[..., :h]
 
 
 def decode(
@@ -45,7 +65,9 @@ def decode(
 ) -> Tensor:
     """Forecasts of a GRU that is fed its own: (m b h), (m b), (m b t) -> (m b t)."""
     save = torch.is_grad_enabled() and (start.requires_grad or cell.weight_hh.requires_grad)
-    y_hat: Tensor = _Decode.apply(start, *cell, *output, value, clock, fed, save)
+    by = _missing(start.shape[-1])
+    start, weight = (functional.pad(x, (0, by)) if by else x for x in (start, output[0]))
+    y_hat: Tensor = _Decode.apply(start, *cell.widened(by), weight, output[1], value, clock, fed, save)
     return y_hat
 
 
@@ -59,17 +81,11 @@ class _Encode(torch.autograd.Function):
         gates = x.new_empty((m, t, b, 4 * h) if save else (1,), dtype=_kind(x))
         final = x.new_empty(m, b, h)
         cell = [w.contiguous() for w in (w_ih, w_hh, b_ih, b_hh)]
-        gru.encode_forward[_grid(m, b, ENCODER)](
+        block = _block(m, b, h)
+        gru.encode_forward[_grid(m, b, block)](
             *(x, *cell, states, gates, final, b, *x.stride()),
-            **{
-                "T": t,
-                "H": h,
-                "BLOCK": ENCODER,
-                "SAVE": save,
-                "exact": "ieee",
-                "num_warps": 8,
-                "num_stages": 1,
-            },
+            **{"T": t, "H": h, "BLOCK": block, "SAVE": save},
+            **{"exact": "ieee", "num_warps": 8, "num_stages": 1},
         )
         ctx.save_for_backward(w_hh, states, gates)
         return final
@@ -79,9 +95,10 @@ class _Encode(torch.autograd.Function):
         w_hh, states, gates = ctx.saved_tensors
         m, t, b, _ = states.shape
         h = w_hh.shape[-1]
-        gru.encode_backward[_grid(m, b, ENCODER)](
+        block, warps = _block(m, b, h), 4 if h <= NARROW else 8
+        gru.encode_backward[_grid(m, b, block)](
             *(grads[0].contiguous(), w_hh.contiguous(), states, gates, b),
-            **{"T": t, "H": h, "BLOCK": ENCODER, "exact": "ieee", "num_warps": 4, "num_stages": 3},
+            **{"T": t, "H": h, "BLOCK": block, "exact": "ieee", "num_warps": warps, "num_stages": 3},
         )
         return None, *_weight_gradients(gates, states, h), None
 
@@ -107,7 +124,7 @@ class _Decode(torch.autograd.Function):
         states = start.new_empty((m, t + 1, b, h + gru.FRAME) if save else (1,), dtype=_kind(start))
         gates = start.new_empty((m, t, b, 4 * h) if save else (1,), dtype=_kind(start))
         y_hat = start.new_empty(m, b, t)
-        block = _block(m, b)
+        block = _block(m, b, h)
         truth, where, strides = _fed(fed, y_hat)
         gru.decode_forward[_grid(m, b, block)](
             *(start.contiguous(), value.contiguous(), clock.contiguous(), where, truth),
@@ -123,7 +140,7 @@ class _Decode(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *weights, states, gates, where = ctx.saved_tensors
         (m, t, b, _), h = gates.shape, weights[1].shape[-1]
-        block = _block(m, b)
+        block = _block(m, b, h)
         grid = _grid(m, b, block)
         grad_start = grads[0].new_empty(m, b, h)
         rows = grads[0].new_empty(m, grid[0] // m, h + 1)  # of the output layer, one of each program
@@ -174,14 +191,19 @@ def _fed(fed: Fed | None, like: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]
     return truth, where, (*where.stride()[:2], *truth.stride()[:2])
 
 
+def _missing(h: int) -> int:
+    """Units that a state of h has to be widened by."""
+    return next(width for width in WIDTHS if width >= h) - h
+
+
 def _kind(x: Tensor) -> torch.dtype:
     """The products' type; the kernels' own tests ask for float32 by leaving autocast off."""
     return torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else torch.float32
 
 
-def _block(m: int, b: int) -> int:
+def _block(m: int, b: int, h: int) -> int:
     """Sequences a program takes: 32, or fewer where that would leave most multiprocessors without work."""
-    return 32 if m * -(-b // 32) >= 100 else 16
+    return 32 if h > NARROW and m * -(-b // 32) >= 100 else 16
 
 
 def _grid(m: int, b: int, block: int) -> tuple[int]:
