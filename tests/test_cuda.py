@@ -46,3 +46,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, data
     resumed = train(second, Progress(list(stopped.history), stopped.ledger))
     assert resumed.history == straight.history
     assert torch.equal(second.strategy.score("test"), whole.strategy.score("test"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_does_not_grow_with_rounds(method: str, data: Dataset) -> None:
+    strategy = simulate(data, small(method, **{"compute.device": "cuda", "training.rounds": 9})).strategy
+    taken = []
+    for r_g in range(1, 10):
+        strategy.round(r_g)
+        strategy.score("validation")
+        torch.cuda.synchronize()
+        taken.append(torch.cuda.memory_reserved())
+    assert taken[-1] == taken[2], taken

@@ -28,11 +28,13 @@ ORDER = [
     "runs",
     "running",
     "comparing",
+    "performing",
     "forecasting",
     "report",
     "",  # the package itself: the Python API
     "terminal",
     "cli_data",
+    "cli_plans",
     "cli",
     "__main__",
 ]

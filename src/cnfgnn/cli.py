@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, forecast, compare, and look at data and runs."""
+"""The command line: train, evaluate, forecast, and look at runs; more commands are in the modules cli_*."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import cnfgnn
 from cnfgnn import config_file, terminal
 from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
 from cnfgnn.cli_data import data_app
-from cnfgnn.comparing import Plan
-from cnfgnn.comparing import compare as run_plan
+from cnfgnn.cli_plans import compare
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
@@ -32,6 +31,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
 )
 app.add_typer(data_app, name="data")
+app.command()(compare)
 
 DataArgument = Annotated[
     Path | None, typer.Argument(help="A file or folder of readings; else the synthetic city.")
@@ -184,28 +184,6 @@ def forecast(
     if new:
         print(f"new to the run, forecast with everybody's weights: {', '.join(new[:5])}", file=sys.stderr)
     print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
-
-
-@app.command()
-def compare(
-    plan: Annotated[Path, typer.Argument(help="A TOML file: methods, seeds, settings.")],
-    out: Annotated[Path | None, typer.Option(help="Where the runs go; done ones are kept.")] = None,
-) -> None:
-    """Train several methods on the same data and print them side by side."""
-    read = Plan.read(plan)
-    begun = time.perf_counter()
-    rows = run_plan(read, out or Path("runs") / plan.stem, terminal.watcher)
-    table = Table(
-        *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
-        title=f"{plan.stem}: test errors, median of {len(read.seeds)} seeds; bytes until the best round",
-    )
-    for row in rows:
-        figures = [terminal.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
-        moved = "-" if row.median_bytes is None else terminal.size(int(row.median_bytes))
-        each = ", ".join(terminal.number(errors.masked_rmse) for errors in row.errors)
-        table.add_row(row.method, *figures, moved, each)
-    terminal.out().print(table)
-    print(f"{time.perf_counter() - begun:.0f} s; runs in {out or Path('runs') / plan.stem}")
 
 
 @app.command()

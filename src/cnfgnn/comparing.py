@@ -1,37 +1,71 @@
-"""Several methods on the same data, over several seeds: a plan of runs that may be broken off at any time."""
+"""Several methods on the same data, over several seeds: what a comparison file says, as cases and runs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.algorithm.ledger import Bytes
-from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
 from cnfgnn.config import Config
-from cnfgnn.config_file import read_changes
-from cnfgnn.data.source import open_data
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.config_file import flat, read_changes
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.evaluation import Errors
-from cnfgnn.floors import last_value
-from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
+
+# where a run's readings lie, where it computes and how long it may take do not make it another run
+CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a comparison: a method at a size, with the settings in which it differs from its preset."""
+
+    method: str
+    size: str
+    config: Config  # of any seed
+    varied: Mapping[str, Any] = field(default_factory=dict)  # what the plan sets this line apart by
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its runs' folders: the same case has the same name in every plan."""
+        size = [] if self.size == "63k" else [self.size]
+        varied = [f"{key.rpartition('.')[2]}-{value}" for key, value in self.varied.items()]
+        return "-".join([self.method, *size, *varied])
+
+    def of_seed(self, seed: int) -> Config:
+        return replace(self.config, seed=seed)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison file says: methods, seeds, and the settings of each method's runs.
+    """What a comparison file says.
 
-    `methods` and `seeds` stand at the top; every other key is a setting for all methods, or, under
-    [only.METHOD], for one of them.
+        methods = ["at-fedavg", "gru-local 727k"]   the lines: a method, and its size if that is not 63k
+        seeds = [1, 2, 3]
+        like = "data"       the published settings of the data set (or "metr-la", "pems-bay"); else one's own
+        inductive = true    ... those of the inductive experiment
+        [grid]              settings with a list of values each: a line for every combination
+        [[variants]]        one more line for each method (or those it names), with other settings and a label
+        [only.METHOD]       settings of one method
+        [quick]             settings with which to see whether all of it works
+
+    Every other key is a setting for all of them.
     """
 
-    methods: tuple[str, ...]
+    methods: tuple[tuple[str, str], ...]
     seeds: tuple[int, ...]
     changes: dict[str, Any]
     source: Path
+    like: str | None = None
+    inductive: bool = False
+    variants: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -41,63 +75,133 @@ class Plan:
             raise ConfigError("methods", f"{path} needs a list of methods")
         if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
             raise ConfigError("seeds", f"{path} needs a list of whole numbers")
-        plan = cls(tuple(method_of(m).name for m in methods), tuple(seeds), changes, path)
-        for key in changes:
-            if key.startswith("only.") and method_of(key.split(".")[1]).name not in plan.methods:
-                raise ConfigError(key, "the comparison has no such method", plan.methods)
-        for method in plan.methods:
-            plan.config(method, seeds[0])
+        like, inductive = changes.pop("like", None), changes.pop("inductive", False)
+        if like not in (None, "data", *LIKES):
+            raise ConfigError("like", f"no settings were published for {like!r}", ["data", *LIKES])
+        variants = changes.pop("variants", [])
+        if not isinstance(variants, list) or not all(isinstance(v, dict) for v in variants):
+            raise ConfigError("variants", f"{path} needs [[variants]], a table each")
+        plan = cls(
+            methods=tuple(map(_method_and_size, methods)),
+            seeds=tuple(seeds),
+            changes=changes,
+            source=path,
+            like=like,
+            inductive=bool(inductive),
+            variants=tuple(flat(v) for v in variants),
+        )
+        for key in plan._under("only."):
+            if method_of(key.split(".")[0]).name not in [method for method, _ in plan.methods]:
+                raise ConfigError(f"only.{key}", "the comparison has no such method", dict(plan.methods))
+        plan.cases()
+        plan.quick().cases()
         return plan
 
-    def config(self, method: str, seed: int) -> Config:
-        """The settings of one run."""
-        changes = {key: value for key, value in self.changes.items() if not key.startswith("only.")}
-        for key, value in self.changes.items():
-            if key.startswith("only."):
-                _, name, setting = key.split(".", 2)
-                changes |= {setting: value} if method_of(name).name == method else {}
-        return preset(method).with_changes(changes | {"seed": seed})
+    def quick(self) -> Plan:
+        """One seed, and the settings under [quick]."""
+        return replace(self.with_changes(self._under("quick.")), seeds=self.seeds[:1])
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Plan:
+        """With other settings, for all methods alike: they win over what the file says."""
+        return replace(self, changes=self.changes | {f"all.{key}": value for key, value in changes.items()})
+
+    def cases(self, data: Dataset | None = None) -> list[Case]:
+        """The lines, with the settings published for what `data` is of if the plan asks for that."""
+        like = like_of(data) if self.like == "data" else self.like
+        return [case for method in self.methods for case in self._cases(*method, _like(like))]
+
+    def _cases(self, method: str, size: str, like: Like | None) -> Iterator[Case]:
+        sections = ("only.", "grid.", "quick.", "all.")
+        changes = {key: v for key, v in self.changes.items() if not key.startswith(sections)}
+        for key, value in self._under("only.").items():
+            name, _, setting = key.partition(".")
+            changes |= {setting: value} if method_of(name).name == method else {}
+        config = preset(method, size, like, self.inductive).with_changes(changes)
+        last = self._under("all.")
+        grid = self._under("grid.")
+        for values in product(*grid.values()):
+            yield _case(method, size, config, dict(zip(grid, values, strict=True)), last, "")
+        for variant in self.variants:
+            named = [method_of(name).name for name in variant.get("methods", [method])]
+            if method in named:
+                settings = {key: v for key, v in variant.items() if key not in ("methods", "label")}
+                yield _case(method, size, config, settings, last, str(variant.get("label", "")))
+
+    def _under(self, section: str) -> dict[str, Any]:
+        return {
+            key.removeprefix(section): value for key, value in self.changes.items() if key.startswith(section)
+        }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the comparison: test errors and bytes until the best round, one entry a seed."""
+    """One line of a comparison with what came out, one entry a seed."""
 
-    method: str
-    errors: tuple[Errors, ...]
-    training_bytes: tuple[Bytes, ...] = ()  # none for a floor
+    case: Case
+    runs: tuple[Run, ...]
+
+    @property
+    def tests(self) -> list[dict[str, Any]]:
+        """The last event of each run: its best round on the test split."""
+        return [run.test() for run in self.runs]
+
+    @property
+    def errors(self) -> list[Errors]:
+        return [Errors.read(test["overall"]) for test in self.tests]
+
+    @property
+    def training_bytes(self) -> list[Bytes]:
+        """Until the best round."""
+        return [run.progress.best.training_bytes for run in self.runs]
 
     def median(self, figure: str) -> float:
         return float(statistics.median(getattr(errors, figure) for errors in self.errors))
 
-    @property
-    def median_bytes(self) -> float | None:
-        """As the paper counts them: a shared tensor once for each node."""
-        return statistics.median(b.per_node for b in self.training_bytes) if self.training_bytes else None
+
+def runs_of(case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path) -> list[Run]:
+    """A run for each seed, begun now where it is not there yet."""
+    return [_run(folder / f"{case.name}-seed{seed}", case.of_seed(seed), data, source) for seed in seeds]
 
 
-def compare(plan: Plan, folder: Path, watcher: Callable[[str], Watcher]) -> list[Row]:
-    """Run what is not done yet, and return a row for each method after the last-value forecast's."""
-    config = plan.config(plan.methods[0], plan.seeds[0])
-    data = open_data(config)
-    rows = [Row("last value", (last_value(data, config.data).overall,))]
-    for method in plan.methods:
-        done = []
-        for seed in plan.seeds:
-            run = _run(folder / f"{method}-seed{seed}", plan.config(method, seed), plan.source)
-            if not run.finished:
-                carry_on(run, data, watcher(f"{method}, seed {seed}"))
-            done.append(Run.open(run.folder))
-        errors = tuple(Errors(**run.events()[-1]["overall"]) for run in done)
-        rows.append(Row(method, errors, tuple(run.progress.best.training_bytes for run in done)))
-    return rows
+def like_of(data: Dataset | None) -> Like:
+    """Whose published settings suit the data: PEMS-BAY's for a file of that name, METR-LA's for others."""
+    return "pems-bay" if data is not None and "bay" in data.name.lower() else "metr-la"
 
 
-def _run(folder: Path, config: Config, source: Path) -> Run:
+def _like(name: str | None) -> Like | None:
+    return next((like for like in LIKES if like == name), None)
+
+
+def _method_and_size(text: str) -> tuple[str, str]:
+    name, _, size = text.partition(" ")
+    return method_of(name).name, size.strip() or "63k"
+
+
+def _case(
+    method: str, size: str, config: Config, settings: dict[str, Any], last: dict[str, Any], label: str
+) -> Case:
+    changed = config.with_changes(settings)
+    varied = {key: v for key, v in settings.items() if _setting(config, key) != _setting(changed, key)}
+    return Case(method, size, changed.with_changes(last), varied, label)
+
+
+def _setting(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     """The run of that name, begun now if it is not there."""
     if not (folder / "manifest.json").exists():
-        return Run.create(folder, config, open_data(config))
+        return Run.create(folder, config, data)
     run = Run.open(folder)
-    if run.config != config:
+    circumstances = {key: _setting(config, key) for key in CIRCUMSTANCES}
+    if run.config.with_changes(circumstances) != config:
         raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
+    try:
+        run.check_same_data(data)
+    except DataError as error:
+        raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,11 @@ class Errors:
             masked_mae=_ratio(s["masked_absolute"], s["masked_count"]),
             masked_mape=_ratio(s["share"], s["share_count"]),
         )
+
+    @classmethod
+    def read(cls, stored: Mapping[str, float | None]) -> Errors:
+        """From an event, where nothing stands for NaN."""
+        return cls(**{name: float("nan") if value is None else value for name, value in stored.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -239,6 +239,13 @@ class Run:
         except ValueError as error:
             raise RunError(path, "is damaged: a line is not JSON") from error
 
+    def test(self) -> dict[str, Any]:
+        """The event that a finished run ends with."""
+        event = self.events()[-1]
+        if event.get("event") != "test":
+            raise RunError(self.folder, "has not been judged on its test split yet")
+        return event
+
     def _write_manifest(self) -> None:
         write_whole(
             self.folder / "manifest.json", json.dumps(self.manifest, indent=1, allow_nan=False).encode()
@@ -257,11 +264,10 @@ def plain(value: Any) -> Any:
 
 
 def _round(item: dict[str, Any]) -> Round:
-    errors = {name: math.nan if v is None else float(v) for name, v in item["validation"].items()}
     return Round(
         int(item["r_g"]),
         float(item["loss"]),
-        Errors(**errors),
+        Errors.read(item["validation"]),
         Bytes(**item["training_bytes"]),
         bool(item["best"]),
     )

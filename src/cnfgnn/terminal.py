@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cnfgnn.algorithm.cost import GIB
+from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment
 from cnfgnn.training import Progress as TrainingProgress
 from cnfgnn.training import Round
@@ -114,6 +115,60 @@ class LineWatcher:
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
         print(self.label + line, file=sys.stderr, flush=True)
+
+
+class PlanWatcher:
+    """Of several runs: which one of how many is at work; those in other processes all in one bar."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.at_work: dict[str, str] = {}
+
+    def plan(self, runs: int, done: int) -> None:
+        self.runs, self.ended = runs, done
+        if done:
+            self._say(f"{done} of {runs} runs are done already")
+
+    def watcher(self, run: Run) -> BarWatcher | LineWatcher:
+        return watcher(f"[{self.ended + 1}/{self.runs}] {run.folder.name}")
+
+    def process(self, run: Run) -> None:
+        history = run.progress.history
+        self.at_work[run.folder.name] = f"{run.folder.name} {len(history)}"
+        if not sys.stderr.isatty():
+            return
+        if self.bar is None:
+            columns = (
+                MofNCompleteColumn(),
+                BarColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[now]}"),
+            )
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.task = self.bar.add_task("", total=self.runs, completed=self.ended, now="")
+            self.bar.start()
+        self.bar.update(self.task, now="rounds: " + ", ".join(self.at_work.values()))
+
+    def done(self, run: Run, problem: str | None) -> None:
+        self.ended += 1
+        self.at_work.pop(run.folder.name, None)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.ended)
+        if problem is not None:
+            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: {problem}")
+        elif run.progress.history:
+            best, rounds = run.progress.best, len(run.progress.history)
+            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: best round {best.r_g} of {rounds}")
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def _say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.print(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:

@@ -61,6 +61,8 @@ def test_sequences(
     fed: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if CUDA and kind == torch.float32 and max(hidden, hidden + embedding) > 64:
+        pytest.skip("kernels of this width are for bf16: float32 weights do not stay on chip")
     model = NodeModel(hidden=hidden, embedding=embedding)
     theta = {
         name: (w.to(DEVICE) + 0.1 * drawn(k, m, *w.shape[1:])).requires_grad_()

@@ -27,7 +27,7 @@ from cnfgnn.algorithm.draws import (
 )
 from cnfgnn.algorithm.keeping import kept_dtype
 from cnfgnn.algorithm.nodes import NodeSettings, windows_of
-from cnfgnn.algorithm.replay import Replay
+from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
@@ -49,6 +49,7 @@ class Clients:
     ) -> None:
         self.series, self.compute, self.store, self.name = series, compute, store, name
         self.tick = tick  # called after every minibatch, for whoever waits
+        self._learning, self._answering = Memory(compute.device), Memory(compute.device)
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the training windows, fixed while the node learns
@@ -89,7 +90,7 @@ class Clients:
         self._own()
         if self.adam is None or not self.settings.keep_optimizer:
             self.adam = Adam(self.theta, self.settings.client_lr)
-        minibatch = Replay(self._learn, self.compute.device)
+        minibatch = Replay(self._learn, self._learning)
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
                 windows = self.client_batches[draw]
@@ -280,7 +281,7 @@ class Clients:
     def _stand_still(self) -> None:
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
-        self._answer = Replay(self._grad_h_G, self.compute.device)  # of these weights
+        self._answer = Replay(self._grad_h_G, self._answering)  # of these weights
 
     def _add_pull(self, theta: Params, grads: Params, some: slice) -> None:
         """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
-from cnfgnn.algorithm.replay import Replay, ReplayBoth
+from cnfgnn.algorithm.replay import Memory, Replay, ReplayBoth
 from cnfgnn.config import ModelConfig
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
@@ -39,13 +39,14 @@ class GraphLearner:
         self.compute = compute
         self._graph: Edges | None = None
         self._kept: tuple[Tensor, list[Tensor]] | None = None  # of the forward pass, for the way back
-        self._passes = ReplayBoth(self._forward, self._descend, compute.device)
+        self._learning, self._propagating = Memory(compute.device), Memory(compute.device)
+        self._passes = ReplayBoth(self._forward, self._descend, self._learning)
 
     def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of a minibatch: (n b h) -> (n b h); present is (n b), (n 1) or None."""
         if graph is not self._graph:
             self._graph = graph
-            self._passes = ReplayBoth(self._forward, self._descend, self.compute.device)
+            self._passes = ReplayBoth(self._forward, self._descend, self._learning)
         h_G = self._passes.forward(h_c.to(self.compute.dtype), _at(present, slice(None), h_c.device))
         assert h_G is not None
         return h_G
@@ -88,7 +89,7 @@ class GraphLearner:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
         width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
-        few = Replay(lambda h_c, present: self.network(h_c, graph, present), self.compute.device)
+        few = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
         for start in range(0, h_c.shape[1], width):
             some = slice(start, start + width)
             found = few(h_c[:, some].to(self.compute.dtype), _at(present, some, h_c.device))

@@ -10,7 +10,7 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.replay import Replay
+from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import TrainingConfig
 from cnfgnn.data.windows import Split
@@ -28,7 +28,7 @@ class Pooled:
         self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
-        self._minibatch = Replay(self._learn, clients.compute.device)
+        self._minibatch = Replay(self._learn, Memory(clients.compute.device))
 
     def round(self, r_g: int) -> None:
         """One epoch over all windows."""

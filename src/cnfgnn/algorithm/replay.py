@@ -19,24 +19,41 @@ Key = tuple[Any, ...]
 Function = Callable[..., Tensor | None]
 
 
+class Memory:
+    """What recordings of one kind leave to the next one: the stream they are made on, the memory they lie in.
+
+    Without it every new recording, one a round, would take memory of its own from the device, and PyTorch keeps
+    that of the old ones for good. Recordings that share it must not need each other's results later on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._last: torch.cuda.CUDAGraph | None = None  # kept, so that its memory is not given up
+
+    @contextmanager
+    def recording(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """Have what happens inside recorded instead of done."""
+        self._stream, here = self._stream or torch.cuda.Stream(), torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(here)
+        with _no_collection(), torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=None if self._last is None else self._last.pool())
+            try:
+                yield graph
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
+        self._last = graph
+
+
 class _Recording:
     """A function's kernels on inputs of certain shapes, and the places from which they read."""
 
-    def __init__(
-        self, function: Function, inputs: tuple[Tensor | None, ...], after: _Recording | None = None
-    ) -> None:
-        """`after` another one whose kept tensors it goes back through: on its stream and in its memory."""
+    def __init__(self, function: Function, inputs: tuple[Tensor | None, ...], memory: Memory) -> None:
         self.places = [None if x is None else _copy(x) for x in inputs]
-        self.graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self.aside: torch.cuda.Stream = torch.cuda.Stream() if after is None else after.aside
-        self.aside.wait_stream(here)
-        with _no_collection(), torch.cuda.stream(self.aside):
-            self.graph.capture_begin(pool=None if after is None else after.graph.pool())
-            try:
-                self.output = function(*self.places)
-            finally:
-                self.graph.capture_end()
-        here.wait_stream(self.aside)
+        with memory.recording() as self.graph:
+            self.output = function(*self.places)
 
     def first(self) -> Tensor | None:
         """With the inputs that it was recorded with."""
@@ -59,18 +76,18 @@ class Replay:
     new Replay. What it returns is overwritten by the next call.
     """
 
-    def __init__(self, function: Function, device: torch.device) -> None:
-        self.function, self.device = function, device
+    def __init__(self, function: Function, memory: Memory) -> None:
+        self.function, self.memory = function, memory
         self._recordings: dict[Key, _Recording | None] = {}
 
     def __call__(self, *inputs: Tensor | None) -> Tensor | None:
         key = _key(inputs)
-        if self.device.type != "cuda" or key not in self._recordings:
+        if self.memory.device.type != "cuda" or key not in self._recordings:
             self._recordings[key] = None
             return self.function(*inputs)
         if (recording := self._recordings[key]) is not None:
             return recording.replay(inputs)
-        recording = self._recordings[key] = _Recording(self.function, inputs)
+        recording = self._recordings[key] = _Recording(self.function, inputs, self.memory)
         return recording.first()
 
 
@@ -82,8 +99,8 @@ class ReplayBoth:
     """The same for two functions that are called in turn, the second going back through what automatic
     differentiation kept of the first. In between anything may happen: a verb, for one."""
 
-    def __init__(self, there: Function, back: Function, device: torch.device) -> None:
-        self.there, self.back, self.device = there, back, device
+    def __init__(self, there: Function, back: Function, memory: Memory) -> None:
+        self.there, self.back, self.memory = there, back, memory
         self._stages: dict[Key, _Stage] = {}
         self._recordings: dict[Key, list[_Recording]] = {}
         self._now: Key = ()
@@ -94,7 +111,7 @@ class ReplayBoth:
             return self.there(*inputs)
         if self._stage == _Stage.REPLAY:
             return self._recordings[key][0].replay(inputs)
-        recording = _Recording(self.there, inputs)
+        recording = _Recording(self.there, inputs, self.memory)
         self._recordings[key] = [recording]
         return recording.first()
 
@@ -106,12 +123,12 @@ class ReplayBoth:
         if stage == _Stage.RUN:
             return self.back(*inputs)
         recordings = self._recordings[key]
-        recordings.append(_Recording(self.back, inputs, after=recordings[0]))
+        recordings.append(_Recording(self.back, inputs, self.memory))
         return recordings[1].first()
 
     @property
     def _stage(self) -> _Stage:
-        return self._stages.get(self._now, _Stage.RUN) if self.device.type == "cuda" else _Stage.RUN
+        return self._stages.get(self._now, _Stage.RUN) if self.memory.device.type == "cuda" else _Stage.RUN
 
 
 def _key(inputs: tuple[Tensor | None, ...]) -> Key:

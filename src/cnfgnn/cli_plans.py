@@ -1,0 +1,46 @@
+"""Commands that carry out a plan of runs: compare."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cnfgnn import terminal
+from cnfgnn.comparing import Plan
+from cnfgnn.data.source import open_data
+from cnfgnn.floors import last_value
+from cnfgnn.performing import perform
+
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in its own process.")]
+
+
+def compare(
+    plan: Annotated[Path, typer.Argument(help="A TOML file: methods, seeds, settings.")],
+    out: Annotated[Path | None, typer.Option(help="Where the runs go; done ones are kept.")] = None,
+    jobs: JobsOption = 1,
+) -> None:
+    """Train several methods on the same data and print them side by side."""
+    read, folder = Plan.read(plan), out or Path("runs") / plan.stem
+    begun = time.perf_counter()
+    config = read.cases()[0].config
+    data = open_data(config)
+    rows = perform(read, data, folder, terminal.PlanWatcher(), jobs)
+    table = Table(
+        *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
+        title=f"{plan.stem}: test errors, median of {len(read.seeds)} seeds; bytes until the best round",
+    )
+    floor = last_value(data, config.data).overall
+    figures = [terminal.number(value) for value in (floor.masked_rmse, floor.masked_mae, floor.rmse)]
+    table.add_row("last value", *figures, "-", terminal.number(floor.masked_rmse))
+    for row in rows:
+        figures = [terminal.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
+        moved = terminal.size(int(statistics.median(b.per_node for b in row.training_bytes)))
+        each = ", ".join(terminal.number(errors.masked_rmse) for errors in row.errors)
+        table.add_row(row.case.name, *figures, moved, each)
+    terminal.out().print(table)
+    print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")

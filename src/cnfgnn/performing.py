@@ -1,0 +1,153 @@
+"""A plan of runs carried out, in turn or several processes at a time; whatever is done is kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Protocol
+
+from cnfgnn.comparing import Plan, Row, runs_of
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.running import Watcher, carry_on
+from cnfgnn.runs import Run
+
+POLL_S = 0.2  # how often processes are asked whether they have ended
+
+
+class Observer(Protocol):
+    """Whoever waits for a plan."""
+
+    def plan(self, runs: int, done: int) -> None:
+        """So many runs there are, and so many were done before."""
+
+    def watcher(self, run: Run) -> Watcher:
+        """For a run in this process."""
+
+    def process(self, run: Run) -> None:
+        """A run in another process has got one round further, or has just begun."""
+
+    def done(self, run: Run, problem: str | None) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Unobserved:
+    """Nobody waits."""
+
+    def __init__(self, watcher: Callable[[], Watcher]) -> None:
+        self._watcher = watcher
+
+    def plan(self, runs: int, done: int) -> None: ...
+
+    def watcher(self, run: Run) -> Watcher:
+        return self._watcher()
+
+    def process(self, run: Run) -> None: ...
+
+    def done(self, run: Run, problem: str | None) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: int = 1) -> list[Row]:
+    """A row for each case of the plan, once all its runs are done; those that were done before are kept.
+
+    A run that fails does not hold up the others; the first failure is raised when they have ended.
+    """
+    lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in plan.cases(data)]
+    # seed by seed: whoever stops a long plan early has every line with the seeds that are done
+    in_turn = [runs[k] for k in range(len(plan.seeds)) for _, runs in lines]
+    waiting = [run for run in in_turn if not run.finished]
+    observer.plan(len(in_turn), len(in_turn) - len(waiting))
+    try:
+        if jobs == 1:
+            problems = _in_turn(waiting, data, observer)
+        else:
+            path = lines[0][0].config.data.path
+            problems = at_once([(run, path) for run in waiting], observer, jobs)
+    finally:
+        observer.end()
+    if problems:
+        raise problems[0]
+    return [Row(case, tuple(Run.open(run.folder) for run in runs)) for case, runs in lines]
+
+
+def _in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
+    problems: list[CnfgnnError] = []
+    for run in runs:
+        said = None
+        try:
+            carry_on(run, data, observer.watcher(run))
+        except CnfgnnError as problem:
+            problems.append(problem)
+            said = str(problem)
+        observer.done(run, said)
+    return problems
+
+
+@dataclass
+class _Process:
+    """A run in a process of its own, which says what happens in the run's log."""
+
+    run: Run
+    path: str  # of its readings, wherever they lay when it was begun
+    threads: int
+    changed: int = 0  # when its manifest was written last
+    log: IO[bytes] = field(init=False)
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        data = [] if self.path == "city" else [self.path]
+        self.log = (self.run.folder / "log.txt").open("wb")
+        command = [sys.executable, "-m", "cnfgnn", "train", "--resume", str(self.run.folder), *data]
+        # processes with as many threads as there are cores each would stand in each other's way
+        threads = {"OMP_NUM_THREADS": str(self.threads)} | os.environ
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=threads)
+
+    def problem(self) -> str | None:
+        """The sentence it failed with; None if it did not."""
+        self.log.close()
+        if self.process.returncode == 0:
+            return None
+        lines = (self.run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+        said = [line for line in lines if line.strip()]
+        return said[-1].removeprefix("cnfgnn: ") if said else f"ended with code {self.process.returncode}"
+
+
+def at_once(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> list[CnfgnnError]:
+    """Runs and where their readings are, as many processes at a time as there are jobs.
+
+    When we are stopped, so are they, politely: each keeps its last round.
+    """
+    waiting, working = list(runs), list[_Process]()
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    problems: list[CnfgnnError] = []
+    try:
+        while waiting or working:
+            while waiting and len(working) < jobs:
+                working.append(_Process(*waiting.pop(0), threads))
+            for busy in list(working):
+                changed = (busy.run.folder / "manifest.json").stat().st_mtime_ns
+                if changed != busy.changed:  # cheaper than reading it
+                    busy.changed = changed
+                    observer.process(Run.open(busy.run.folder))
+                if busy.process.poll() is not None:
+                    working.remove(busy)
+                    problem = busy.problem()
+                    if problem is not None:
+                        problems.append(RunError(busy.run.folder, problem))
+                    observer.done(Run.open(busy.run.folder), problem)
+            time.sleep(POLL_S)
+    finally:
+        for busy in working:
+            busy.process.terminate()
+        for busy in working:
+            busy.process.wait()
+            busy.log.close()
+    return problems
