@@ -70,7 +70,7 @@ class ToEach:
             for apart in self._apart(name, w, i, j):
                 squares += apart.square().sum(1)
         norm = squares.sqrt()
-        share = torch.where(norm > 0, self.weights[edges] / norm, 0.0)[:, None]
+        share = (self.weights[edges] / norm).masked_fill_(norm == 0, 0)[:, None]
         order = torch.arange(len(i), device=i.device)  # they are sorted
         ends = Incidence(i, order, self.offsets[start : stop + 1] - edges.start)
         for name, w in theta.items():
