@@ -128,10 +128,10 @@ def average(nodes: Sequence[nn.Module]) -> None:
         node.load_state_dict(mean)
 
 
-def graph_network(gn: GraphNetwork, h_c: Tensor, edges: Edges) -> Tensor:
-    """(n b h) -> (n b h), every edge's inputs side by side."""
+def graph_network(gn: GraphNetwork, h_c: Tensor, edges: Edges, zero_u: int = 0) -> Tensor:
+    """(n b h) -> (n b h), every edge's inputs side by side; `u` begins as so many zeros."""
     senders, receivers, (n, b) = edges.senders.node, edges.receivers.node, h_c.shape[:2]
-    v, e, u = h_c, edges.weights.expand(-1, b, 1), h_c.new_zeros(1, b, 0)
+    v, e, u = h_c, edges.weights.expand(-1, b, 1), h_c.new_zeros(1, b, zero_u)
     for block in gn.blocks:
         on_edges = [e, v[receivers], v[senders], u.expand(len(senders), -1, -1)]
         e_new = _mlp(block.phi_e, torch.cat(on_edges, dim=-1))

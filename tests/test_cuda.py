@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,11 +17,18 @@ from tests.conftest import small
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_device_gives_the_results_of_the_cpu(method: str, data: Dataset) -> None:
+STUDIES: list[dict[str, Any]] = [{"method": method} for method in METHODS]
+STUDIES += [
+    {"method": "gru-fmtl", "training.fmtl_norm": "plain", "training.fmtl_lambda": 0.01},
+    {"method": "at-fedavg", "model.global_input": "zero"},
+]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: "-".join(map(str, study.values())))
+def test_a_device_gives_the_results_of_the_cpu(study: dict[str, Any], data: Dataset) -> None:
     losses = []
     for device in ("cpu", "cuda"):
-        progress = train(simulate(data, small(method, **{"compute.device": device})))
+        progress = train(simulate(data, small(**study, **{"compute.device": device})))
         losses.append([done.loss for done in progress.history])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
@@ -31,9 +40,9 @@ def test_every_precision_trains(precision: str, data: Dataset) -> None:
     assert train(simulate(data, config)).best.loss == pytest.approx(reference, rel=0.03)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, data: Dataset) -> None:
-    config = small(method, **{"compute.device": "cuda", "compute.precision": "fp32", "training.rounds": 3})
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: "-".join(map(str, study.values())))
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(study: dict[str, Any], data: Dataset) -> None:
+    config = small(**study, **{"compute.device": "cuda", "compute.precision": "fp32", "training.rounds": 3})
     whole = simulate(data, config)
     straight = train(whole)
     stores: dict[str, MemoryStore] = {}

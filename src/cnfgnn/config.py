@@ -47,6 +47,7 @@ class ModelConfig:
     embedding: int = 64  # width of h_G; 0 without a graph network
     gn_widths: tuple[int, ...] = (256, 256, 128)
     gn_layers: int = 2
+    global_input: Literal["empty", "zero"] = "empty"  # Deviation D2: u at the graph network's input
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class TrainingConfig:
     optimizer_state: Literal["fresh", "kept"] = "fresh"  # of the nodes, from round to round
     sampling: float = 0.0  # k of scheduled sampling, 0 = free running
     fmtl_lambda: float = 0.1
+    fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
     seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
 
 

@@ -20,9 +20,9 @@ from cnfgnn.algorithm.nodes import Nodes, NodeSettings, Transport
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.series import Scaler, Series
 from cnfgnn.algorithm.server import Alternating, Split
-from cnfgnn.algorithm.sharing import Share, average, keep, neighbours
+from cnfgnn.algorithm.sharing import Share, average, each_neighbour, keep, neighbours
 from cnfgnn.algorithm.store import Store
-from cnfgnn.config import Config
+from cnfgnn.config import Config, TrainingConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.windows import SPLITS, Windows
@@ -100,7 +100,8 @@ def simulate(
     graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
     if method.federated:
         server = store("server")
-        experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler)
+        alone = owners[0] if len(owners) == 1 else None
+        experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler, alone)
         return replace(experiment, owners=owners)
     _, windows, scaler, _ = _agree(transport, windows, config, method, None, data.name, scaler)
     learner = _learner(config, method, compute)
@@ -119,20 +120,23 @@ def federate(
     store: Store,
     tick: Callable[[], None] = lambda: None,
     scaler: Scaler | None = None,
+    alone: tuple[Tensor, Clients] | None = None,
 ) -> Experiment:
-    """Set up a federated method over any transport; the server brings the graph and nothing else."""
+    """Set up a federated method over any transport; the server brings the graph and nothing else.
+
+    `alone` is the one group that holds all nodes, should there be one: a study of FMTL needs it.
+    """
     method = check_method(config)
+    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
+        raise ConfigError(
+            "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
+        )
     compute = Compute.of(config.compute)
     everyone, windows, scaler, keeping = _agree(transport, windows, config, method, seen, name, scaler)
     nodes, train_graph = everyone, graph
     if seen is not None:
         nodes = everyone.among(seen.nonzero().flatten())
         train_graph = graph.subgraph(nodes.rows.numpy())
-    share: Share = {
-        "keep": keep,
-        "average": average,
-        "neighbours": neighbours(train_graph, config.training.fmtl_lambda),
-    }[method.sharing]
     edges = Edges.of(train_graph, compute.device, compute.dtype)
     strategy = (Alternating if method.strategy == "alternating" else Split)(
         nodes=nodes,
@@ -140,7 +144,7 @@ def federate(
         everyone=everyone,
         whole_graph=edges if seen is None else Edges.of(graph, compute.device, compute.dtype),
         gn=_learner(config, method, compute),
-        share=share,
+        share=_share(config.training, method, train_graph, alone),
         training=config.training,
         seed=config.seed,
         windows=windows.count("train"),
@@ -221,6 +225,16 @@ def _settings(config: Config, keeping: How) -> NodeSettings:
         missing=config.data.missing,
         keeping=keeping,
     )
+
+
+def _share(
+    training: TrainingConfig, method: Method, graph: Graph, alone: tuple[Tensor, Clients] | None
+) -> Share:
+    if method.sharing != "neighbours":
+        return average if method.sharing == "average" else keep
+    if training.fmtl_norm == "plain" and alone is not None:
+        return each_neighbour(graph, training.fmtl_lambda, *alone)
+    return neighbours(graph, training.fmtl_lambda)
 
 
 def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner | None:

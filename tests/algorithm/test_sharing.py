@@ -78,7 +78,8 @@ def test_nodes_add_the_pull_to_their_own_gradient(data: Dataset) -> None:
     weight = torch.arange(6.0, dtype=torch.float64)
     clients.pull(weight, **{f"anchor.{name}": w for name, w in anchor.items()})
     grads = {name: torch.zeros_like(w) for name, w in clients.theta.items()}
-    clients._add_pull(clients.theta, grads, slice(None))
+    assert clients.pulling is not None
+    clients.pulling.add(clients.theta, grads, slice(None))
     moving = {name: w.detach().clone().requires_grad_() for name, w in clients.theta.items()}
     rows = sum(((w - anchor[name]).flatten(1).square().sum(1) * weight).sum() for name, w in moving.items())
     assert isinstance(rows, torch.Tensor)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
+import pytest
 import torch
 from benchmarks.naive import graph_network
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
+from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.config import ModelConfig
 from cnfgnn.data.graph import Graph
-from cnfgnn.models.graphnet import Edges, GraphNetwork
+from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork
 
 CPU = torch.device("cpu")
 
@@ -87,3 +95,81 @@ def test_information_flows_from_sender_to_receiver_only() -> None:
     h_G = gn(h_c, edges(graph))
     assert torch.autograd.grad(h_G[1].sum(), h_c, retain_graph=True)[0][0].abs().sum() > 0
     assert torch.autograd.grad(h_G[0].sum(), h_c)[0][1].abs().sum() == 0
+
+
+# ---- a `u` of zeros at the input (Deviation D2) ---------------------------------------------------------
+
+
+def first_products(gn: GraphNetwork) -> list[nn.Linear]:
+    """Of every edge, node and global update."""
+    return [mlp.linear(0) for mlp in gn.modules() if isinstance(mlp, MLP)]
+
+
+def with_columns(gn: GraphNetwork, width: int) -> GraphNetwork:
+    """The network as one that takes u apart from its other inputs: more columns at the end of each first
+    product, which stand for a u that is zero from the first layer on."""
+    wide = copy.deepcopy(gn)
+    for mlp in wide.modules():
+        if isinstance(mlp, MLP):
+            old = mlp.linear(0)
+            mlp.layers[0] = new = nn.Linear(old.in_features + width, old.out_features).to(old.weight)
+            with torch.no_grad():
+                new.weight[:, : old.in_features] = old.weight
+                new.bias.copy_(old.bias)
+    return wide
+
+
+def test_zeros_at_the_input_shrink_the_range_of_every_first_product_and_nothing_else() -> None:
+    plain = GraphNetwork().init(torch.Generator().manual_seed(0))
+    other = GraphNetwork().init(torch.Generator().manual_seed(0), zero_u=64)
+    first = first_products(other)
+    assert len(first) == 5
+    for linear in first:
+        bound = (linear.in_features + 64) ** -0.5
+        for w in (linear.weight, linear.bias):
+            assert 0.95 * bound < w.abs().max() <= bound
+    narrowed = {id(w) for linear in first for w in (linear.weight, linear.bias)}
+    for one, two in zip(plain.parameters(), other.parameters(), strict=True):
+        assert id(two) in narrowed or torch.equal(one, two)
+
+
+def test_without_zeros_the_range_is_pytorch_s() -> None:
+    drawn = GraphNetwork().init(torch.Generator().manual_seed(0))
+    for module in drawn.modules():
+        if isinstance(module, nn.Linear):
+            assert module.in_features**-0.5 * 0.95 < module.weight.abs().max() <= module.in_features**-0.5
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_explicit_columns_for_zeros_change_neither_outputs_nor_gradients(layers: int) -> None:
+    gn = GraphNetwork(5, 4, (9, 8, 7), layers).init(torch.Generator().manual_seed(0), zero_u=5).double()
+    wide, graph, h_c = with_columns(gn, 5), edges(random_graph(6, 2)), states(6)
+    fast, plain = gn(h_c, graph), graph_network(wide, h_c, graph, zero_u=5)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-12)
+    probe = torch.randn_like(fast)
+    (fast * probe).sum().backward()
+    (plain * probe).sum().backward()
+    for one, two in zip(gn.parameters(), wide.parameters(), strict=True):
+        assert (one.grad is None) == (two.grad is None)
+        if one.grad is not None and two.grad is not None and one.numel():
+            columns = one.shape[-1]
+            torch.testing.assert_close(two.grad[..., :columns], one.grad, rtol=0, atol=1e-11)
+            assert (two.grad[..., columns:] == 0).all()
+
+
+def test_with_columns_for_zeros_it_has_as_many_parameters_as_the_published_code() -> None:
+    wide = with_columns(GraphNetwork(), 64)
+    assert sum(w.numel() for w in wide.parameters()) == 1_023_680
+
+
+def test_the_setting_reaches_the_weights_and_its_zeros_are_as_wide_as_h_c() -> None:
+    def drawn(**changes: str) -> GraphNetwork:
+        model = ModelConfig(hidden=6, embedding=3, gn_widths=(8, 4), **changes)  # type: ignore[arg-type]
+        return GraphLearner(model, 1e-3, 5, Compute(CPU)).gn
+
+    expected = GraphNetwork(6, 3, (8, 4)).init(generator(5, SERVER_WEIGHTS), zero_u=6)
+    for one, two in zip(drawn(global_input="zero").parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, two)
+    expected.init(generator(5, SERVER_WEIGHTS))
+    for one, two in zip(drawn().parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, two)

@@ -27,6 +27,7 @@ from cnfgnn.algorithm.draws import (
 )
 from cnfgnn.algorithm.keeping import kept_dtype
 from cnfgnn.algorithm.nodes import NodeSettings, windows_of
+from cnfgnn.algorithm.pulling import Pull, ToAnchor, pull_of
 from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
@@ -55,8 +56,7 @@ class Clients:
         self.h_G: Tensor | None = None  # of the training windows, fixed while the node learns
         self._judged_h_G: Tensor | None = None  # of the split that is about to be scored
         self.forecasts: Tensor | None = None
-        self.anchor: Params | None = None
-        self.anchor_weight: Tensor | None = None
+        self.pulling: Pull | None = None  # to the neighbours' weights
         self._h_c: Tensor | None = None  # of all training windows, while weights stand still
         self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
 
@@ -80,7 +80,7 @@ class Clients:
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
         self.model = NodeModel(s.hidden, s.layers, s.embedding)
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.h_G, self.anchor = None, None, None
+        self.adam, self.h_G, self.pulling = None, None, None
         self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------
@@ -108,8 +108,8 @@ class Clients:
             losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
             gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
             grads = dict(zip(theta, gradients, strict=True))
-            if self.anchor is not None:
-                self._add_pull(theta, grads, some)
+            if self.pulling is not None:
+                self.pulling.add(theta, grads, some)
             self.adam.step(theta, grads, _rows(_active(has), some), some)
 
     @torch.no_grad()
@@ -202,8 +202,7 @@ class Clients:
             self.h_G[:, self.server_batches[Draw(**draw)]] = h_G.to(self.kept_dtype)
 
     def pull(self, weight: Tensor, **anchor: Tensor) -> None:
-        self.anchor = {name.removeprefix("anchor."): w for name, w in anchor.items()}
-        self.anchor_weight = weight
+        self.pulling = ToAnchor(part(anchor, "anchor."), weight)
 
     # ---- what the server asks -----------------------------------------------------------------------
 
@@ -237,17 +236,14 @@ class Clients:
         state = {f"theta.{name}": w for name, w in self.theta.items()}
         if self.adam is not None and self.settings.keep_optimizer:
             state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
-        if self.anchor is not None and self.anchor_weight is not None:
-            state |= {f"anchor.{name}": w for name, w in self.anchor.items()} | {
-                "anchor_weight": self.anchor_weight
-            }
+        if self.pulling is not None:
+            state |= self.pulling.state()
         self.store.write(tag, state, keep.split())
 
     def restore(self, tag: str) -> None:
         state, device = self.store.read(tag), self.compute.device
         self.load(**part(state, "theta."))
-        self.h_G, self.adam, self.anchor = None, None, part(state, "anchor.", device) or None
-        self.anchor_weight = state["anchor_weight"].to(device) if self.anchor else None
+        self.h_G, self.adam, self.pulling = None, None, pull_of(state, device)
         if adam := part(state, "adam.", device):
             self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
             self.adam.load(adam)
@@ -282,14 +278,6 @@ class Clients:
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
         self._answer = Replay(self._grad_h_G, self._answering)  # of these weights
-
-    def _add_pull(self, theta: Params, grads: Params, some: slice) -> None:
-        """lambda_1 sum_j a_ij ||w_i - w_j||^2 has the gradient 2 lambda_1 d_i (w_i - anchor_i)."""
-        assert self.anchor is not None
-        assert self.anchor_weight is not None
-        for name, w in theta.items():
-            weight = self.anchor_weight[some].view(-1, *[1] * (w.dim() - 1))
-            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][some])
 
 
 def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:

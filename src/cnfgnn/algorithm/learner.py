@@ -28,7 +28,8 @@ class GraphLearner:
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
         gn = GraphNetwork(model.hidden, model.embedding, model.gn_widths, model.gn_layers)
-        self.gn = gn.init(generator(seed, SERVER_WEIGHTS)).to(compute.device, compute.dtype)
+        gn.init(generator(seed, SERVER_WEIGHTS), model.hidden if model.global_input == "zero" else 0)
+        self.gn = gn.to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
         self.weights = self.packing.pack(weights).detach().requires_grad_()  # one vector: a step is one pass

@@ -22,8 +22,8 @@ Function = Callable[..., Tensor | None]
 class Memory:
     """What recordings of one kind leave to the next one: the stream they are made on, the memory they lie in.
 
-    Without it every new recording, one a round, would take memory of its own from the device, and PyTorch keeps
-    that of the old ones for good. Recordings that share it must not need each other's results later on.
+    Without it every new recording, one a round, would take memory of its own, and PyTorch keeps that of the
+    old ones for good. Recordings that share it must not need each other's results later on.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -72,13 +72,20 @@ class Series:
             return np.ones((self.nodes, len(starts)), dtype=np.bool_)
         return observed_windows(~self.missing, starts, windows)
 
-    def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
-        """(n 3): count, sum and sum of squares of the readings that training windows take in."""
+    def trained_on(
+        self, windows: Windows, treatment: Missing
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """The rows (r,) that training windows take in, their values (n r) and which of them count (n r); the
+        others are 0."""
         starts = windows.starts["train"]
         rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
         values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
         known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
-        values = np.where(known, values[:, rows], 0.0)
+        return rows, np.where(known, values[:, rows], 0.0), known
+
+    def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
+        """(n 3): count, sum and sum of squares of the readings that training windows take in."""
+        _, values, known = self.trained_on(windows, treatment)
         return np.stack([known.sum(1), values.sum(1), np.square(values).sum(1)], axis=1).astype(np.float64)
 
 

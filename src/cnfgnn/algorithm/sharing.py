@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.ledger import Bytes, Item
 from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.pulling import NUMBERS_AT_ONCE, ToEach
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Incidence
-from cnfgnn.models.params import Params, weighted_mean
+from cnfgnn.models.params import Params, size, take, weighted_mean
 
 Share = Callable[[Nodes], Params | None]
 """Returns the weights that every node now has, if they are the same for all."""
-NUMBERS_AT_ONCE = 1 << 24  # edges x parameters: bounds memory
 
 
 def keep(nodes: Nodes) -> None:
@@ -58,5 +61,28 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
             return torch.cat([ends.sum(share * some[others]) for some in columns], dim=1).view_as(w)
 
         nodes.pull({name: mean(w) for name, w in theta.items()}, (fmtl_lambda * degree).to(first))
+
+    return share
+
+
+def each_neighbour(graph: Graph, fmtl_lambda: float, rows: Tensor, clients: Clients) -> Share:
+    """FMTL with the published code's norm, lambda sum_j a_ij ||w_i - w_j||: a study, for the simulator alone.
+
+    Every node needs each of its neighbours' weights at every minibatch. No verb carries them, so this takes
+    the one group that holds all nodes (in the order `rows`), and counts what would have to cross.
+    """
+    graph = graph.subgraph(rows.numpy())
+    edges = np.flatnonzero(graph.senders != graph.receivers)
+    edges = edges[np.argsort(graph.senders[edges], kind="stable")]
+    ends = [torch.tensor(end[edges]) for end in (graph.senders, graph.receivers)]
+    weights = torch.tensor(fmtl_lambda * graph.weights[edges])
+
+    def share(nodes: Nodes) -> None:
+        others = take(nodes.weights(), rows)  # a copy: nodes will move on from theirs
+        first = next(iter(others.values()))
+        senders, receivers = (end.to(first.device) for end in ends)
+        clients.pulling = ToEach(others, senders, receivers, weights.to(first))
+        moved = len(edges) * size(others) * first.element_size()  # along each edge one model
+        nodes.ledger.add(Item("training", "pull", "down"), Bytes(moved, moved))
 
     return share

@@ -145,13 +145,21 @@ class GraphNetwork(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.output = nn.Linear(v, embedding)
 
-    def init(self, generator: torch.Generator) -> GraphNetwork:
-        """PyTorch's initialisation of linear layers, drawn from our generator."""
+    def init(self, generator: torch.Generator, zero_u: int = 0) -> GraphNetwork:
+        """PyTorch's initialisation of linear layers, drawn from our generator; `zero_u` as if the input had a
+        `u` of that many zeros.
+
+        Deviation D2: such a u adds nothing to any sum, and the weights that it meets never get a gradient; as
+        each layer's input goes along to the next, it does so in every layer. All that is left of it is a
+        larger fan-in of each MLP's first product, hence a smaller range to draw its weights from.
+        """
+        entrances = {module.linear(0) for module in self.modules() if isinstance(module, MLP)}
         with torch.no_grad():
             for module in self.modules():
                 if isinstance(module, nn.Linear):
+                    fan = module.in_features + (zero_u if module in entrances else 0)
                     for w in (module.weight, module.bias):
-                        w.copy_(uniform(tuple(w.shape), module.in_features, generator))
+                        w.copy_(uniform(tuple(w.shape), fan, generator))
         return self
 
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
