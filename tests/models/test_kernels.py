@@ -138,7 +138,7 @@ def test_graph_network(
     with torch.autocast(DEVICE.type, torch.bfloat16):  # small gradients suffer from rounding, here as there
         rounded = with_gradients(gn(h_c, graph, present).float())
     for ours, plain, exact in zip(actual, rounded, expected, strict=True):
-        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-2 * exact.norm()
+        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 5e-2 * exact.norm()
 
 
 def test_adam_with_rows_that_stand_still() -> None:
