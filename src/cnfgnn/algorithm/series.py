@@ -111,6 +111,7 @@ class Prepared:
         # the unmasked metric takes a zero for the truth, whatever the model was fed
         self.targets = scaled(series.absent("as-truth")) if self.masked else self.inputs
         self.observed = torch.tensor(~series.missing, device=device)
+        self._steps = torch.arange(self.length, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
         self.has: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
@@ -162,7 +163,9 @@ class Prepared:
 
     def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
         """(n T) -> (n b t)."""
-        return rows.unfold(1, self.length, 1).index_select(1, starts)
+        # by flat indices: on a CPU selecting from overlapping windows takes a hundred times as long
+        steps = starts[:, None] + self._steps
+        return rows.index_select(1, steps.flatten()).unflatten(1, steps.shape)
 
 
 SUMS = (

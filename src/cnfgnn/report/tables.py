@@ -1,0 +1,115 @@
+"""Tables as values: the same rows for a terminal, Markdown, CSV, JSON and a page."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Mean(NamedTuple):
+    """The mean over seeds, and their standard deviation if there are several."""
+
+    mean: float
+    spread: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Mean:
+        known = list(values)
+        spread = statistics.stdev(known) if len(known) > 1 else None
+        return cls(statistics.fmean(known), spread, len(known))
+
+
+@dataclass(frozen=True)
+class Column:
+    """`digits` after the point of its numbers; `share` shows them as per cent."""
+
+    key: str
+    label: str
+    digits: int = 3
+    share: bool = False
+
+    def text(self, value: Any) -> str:
+        if value is None or value != value:
+            return "-"
+        if isinstance(value, Mean):
+            spread = "" if value.spread is None else f" ± {self.text(value.spread)}"
+            return self.text(value.mean) + spread
+        if isinstance(value, float):
+            return f"{value:.{self.digits}%}" if self.share else f"{value:,.{self.digits}f}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    @property
+    def heading(self) -> str:
+        """Of a file: the spread of a mean has a column of its own."""
+        return self.label
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of raw values by column; what has to be known to read them is said in the notes."""
+
+    name: str  # of its files
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Mapping[str, Any]]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def cells(self) -> list[list[str]]:
+        return [[column.text(row.get(column.key)) for column in self.columns] for row in self.rows]
+
+    def markdown(self) -> str:
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in self.cells()]
+        heads = [column.label for column in self.columns]
+        lines = [f"**{self.title}**", "", _line(heads), _line(["---"] * len(heads)), *map(_line, cells)]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
+
+    def csv(self) -> str:
+        """Raw numbers; a mean over seeds takes three columns."""
+        wide = [c for c in self.columns if any(isinstance(row.get(c.key), Mean) for row in self.rows)]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        heads = [
+            [c.label, f"{c.label}, spread", f"{c.label}, seeds"] if c in wide else [c.label]
+            for c in self.columns
+        ]
+        writer.writerow([head for group in heads for head in group])
+        for row in self.rows:
+            groups = [_raw(row.get(c.key), c in wide) for c in self.columns]
+            writer.writerow([cell for group in groups for cell in group])
+        return out.getvalue()
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {c.key: v._asdict() if isinstance(v := row.get(c.key), Mean) else v for c in self.columns}
+            for row in self.rows
+        ]
+        labels = {c.key: c.label for c in self.columns}
+        return {"title": self.title, "columns": labels, "rows": rows, "notes": list(self.notes)}
+
+    def html(self) -> str:
+        heads = "".join(f"<th scope='col'>{html.escape(c.label)}</th>" for c in self.columns)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self.cells()
+        )
+        notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in self.notes)
+        return (
+            f"<div class='wide'><table><caption>{html.escape(self.title)}</caption>"
+            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+        )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _raw(value: Any, wide: bool) -> list[Any]:
+    if isinstance(value, Mean):
+        return [value.mean, value.spread, value.seeds]
+    return [value, None, None] if wide else [value]
