@@ -181,15 +181,8 @@ def _case(
     method: str, size: str, config: Config, settings: dict[str, Any], last: dict[str, Any], label: str
 ) -> Case:
     changed = config.with_changes(settings)
-    varied = {key: v for key, v in settings.items() if _setting(config, key) != _setting(changed, key)}
+    varied = {key: v for key, v in settings.items() if config.setting(key) != changed.setting(key)}
     return Case(method, size, changed.with_changes(last), varied, label)
-
-
-def _setting(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
@@ -197,7 +190,7 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     if not (folder / "manifest.json").exists():
         return Run.create(folder, config, data)
     run = Run.open(folder)
-    circumstances = {key: _setting(config, key) for key in CIRCUMSTANCES}
+    circumstances = {key: config.setting(key) for key in CIRCUMSTANCES}
     if run.config.with_changes(circumstances) != config:
         raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
     try:

@@ -94,6 +94,13 @@ class Config:
         config.check()
         return config  # type: ignore[no-any-return]
 
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key that exists."""
+        value: Any = self
+        for name in key.split("."):
+            value = getattr(value, name)
+        return value
+
     def check(self) -> None:
         """Refuse values that no run can have."""
         t, m = self.training, self.model
