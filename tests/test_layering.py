@@ -33,6 +33,7 @@ ORDER = [
     "",  # the package itself: the Python API
     "terminal",
     "cli_data",
+    "cli_report",
     "cli",
     "__main__",
 ]

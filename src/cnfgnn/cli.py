@@ -16,6 +16,7 @@ import cnfgnn
 from cnfgnn import config_file, terminal
 from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
 from cnfgnn.cli_data import data_app
+from cnfgnn.cli_report import report
 from cnfgnn.comparing import Plan
 from cnfgnn.comparing import compare as run_plan
 from cnfgnn.config import Config
@@ -32,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
 )
 app.add_typer(data_app, name="data")
+app.command()(report)
 
 DataArgument = Annotated[
     Path | None, typer.Argument(help="A file or folder of readings; else the synthetic city.")

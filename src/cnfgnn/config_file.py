@@ -37,7 +37,7 @@ def read_changes(path: Path) -> dict[str, Any]:
         raise DataError(path, "it is not UTF-8 text") from None
     except ValueError as error:
         raise DataError(path, f"it is not TOML ({error})") from None
-    return _flat(content)
+    return flat(content)
 
 
 def parse_change(text: str) -> tuple[str, Any]:
@@ -52,12 +52,13 @@ def parse_change(text: str) -> tuple[str, Any]:
     return key.strip(), value
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by their dotted keys."""
+    settings: dict[str, Any] = {}
     for key, value in table.items():
         is_table = isinstance(value, dict) and value  # an empty one is kept: its name may be wrong
-        flat |= _flat(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
-    return flat
+        settings |= flat(value, f"{prefix}{key}.") if is_table else {f"{prefix}{key}": value}
+    return settings
 
 
 def _value(value: Any) -> str:
