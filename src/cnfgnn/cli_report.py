@@ -43,7 +43,7 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
 
 
 def _title(folders: list[Path]) -> str:
-    if len(folders) == 1:
-        return folders[0].absolute().name
-    parents = {folder.absolute().parent.name for folder in folders}
-    return f"{len(folders)} runs" + (f" of {parents.pop()}" if len(parents) == 1 else "")
+    names = [folder.absolute().name for folder in folders]
+    return (
+        ", ".join(names) if len(names) <= 3 else f"{len(names)} runs in {folders[0].absolute().parent.name}"
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,11 @@ def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
         if data is None and key not in opened:
             opened[key] = _named_data(run)
         shown.append(view(run, opened[key] if data is None else data))
-    return shown
+    names = Counter(view.name for view in shown)
+    return [
+        replace(view, name=str(run.folder)) if names[view.name] > 1 else view
+        for run, view in zip(runs, shown, strict=True)
+    ]
 
 
 def view(run: Run, data: Dataset | str) -> RunView:
@@ -70,9 +75,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
-        places = (
-            on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
-        )
+        places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
         looked = _looked(run, data)
         test = events[-1] if run.finished else _judged(looked, seen, data)
         return RunView(
@@ -98,7 +101,9 @@ def view(run: Run, data: Dataset | str) -> RunView:
             without=looked if isinstance(looked, str) else "",
         )
     except (KeyError, TypeError, IndexError) as error:
-        raise DataError(run.folder, "its events are damaged: an entry is missing or of the wrong kind") from error
+        raise DataError(
+            run.folder, "its events are damaged: an entry is missing or of the wrong kind"
+        ) from error
 
 
 def _named_data(run: Run) -> Dataset | str:

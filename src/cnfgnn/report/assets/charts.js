@@ -1,6 +1,11 @@
 // How every chart looks, in light and in dark.
 
 const RUN_COLOURS = ["#1f83c4", "#e08e00", "#0a9a73", "#c76aa0", "#8a6fd1", "#d0571a", "#7d8794"];
+// Viridis without the end that the ground would swallow; the highest error stands out most.
+const SCALES = {
+  light: ["#9bd93c", "#5ec962", "#27ad81", "#21918c", "#2c728e", "#3b528b", "#472d7b", "#440154"],
+  dark: ["#3e4c8a", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"],
+};
 const DASHES = ["solid", "dot", "dash", "dashdot"];
 const narrow = () => innerWidth < 620;
 
@@ -32,7 +37,7 @@ function axis(more = {}) {
     automargin: true,
     fixedrange: true,
     ...more,
-    title: { text: more.title ?? "", standoff: 8 },
+    title: { text: more.title ?? "", standoff: 8, font: { size: 12 } },
   };
 }
 
@@ -63,12 +68,14 @@ function draw(place, traces, layout, config = {}) {
 
 // Errors against time ahead, a line a run; the step that is chosen is marked.
 function aheadChart(place, runs, values, legend) {
+  const most = Math.max(...runs.map((run) => minutesOf(run, horizonOf(run))));
+  const [unit, factor] = most > 240 ? ["hours", 60] : ["minutes", 1];
   const traces = runs.flatMap((run) => {
     const y = values(run);
     if (!y) return [];
     return {
       name: run.name,
-      x: y.map((_, k) => minutesOf(run, k + 1)),
+      x: y.map((_, k) => minutesOf(run, k + 1) / factor),
       y,
       mode: "lines+markers",
       line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 },
@@ -78,12 +85,12 @@ function aheadChart(place, runs, values, legend) {
   });
   const mark = state.step === 0 ? [] : [{
     type: "line", yref: "paper", y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dot" },
-    x0: minutesOf(theRun(), state.step), x1: minutesOf(theRun(), state.step),
+    x0: minutesOf(theRun(), state.step) / factor, x1: minutesOf(theRun(), state.step) / factor,
   }];
   return draw(place, traces, {
     shapes: mark,
     showlegend: legend && runs.length > 1,
-    xaxis: axis({ title: "minutes ahead" }),
+    xaxis: axis({ title: `${unit} ahead`, ...(most === 60 ? { dtick: 15 } : {}) }),
     yaxis: axis({ title: FIGURES[state.figure], rangemode: "tozero" }),
   });
 }

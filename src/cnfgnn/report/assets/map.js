@@ -41,7 +41,7 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
       color: known ? errors.map((v) => v ?? NaN) : colour("edge"),
       line: { width: 1, color: colour("card") },
       ...(known && {
-        cmin, cmax, colorscale: "Viridis", reversescale: document.documentElement.dataset.theme !== "dark",
+        cmin, cmax, colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
         colorbar: {
           title: { text: name, side: "top", font: { size: 12 } }, orientation: "h", thickness: 10, len: 0.9,
           x: 0.5, xanchor: "center", y: -0.01, yanchor: "top", outlinewidth: 0,

@@ -7,7 +7,7 @@ const FIGURES = {
   rmse: "unmasked RMSE",
   mae: "unmasked MAE",
 };
-const state = { run: 0, figure: "masked_mae", step: 0, sensor: 0, days: 2, count: "per_node", theme: "" };
+const state = { run: 0, figure: "masked_mae", step: 0, sensor: 0, days: innerWidth < 620 ? 1 : 2, count: "per_node", theme: "" };
 const parts = []; // [what it depends on, how it is drawn]
 
 function part(keys, draw) {

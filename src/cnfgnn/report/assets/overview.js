@@ -20,6 +20,7 @@ function controls() {
     input.addEventListener("change", () => change({ figure: input.value }));
   for (const input of document.querySelectorAll("input[name=count]"))
     input.addEventListener("change", () => change({ count: input.value }));
+  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // beside the table
   at("step").addEventListener("input", (event) => change({ step: Number(event.target.value) }));
 }
 
@@ -90,7 +91,7 @@ function manyRuns() {
     if (content.data.length === 1 && known.length > 1) least[figure] = Math.min(...known);
   }
   at("errors").replaceChildren(
-    errorsHead("run", ["best round", "bytes per node until then"]),
+    errorsHead("run", ["best round", "bytes until then"]),
     element("tbody", {}, ...runs.map((run, i) => {
       const best = run.rounds.find((round) => round.round === run.best);
       const style = `background:${styleOf(run).color}`;
@@ -110,7 +111,7 @@ part(["run", "step", "theme"], () => {
   const so_far = run.finished ? "" : " so far; the run is not finished";
   at("errors-hint").textContent = single
     ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${so_far}. In the readings' unit.`
-    : `Each run's best round, ${ahead}, in the readings' unit. Least in bold; a name chooses the run that the map shows.`;
+    : `Each run's best round, ${ahead}, in the readings' unit. Least in bold; bytes are counted per node. A name chooses the run that the map shows.`;
   if (!run.test) at("errors-hint").textContent += " Test errors come when a run is finished, or with its data.";
   single ? oneRun() : manyRuns();
 });

@@ -6,17 +6,17 @@ part(["run"], () => {
   at("sensor").replaceChildren(...theData().sensors.map((id, i) => element("option", { value: i }, id)));
 });
 
-part(["run", "sensor", "step"], () => {
+part(["run", "sensor", "step", "figure"], () => {
   const run = theRun();
   at("sensor").value = state.sensor;
-  const figures = Object.entries(FIGURES).map(([figure, name]) =>
-    `${name} ${number(bySensor(run, figure, state.step)[state.sensor])}`);
-  at("sensor-errors").textContent = run.test
-    ? `${aheadName(run, state.step)}: ${figures.slice(0, 2).join(", ")}; ${figures.slice(2).join(", ")}`
-    : "";
+  at("sensor-hint").textContent = run.test ? `Test errors, ${aheadName(run, state.step)}:` : "";
+  at("sensor-errors").replaceChildren(...(run.test ? Object.entries(FIGURES) : []).map(([figure, name]) =>
+    element("div", { class: figure === state.figure ? "shown" : null, "data-figure": figure },
+      element("dt", {}, name),
+      element("dd", {}, number(bySensor(run, figure, state.step)[state.sensor])))));
   at("without").hidden = !run.without;
   at("without").textContent = `Forecasts and errors by hour cannot be shown: ${run.without}.`;
-  at("days-part").hidden = at("hours-part").hidden = !run.forecasts;
+  at("days-part").hidden = at("errors-part").hidden = !run.forecasts;
 });
 
 function lastDays(run, data) {
@@ -29,6 +29,7 @@ part(["run", "days"], () => {
   if (!run.forecasts) return;
   const { days } = lastDays(run, theData());
   const choices = [1, 2, 4, 7].filter((d) => d < days);
+  at("days").hidden = !choices.length;
   at("days").replaceChildren(...(choices.length ? [...choices, days] : []).map((d) => element(
     "button",
     { type: "button", "aria-pressed": String(d === state.days || (d === days && state.days >= days)), onclick: () => change({ days: d }) },
@@ -60,7 +61,7 @@ part(["run", "sensor", "days", "theme"], () => {
 });
 
 part(["run", "figure", "step", "sensor", "theme"], () => {
-  aheadChart("sensor-ahead", siblings(), (run) => ofSensor(run, state.figure, state.sensor), false);
+  if (theRun().forecasts) aheadChart("sensor-ahead", siblings(), (run) => ofSensor(run, state.figure, state.sensor), false);
 });
 
 part(["run", "figure", "sensor", "theme"], () => {
@@ -70,7 +71,7 @@ part(["run", "figure", "sensor", "theme"], () => {
     mode: "lines+markers", marker: { size: 4 }, line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 },
     hovertemplate: "%{y:.3f}",
   }));
-  if (!traces.length) return;
+  if (!theRun().forecasts) return;
   draw("sensor-hours", traces, {
     showlegend: false,
     xaxis: axis({ title: "hour of day", tickvals: [0, 6, 12, 18, 23], range: [-0.5, 23.5] }),

@@ -45,6 +45,7 @@ part(["run", "count", "theme"], () => {
     ? `${run.name}: nothing was sent.`
     : `${run.name}, ${how}. Training moved ${bytes(best.training_bytes[state.count])} until the best round; below is the whole run.`;
   at("bytes").hidden = at("bytes-details").hidden = none;
+  at("bytes").closest(".card").classList.toggle("brief", none);
   if (none) return;
   const order = ["evaluation", "training", "set-up"];
   const rows = [...new Set(run.ledger.map((item) => `${item[0]}: ${item[1]}`))]
@@ -59,6 +60,7 @@ part(["run", "count", "theme"], () => {
     barmode: "stack", bargap: 0.35, hovermode: "y unified", showlegend: true,
     xaxis: axis({ ...byteTicks(Math.max(...rows.map((r) => amount(r, "up") + amount(r, "down")))) }),
     yaxis: axis({ ticksuffix: " " }),
+    legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", traceorder: "normal" },
     margin: { l: 8, r: 16, t: 28, b: 8 },
   });
   const cells = (item) => [...item.slice(0, 3).map((text) => element("td", { class: "text" }, text)),
@@ -82,16 +84,20 @@ function settings() {
   const { runs } = content, keys = Object.keys(runs[0].settings);
   const said = (value) => (Array.isArray(value) ? value.join(", ") : String(value));
   const differ = keys.filter((key) => new Set(runs.map((run) => said(run.settings[key]))).size > 1);
-  const table = (chosen, names) => element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of settings" },
-    element("table", {},
-      names ? element("thead", {}, element("tr", {}, ...["setting", ...runs.map((run) => run.name)].map((name) =>
-        element("th", { scope: "col", class: "text" }, name)))) : "",
-      element("tbody", {}, ...chosen.map((key) => element("tr", { "data-key": key }, element("th", { scope: "row" }, key),
-        ...(names ? runs : runs.slice(0, 1)).map((run) => element("td", {}, said(run.settings[key]))))))));
   const same = keys.filter((key) => !differ.includes(key));
-  if (runs.length > 1) at("settings").append(
-    differ.length ? element("p", { class: "hint" }, "What differs:") : element("p", { class: "hint" }, "All settings are the same."),
-    ...(differ.length ? [table(differ, true)] : []));
+  if (differ.length) {
+    const cells = (key) => runs.map((run) => element("td", {}, said(run.settings[key])));
+    at("settings").append(
+      element("p", { class: "hint" }, "What differs:"),
+      element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of settings that differ" },
+        element("table", {},
+          element("thead", {}, element("tr", {}, ...["setting", ...runs.map((run) => run.name)].map((name) =>
+            element("th", { scope: "col", class: "text" }, name)))),
+          element("tbody", {}, ...differ.map((key) =>
+            element("tr", { "data-key": key }, element("th", { scope: "row" }, key), ...cells(key)))))));
+  }
   at("settings").append(element("details", { open: runs.length === 1 },
-    element("summary", {}, runs.length > 1 ? `The ${same.length} settings that all runs share` : `All ${same.length} settings`), table(same, false)));
+    element("summary", {}, runs.length > 1 ? `The ${same.length} settings that all runs share` : `All ${same.length} settings`),
+    element("dl", { class: "pairs" }, ...same.map((key) =>
+      element("div", { "data-key": key }, element("dt", {}, key), element("dd", {}, said(runs[0].settings[key])))))));
 }
