@@ -161,6 +161,18 @@ def test_damaged_events_are_named(line: bytes, copy: Path, city_data: Dataset) -
         view(Run.open(copy), city_data)
 
 
+@pytest.mark.parametrize(
+    "entry", [b'"per_node"', b'"overall"', b'"loss"', b'"rmse"', b'"positions"', b'"ledger"']
+)
+def test_a_missing_entry_is_noticed_before_anything_is_drawn(
+    entry: bytes, copy: Path, city_data: Dataset
+) -> None:
+    path = copy / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(entry, b'"' + b"x" * (len(entry) - 2) + b'"'))
+    with pytest.raises(DataError, match="its events are damaged"):
+        view(Run.open(copy), city_data)
+
+
 def test_runs_of_the_same_name_are_told_apart(run_folders: list[Path], tmp_path: Path) -> None:
     other = Path(shutil.copytree(run_folders[0], tmp_path / run_folders[0].name))
     names = [shown.name for shown in views([Run.open(run_folders[0]), Run.open(other)])]

@@ -50,7 +50,7 @@ def look(run: Run, data: Dataset) -> Look:
     steps = named_steps(t)
     first = max(int(windows.starts["test"][0]) + windows.history, rows - DAYS * 86_400 // step_seconds(data))
     sums, hours = torch.zeros(n, t, len(SUMS)).double(), torch.zeros(n, HOURS, len(SUMS)).double()
-    forecasts = torch.full((len(steps), n, rows), torch.nan, dtype=torch.float64)
+    forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
     hour_of = torch.from_numpy((readings.time_of_day * HOURS + 1e-9).astype(np.int64))
     experiment.strategy.ready("test")
     for nodes, clients in experiment.owners:
@@ -63,11 +63,11 @@ def look(run: Run, data: Dataset) -> Look:
                 hours[nodes, :, k] += _by_hour(term.cpu(), hour_of[targets])
             values = _told(clients, y_hat, some)
             for j, step in enumerate(steps):
-                forecasts[j, nodes[:, None], targets[None, :, step - 1]] = values[:, :, step - 1]
+                place = targets[:, step - 1] - first
+                kept = place >= 0
+                forecasts[j, nodes[:, None], place[kept]] = values[:, kept, step - 1]
     truth = np.where(readings.missing, np.nan, readings.values.astype(np.float64))[first:].T
-    return Look(
-        sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts[:, :, first:].numpy()
-    )
+    return Look(sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts.numpy())
 
 
 def named_steps(horizon: int) -> tuple[int, ...]:

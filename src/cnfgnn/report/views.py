@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from cnfgnn.config_file import flat
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.evaluation import Scores
+from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.report.looking import Look, look
 from cnfgnn.report.places import Places, by_edges, on_the_map
 from cnfgnn.running import scores_as_dict
@@ -52,7 +52,7 @@ def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
     opened: dict[tuple[object, ...], Dataset | str] = {}
     shown = []
     for run in runs:
-        key = (run.config.data.path, run.config.city)
+        key = (run.config.data.path, run.config.city, run.data["fingerprint"])
         if data is None and key not in opened:
             opened[key] = _named_data(run)
         shown.append(view(run, opened[key] if data is None else data))
@@ -69,15 +69,16 @@ def view(run: Run, data: Dataset | str) -> RunView:
         raise DataError(run.folder, "has no finished round yet, so there is nothing to show")
     if isinstance(data, Dataset):
         run.check_same_data(data)
+    looked, events = _looked(run, data), run.events()
     try:
-        events = run.events()
         start, rounds = events[0], [event for event in events if event["event"] == "round"]
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
         places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
-        looked = _looked(run, data)
         test = events[-1] if run.finished else _judged(looked, seen, data)
+        ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
+        _check(rounds, run.progress.best.r_g, test, run.data["sensors"])
         return RunView(
             name=run.folder.absolute().name,
             method=method_of(run.config.method).label,
@@ -85,9 +86,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
             best_round=run.progress.best.r_g,
             rounds=rounds,
             test=test,
-            ledger=[row for row in run.progress.ledger if row[0] != "recovery"]
-            if test is None or "ledger" not in test
-            else test["ledger"],
+            ledger=[item for item in ledger if item[0] != "recovery"],
             settings=flat(plain(asdict(run.config))),
             fingerprint=run.data["fingerprint"],
             data={name: known[name] for name in ("name", "from", "to", "rows", "missing")},
@@ -100,10 +99,25 @@ def view(run: Run, data: Dataset | str) -> RunView:
             look=looked if isinstance(looked, Look) else None,
             without=looked if isinstance(looked, str) else "",
         )
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(
             run.folder, "its events are damaged: an entry is missing or of the wrong kind"
         ) from error
+
+
+def _check(
+    rounds: Sequence[dict[str, Any]], best: int, test: dict[str, Any] | None, sensors: Sequence[str]
+) -> None:
+    """Touch every entry that is shown, so that whoever shows it need not doubt it."""
+    for done in rounds:
+        _ = done["loss"], done["training_bytes"]["per_node"], done["training_bytes"]["per_site"]
+    if best not in [done["round"] for done in rounds]:
+        raise ValueError("rounds")
+    if test is not None:
+        by_sensor = [test["per_node"][sensor] for sensor in sensors]
+        for errors in (test["overall"], *test["per_step"], *by_sensor, test["seen"], test["unseen"]):
+            if errors is not None and set(errors) != {field.name for field in fields(Errors)}:
+                raise ValueError("test")
 
 
 def _named_data(run: Run) -> Dataset | str:

@@ -9,8 +9,8 @@ function scaleOf(figure) {
       const steps = run.by_step ? Array.from({ length: horizonOf(run) + 1 }, (_, k) => k) : [0];
       return steps.flatMap((step) => bySensor(run, figure, step));
     }).filter((v) => v !== null).sort((a, b) => a - b);
-    const share = (q) => all[Math.round(q * (all.length - 1))] ?? 0;
-    scales.set(key, [share(0.02), share(0.98)]);
+    const quantile = (q) => all[Math.round(q * (all.length - 1))] ?? 0;
+    scales.set(key, [quantile(0.02), quantile(0.98)]);
   }
   return scales.get(key);
 }
@@ -29,7 +29,7 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
   const errors = bySensor(run, state.figure, state.step);
   const known = errors.some((v) => v !== null);
   const [cmin, cmax] = scaleOf(state.figure);
-  const size = n > 250 ? 8 : n > 100 ? 9 : n > 40 ? 12 : 16;
+  const size = (n > 250 ? 8 : n > 100 ? 9 : n > 40 ? 12 : 16) - (narrow() && n > 40 ? 3 : 0);
   const name = `${FIGURES[state.figure]}, ${aheadName(run, state.step)}`;
   const trained = (i) => !run.seen || run.seen[i];
   const sensors = {

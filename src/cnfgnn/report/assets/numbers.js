@@ -51,12 +51,7 @@ const horizonOf = (run) => Number(run.settings["data.horizon"]);
 // Runs whose sensors are the same: their figures of one sensor can stand side by side.
 const siblings = () => content.runs.filter((run) => run.data === theRun().data);
 
-// An error as the run's events have it; null where it is not known.
-function overall(run, figure, step) {
-  if (!run.test) return null;
-  return (step === 0 ? run.test.overall : run.test.per_step[step - 1])?.[figure] ?? null;
-}
-
+// Each sensor's error: over all steps as the run's events have it; null where it is not known.
 function bySensor(run, figure, step) {
   if (!run.test) return dataOf(run).sensors.map(() => null);
   if (step === 0) return run.test.per_node.map((errors) => errors[figure]);

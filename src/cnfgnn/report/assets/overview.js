@@ -1,14 +1,13 @@
 // Runs side by side: what they are about, the controls for the whole page, and the table of test errors.
 
 function summary() {
-  const { data, runs } = content;
-  const about = data.map((d) => {
+  const about = content.data.map((d) => {
     const missing = d.missing > 0 ? `, ${(100 * d.missing).toFixed(1)} % missing` : "";
     const day = (time) => time.replace("T", " ").slice(0, 16);
     return `${d.name}: ${d.sensors.length} sensors, ${d.edges[0].length} pairs joined by edges, ` +
       `${day(d.from)} to ${day(d.to)}, a reading every ${span(d.step_seconds / 60)}${missing}`;
   });
-  at("summary").textContent = `${runs.length > 1 ? `${runs.length} runs. ` : ""}${about.join("; ")}.`;
+  at("summary").textContent = `${about.join("; ")}.`;
 }
 
 function controls() {
@@ -108,9 +107,9 @@ function manyRuns() {
 part(["run", "step", "theme"], () => {
   const run = theRun(), single = content.runs.length === 1;
   const ahead = state.step === 0 ? "over all steps ahead" : aheadName(run, state.step);
-  const so_far = run.finished ? "" : " so far; the run is not finished";
+  const soFar = run.finished ? "" : " so far; the run is not finished";
   at("errors-hint").textContent = single
-    ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${so_far}. In the readings' unit.`
+    ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${soFar}. In the readings' unit.`
     : `Each run's best round, ${ahead}, in the readings' unit. Least in bold; bytes are counted per node. A name chooses the run that the map shows.`;
   if (!run.test) at("errors-hint").textContent += " Test errors come when a run is finished, or with its data.";
   single ? oneRun() : manyRuns();
