@@ -179,14 +179,14 @@ def test_the_list_of_sensors_does_the_same_by_keyboard(browser: Browser, one: Pa
 def test_the_horizon_changes_the_colours(browser: Browser, one: Path) -> None:
     browser.open(one)
     seen = {tuple(browser.colours())}
-    for step in (1, 2, 3):
-        browser.find("#step").send_keys(Keys.ARROW_RIGHT)
+    for step in (1, 2, 3, 12):
+        if step == 12:
+            browser.click("#shortcuts [data-step='12']")
+        else:
+            browser.find("#step").send_keys(Keys.ARROW_RIGHT)
         browser.until(lambda step=step: f"(step {step} of 12)" in browser.find("#step-name").text)
+        browser.until(lambda: tuple(browser.colours()) not in seen)
         seen.add(tuple(browser.colours()))
-    browser.click("#shortcuts [data-step='12']")
-    browser.until(lambda: "(step 12 of 12)" in browser.find("#step-name").text)
-    seen.add(tuple(browser.colours()))
-    assert len(seen) == 5
     assert browser.find("#step").get_attribute("aria-valuetext") == "60 min (step 12 of 12)"
 
 
@@ -313,6 +313,26 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, 
         ActionChains(browser.driver).send_keys(Keys.TAB).perform()
         reached.add(browser.js("return document.activeElement.id || document.activeElement.name"))
     assert {"theme", "run", "figure", "step", "sensor", "count"} <= reached
+
+
+def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
+    browser: Browser, tmp_path: Path
+) -> None:
+    view = large_view(n=4)
+    assert view.test is not None
+    assert view.look is not None
+    view.test["per_node"]["400002"] = dict.fromkeys(view.test["overall"])
+    view.look.sums[2] = 0
+    path = tmp_path / "silent.html"
+    path.write_text(page("silent", [view]), encoding="utf-8")
+    browser.open(path)
+    placed = "return document.getElementById('map').data.slice(1, 3).map((t) => t.customdata)"
+    for step in (0, 6):
+        browser.click(f"#shortcuts [data-step='{step}']")
+        browser.until(lambda: browser.js(placed) == [[0, 1, 3], [2]])
+    assert "Grey: nothing was observed" in browser.find("#map-hint").text
+    Select(browser.find("#sensor")).select_by_visible_text("400002")
+    browser.until(lambda: browser.texts("#sensor-errors dd") == ["–"] * 4)
 
 
 def test_325_sensors_are_drawn_and_chosen(browser: Browser, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ function aheadChart(place, runs, values, legend) {
       mode: "lines+markers",
       line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 },
       marker: { size: 5 },
-      hovertemplate: "%{y:.3f}",
+      ...spoken(y),
     };
   });
   const mark = state.step === 0 ? [] : [{

@@ -10,7 +10,8 @@ function scaleOf(figure) {
       return steps.flatMap((step) => bySensor(run, figure, step));
     }).filter((v) => v !== null).sort((a, b) => a - b);
     const quantile = (q) => all[Math.round(q * (all.length - 1))] ?? 0;
-    scales.set(key, [quantile(0.02), quantile(0.98)]);
+    const [low, high] = [quantile(0.02), quantile(0.98)];
+    scales.set(key, low < high ? [low, high] : [0, high || 1]);
   }
   return scales.get(key);
 }
@@ -32,29 +33,34 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
   const size = (n > 250 ? 8 : n > 100 ? 9 : n > 40 ? 12 : 16) - (narrow() && n > 40 ? 3 : 0);
   const name = `${FIGURES[state.figure]}, ${aheadName(run, state.step)}`;
   const trained = (i) => !run.seen || run.seen[i];
-  const sensors = {
-    x: data.x, y: data.y, mode: "markers", customdata: data.sensors.map((_, i) => i),
-    text: data.sensors.map((id, i) => `${id}${trained(i) ? "" : " (did not train)"}<br>${number(errors[i])}`),
-    hovertemplate: "%{text}<extra></extra>",
-    marker: {
-      size, symbol: data.sensors.map((_, i) => (trained(i) ? "circle" : "diamond")),
-      color: known ? errors.map((v) => v ?? NaN) : colour("edge"),
-      line: { width: 1, color: colour("card") },
-      ...(known && {
-        cmin, cmax, colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
-        colorbar: {
-          title: { text: name, side: "top", font: { size: 12 } }, orientation: "h", thickness: 10, len: 0.9,
-          x: 0.5, xanchor: "center", y: -0.01, yanchor: "top", outlinewidth: 0,
-        },
-      }),
-    },
+  const markers = (kept, marker) => {
+    const some = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === kept);
+    return {
+      x: some.map((i) => data.x[i]), y: some.map((i) => data.y[i]), mode: "markers", customdata: some,
+      text: some.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (did not train)"}<br>${number(errors[i])}`),
+      hovertemplate: "%{text}<extra></extra>",
+      marker: {
+        size, symbol: some.map((i) => (trained(i) ? "circle" : "diamond")),
+        line: { width: 1, color: colour("card") }, ...marker(some),
+      },
+    };
   };
+  const judged = markers(true, (some) => ({
+    color: some.map((i) => errors[i]), cmin, cmax,
+    colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
+    colorbar: {
+      title: { text: name, side: "top", font: { size: 12 } }, orientation: "h", thickness: 10, len: 0.9,
+      x: 0.5, xanchor: "center", y: -0.01, yanchor: "top", outlinewidth: 0,
+    },
+    showscale: known,
+  }));
+  const unjudged = markers(false, () => ({ color: colour("edge") }));
   const chosen = {
     x: [data.x[state.sensor]], y: [data.y[state.sensor]], mode: "markers", hoverinfo: "skip",
     marker: { size: size + 10, symbol: "circle-open", color: colour("ink"), line: { width: 2.5 } },
   };
   const hidden = { visible: false, fixedrange: !matchMedia("(pointer: fine)").matches };
-  draw("map", [edgeLines(data), sensors, chosen], {
+  draw("map", [edgeLines(data), judged, unjudged, chosen], {
     hovermode: "closest", showlegend: false, margin: { l: 4, r: 4, t: 4, b: 4 },
     dragmode: hidden.fixedrange ? false : "pan",
     xaxis: hidden, yaxis: { ...hidden, scaleanchor: "x" },
@@ -67,7 +73,8 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
   at("map-hint").textContent =
     (data.located ? "Where they are, north up" : "There are no positions: sensors stand where their edges pull them") +
     `; lines are edges. Choose one to see its forecasts.${shape}` +
-    (known || !run.test ? "" : " Errors of single sensors are known over all steps only.");
+    (known || !run.test ? "" : " Errors of single sensors are known over all steps only.") +
+    (known && errors.includes(null) ? " Grey: nothing was observed to compare with." : "");
   worst(errors);
 });
 
@@ -80,6 +87,8 @@ function worst(errors) {
 }
 
 function listenToMap() {
+  // Its height follows the card beside it, which the window knows nothing of.
+  new ResizeObserver(() => Plotly.Plots.resize(at("map"))).observe(at("map"));
   at("map").on("plotly_click", ({ points }) => {
     if (points[0]?.customdata !== undefined) change({ sensor: points[0].customdata });
   });

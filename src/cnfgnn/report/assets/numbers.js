@@ -66,8 +66,15 @@ function ofSensor(run, figure, sensor) {
 
 function number(value) {
   if (value === null || value === undefined) return "–";
-  return Math.abs(value) < 1e6 ? value.toFixed(3) : value.toExponential(3);
+  const size = Math.abs(value);
+  if (size >= 1e6) return value.toExponential(3);
+  return size > 0 && size < 0.01 ? value.toPrecision(3) : value.toFixed(3);
 }
+
+// So that a chart says numbers as the tables do.
+const spoken = (values) => ({ text: values.map(number), hovertemplate: "%{text}" });
+
+const count = (amount, one, many = `${one}s`) => `${amount} ${amount === 1 ? one : many}`;
 
 function share(value) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`;

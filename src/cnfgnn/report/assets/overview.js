@@ -4,7 +4,7 @@ function summary() {
   const about = content.data.map((d) => {
     const missing = d.missing > 0 ? `, ${(100 * d.missing).toFixed(1)} % missing` : "";
     const day = (time) => time.replace("T", " ").slice(0, 16);
-    return `${d.name}: ${d.sensors.length} sensors, ${d.edges[0].length} pairs joined by edges, ` +
+    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.edges[0].length, "pair")} joined by edges, ` +
       `${day(d.from)} to ${day(d.to)}, a reading every ${span(d.step_seconds / 60)}${missing}`;
   });
   at("summary").textContent = `${about.join("; ")}.`;
@@ -110,7 +110,8 @@ part(["run", "step", "theme"], () => {
   const soFar = run.finished ? "" : " so far; the run is not finished";
   at("errors-hint").textContent = single
     ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${soFar}. In the readings' unit.`
-    : `Each run's best round, ${ahead}, in the readings' unit. Least in bold; bytes are counted per node. A name chooses the run that the map shows.`;
+    : `Each run's best round, ${ahead}, in the readings' unit. ${content.data.length === 1 ? "Least in bold; b" : "B"}ytes are counted per node. ` +
+      "A name chooses the run that the map shows.";
   if (!run.test) at("errors-hint").textContent += " Test errors come when a run is finished, or with its data.";
   single ? oneRun() : manyRuns();
 });

@@ -66,11 +66,13 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
 
 part(["run", "figure", "sensor", "theme"], () => {
   const f = content.figures.indexOf(state.figure);
-  const traces = siblings().filter((run) => run.by_hour).map((run) => ({
-    name: run.name, x: Array.from({ length: 24 }, (_, hour) => hour), y: row(run.by_hour, f, state.sensor),
-    mode: "lines+markers", marker: { size: 4 }, line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 },
-    hovertemplate: "%{y:.3f}",
-  }));
+  const traces = siblings().filter((run) => run.by_hour).map((run) => {
+    const y = row(run.by_hour, f, state.sensor);
+    return {
+      name: run.name, x: y.map((_, hour) => hour), y, mode: "lines+markers", marker: { size: 4 },
+      line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 }, ...spoken(y),
+    };
+  });
   if (!theRun().forecasts) return;
   draw("sensor-hours", traces, {
     showlegend: false,

@@ -15,7 +15,7 @@ part(["run", "theme"], () => {
         {
           name: run.name, legendgroup: run.name, x: run.rounds.map((r) => r.round), y: run.rounds.map((r) => r.loss),
           mode: run.rounds.length > 40 ? "lines" : "lines+markers", marker: { size: 4 }, line: { ...style, width },
-          hovertemplate: "%{y:.3f}",
+          ...spoken(run.rounds.map((r) => r.loss)),
         },
         {
           name: `${run.name}, best`, legendgroup: run.name, showlegend: false, hoverinfo: "skip",
