@@ -16,8 +16,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## three methods on a small synthetic city, side by side
+demo: $(READY)  ## three methods on a small synthetic city, side by side, and a page of them
 	$(BIN)/cnfgnn compare experiments/demo.toml --out $(DEMO)
+	$(BIN)/cnfgnn report $(DEMO)/*-seed* --out $(DEMO)/report.html
 
 test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto

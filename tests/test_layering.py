@@ -34,6 +34,7 @@ ORDER = [
     "",  # the package itself: the Python API
     "terminal",
     "cli_data",
+    "cli_report",
     "cli_plans",
     "cli",
     "__main__",

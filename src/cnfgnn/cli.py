@@ -17,6 +17,7 @@ from cnfgnn import config_file, terminal
 from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
 from cnfgnn.cli_data import data_app
 from cnfgnn.cli_plans import compare
+from cnfgnn.cli_report import report
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(compare)
+app.command()(report)
 
 DataArgument = Annotated[
     Path | None, typer.Argument(help="A file or folder of readings; else the synthetic city.")

@@ -75,6 +75,7 @@ class RunError(CnfgnnError):
 
     def __init__(self, run: str | Path, problem: str) -> None:
         super().__init__(f"{run}: {problem}")
+        self.run, self.problem = run, problem
 
 
 class StorageError(CnfgnnError):

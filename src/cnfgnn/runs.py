@@ -230,10 +230,14 @@ class Run:
                 folder.rmdir()  # refuses unless it is empty
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, in order."""
-        path = self.folder / "events.jsonl"
+        """All events that the manifest knows of, in order: a process may be writing the next one now."""
+        path, known = self.folder / "events.jsonl", self.manifest["events"]
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            with path.open("rb") as file:
+                content = file.read(known)
+            if len(content) < known:
+                raise RunError(path, "is damaged: events that the run had written are gone")
+            return [json.loads(line) for line in content.decode().splitlines()]
         except OSError as error:
             raise RunError(path, f"cannot be read ({error.strerror})") from error
         except ValueError as error:

@@ -214,18 +214,16 @@ class Clients:
     @torch.no_grad()
     def score(self, split: Split) -> Tensor:
         """(n t 8): summed errors; nothing of a single window leaves."""
-        sums = torch.zeros(
-            self.series.nodes, self.data.horizon, 8, dtype=torch.float64, device=self.compute.device
-        )
+        sums = self.data.inputs.new_zeros(self.series.nodes, self.data.horizon, 8, dtype=torch.float64)
         for windows in self.data.chunks(split):
-            sums += self.data.errors(self._forecast(split, windows), split, windows)
+            sums += self.data.errors(self.forecasts_of(split, windows), split, windows)
         self._judged_h_G = None  # it was sent for this; the next round's will differ
         return sums
 
     @torch.no_grad()
     def forecast(self) -> None:
         """The readings ahead, in their own unit, stay here (n t); NaN for a node that was silent."""
-        y_hat = self.data.unscaled(self._forecast("test", slice(0, 1)))[:, 0]
+        y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
         has = self.data.has["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
 
@@ -256,7 +254,9 @@ class Clients:
             groups = self.compute.some(*x.shape[:2])
             return torch.cat([self.model.encode(rows(self.theta, some), x[some]) for some in groups])
 
-    def _forecast(self, split: Split, windows: slice) -> Tensor:
+    @torch.no_grad()
+    def forecasts_of(self, split: Split, windows: slice) -> Tensor:
+        """y_hat of some windows, scaled (n b t), for whoever holds this object: it is no verb."""
         batch, _ = self.data.batch(split, windows)
         h_G, groups = self._at(self._judged_h_G, windows), self.compute.some(*batch.y.shape[:2])
         with self.compute.autocast():

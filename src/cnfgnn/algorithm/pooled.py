@@ -57,12 +57,12 @@ class Pooled:
 
     def score(self, split: Split) -> Tensor:
         """Everybody's summed errors: (n t 8)."""
-        self._embed_all(split)
+        self.ready(split)
         return self.clients.score(split)
 
     def forecast(self) -> None:
         """Everybody's forecasts of what lies ahead stay in `clients`."""
-        self._embed_all("test")
+        self.ready("test")
         self.clients.forecast()
 
     def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
@@ -71,7 +71,8 @@ class Pooled:
         if self.gn is not None:
             self.gn.load(state)
 
-    def _embed_all(self, split: Split) -> None:
+    def ready(self, split: Split) -> None:
+        """Let everybody have what it takes to forecast a split's windows."""
         if self.gn is not None:
             h_c = self.clients.encode(split)
             self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), judge=True)

@@ -138,6 +138,10 @@ class Prepared:
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
         """(n t 8) float64: sums over windows, in the readings' unit, see `SUMS`."""
+        return torch.stack([term.sum(1) for term in self.terms(y_hat, split, windows)], dim=-1)
+
+    def terms(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> list[Tensor]:
+        """What each of `SUMS` adds up: (n b t) float64, zero where it does not count."""
         starts, has = self.starts[split][windows], self._has(split, windows)
         truth = self.unscaled(self._cut(self.targets, starts)[:, :, self.history :])
         error = self.unscaled(y_hat) - truth
@@ -146,12 +150,11 @@ class Prepared:
             all_, seen = all_ * has[:, :, None], seen * has[:, :, None]
         nonzero = seen * (truth.abs() > 1e-3)  # a percentage of zero is no number
         share = error.abs() / torch.where(nonzero > 0, truth.abs(), 1.0)
-        sums = [
+        return [
             *(all_ * error.square(), all_ * error.abs(), all_),
             *(seen * error.square(), seen * error.abs(), seen),
             *(nonzero * share, nonzero),
         ]
-        return torch.stack([term.sum(1) for term in sums], dim=-1)
 
     def unscaled(self, values: Tensor) -> Tensor:
         """In the readings' unit, as float64."""

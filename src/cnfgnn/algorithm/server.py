@@ -73,6 +73,11 @@ class Server:
         self.everyone.forecast()
         self.everyone.flush()
 
+    def ready(self, split: SplitName) -> None:
+        """Let every node have what it takes to forecast a split's windows for itself."""
+        self._embed_all(split)
+        self.everyone.flush()
+
     def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Go on from trained weights: the nodes' (shared or one row each), and the server's saved state."""
         self.everyone.load(theta, "evaluation")

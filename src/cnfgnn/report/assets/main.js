@@ -1,0 +1,21 @@
+// Unpack, draw everything once, then follow what a person does.
+
+try {
+  const [arrays, plotly] = await Promise.all([inflated("arrays"), inflated("plotly")]);
+  buffer = arrays;
+  document.head.append(element("script", {}, new TextDecoder().decode(plotly)));
+  at("runs").hidden = false;
+  summary();
+  controls();
+  settings();
+  change({ theme: document.documentElement.dataset.theme, run: 0 });
+  for (const [, draw] of parts) draw();
+  listenToMap();
+  listenToSensor();
+  document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));
+  document.documentElement.dataset.ready = "yes";
+} catch (problem) {
+  at("unsupported").hidden = false;
+  at("unsupported").textContent = "This browser cannot unpack the page's numbers: one from 2023 or later can.";
+  throw problem;
+}

@@ -1,0 +1,95 @@
+// Sensors where they are, joined by their edges, coloured by error.
+
+// One scale for all steps and runs, so that colours can be compared; the outermost 2 % do not stretch it.
+const scales = new Map();
+function scaleOf(figure) {
+  const key = `${figure} ${theRun().data}`;
+  if (!scales.has(key)) {
+    const all = siblings().flatMap((run) => {
+      const steps = run.by_step ? Array.from({ length: horizonOf(run) + 1 }, (_, k) => k) : [0];
+      return steps.flatMap((step) => bySensor(run, figure, step));
+    }).filter((v) => v !== null).sort((a, b) => a - b);
+    const quantile = (q) => all[Math.round(q * (all.length - 1))] ?? 0;
+    const [low, high] = [quantile(0.02), quantile(0.98)];
+    scales.set(key, low < high ? [low, high] : [0, high || 1]);
+  }
+  return scales.get(key);
+}
+
+function edgeLines(data) {
+  const [from, to] = data.edges, x = [], y = [];
+  from.forEach((i, k) => {
+    x.push(data.x[i], data.x[to[k]], null);
+    y.push(data.y[i], data.y[to[k]], null);
+  });
+  return { x, y, mode: "lines", hoverinfo: "skip", line: { color: colour("edge"), width: data.sensors.length > 100 ? 0.7 : 1.2 } };
+}
+
+part(["run", "figure", "step", "sensor", "theme"], () => {
+  const run = theRun(), data = theData(), n = data.sensors.length;
+  const errors = bySensor(run, state.figure, state.step);
+  const known = errors.some((v) => v !== null);
+  const [cmin, cmax] = scaleOf(state.figure);
+  const size = (n > 250 ? 8 : n > 100 ? 9 : n > 40 ? 12 : 16) - (narrow() && n > 40 ? 3 : 0);
+  const name = `${FIGURES[state.figure]}, ${aheadName(run, state.step)}`;
+  const trained = (i) => !run.seen || run.seen[i];
+  const markers = (kept, marker) => {
+    const some = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === kept);
+    return {
+      x: some.map((i) => data.x[i]), y: some.map((i) => data.y[i]), mode: "markers", customdata: some,
+      text: some.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (did not train)"}<br>${number(errors[i])}`),
+      hovertemplate: "%{text}<extra></extra>",
+      marker: {
+        size, symbol: some.map((i) => (trained(i) ? "circle" : "diamond")),
+        line: { width: 1, color: colour("card") }, ...marker(some),
+      },
+    };
+  };
+  const judged = markers(true, (some) => ({
+    color: some.map((i) => errors[i]), cmin, cmax,
+    colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
+    colorbar: {
+      title: { text: name, side: "top", font: { size: 12 } }, orientation: "h", thickness: 10, len: 0.9,
+      x: 0.5, xanchor: "center", y: -0.01, yanchor: "top", outlinewidth: 0,
+    },
+    showscale: known,
+  }));
+  const unjudged = markers(false, () => ({ color: colour("edge") }));
+  const chosen = {
+    x: [data.x[state.sensor]], y: [data.y[state.sensor]], mode: "markers", hoverinfo: "skip",
+    marker: { size: size + 10, symbol: "circle-open", color: colour("ink"), line: { width: 2.5 } },
+  };
+  const hidden = { visible: false, fixedrange: !matchMedia("(pointer: fine)").matches };
+  draw("map", [edgeLines(data), judged, unjudged, chosen], {
+    hovermode: "closest", showlegend: false, margin: { l: 4, r: 4, t: 4, b: 4 },
+    dragmode: hidden.fixedrange ? false : "pan",
+    xaxis: hidden, yaxis: { ...hidden, scaleanchor: "x" },
+    uirevision: run.data, // zoomed in, one stays there
+  }, {
+    displayModeBar: !hidden.fixedrange,
+    modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  });
+  const shape = run.seen?.includes(false) ? " Diamonds did not train." : "";
+  at("map-hint").textContent =
+    (data.located ? "Where they are, north up" : "There are no positions: sensors stand where their edges pull them") +
+    `; lines are edges. Choose one to see its forecasts.${shape}` +
+    (known || !run.test ? "" : " Errors of single sensors are known over all steps only.") +
+    (known && errors.includes(null) ? " Grey: nothing was observed to compare with." : "");
+  worst(errors);
+});
+
+function worst(errors) {
+  const sensors = theData().sensors;
+  const order = errors.map((v, i) => [v, i]).filter(([v]) => v !== null).sort((a, b) => b[0] - a[0]).slice(0, 5);
+  at("worst").replaceChildren(...(order.length ? ["Highest:"] : []), ...order.map(([v, i]) =>
+    element("button", { type: "button", "aria-pressed": String(i === state.sensor), onclick: () => change({ sensor: i }) },
+      element("b", {}, sensors[i]), ` ${number(v)}`)));
+}
+
+function listenToMap() {
+  // Its height follows the card beside it, which the window knows nothing of.
+  new ResizeObserver(() => Plotly.Plots.resize(at("map"))).observe(at("map"));
+  at("map").on("plotly_click", ({ points }) => {
+    if (points[0]?.customdata !== undefined) change({ sensor: points[0].customdata });
+  });
+}

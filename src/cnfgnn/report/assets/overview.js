@@ -1,0 +1,121 @@
+// Runs side by side: what they are about, the controls for the whole page, and the table of test errors.
+
+function summary() {
+  const about = content.data.map((d) => {
+    const missing = d.missing > 0 ? `, ${(100 * d.missing).toFixed(1)} % missing` : "";
+    const day = (time) => time.replace("T", " ").slice(0, 16);
+    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.edges[0].length, "pair")} joined by edges, ` +
+      `${day(d.from)} to ${day(d.to)}, a reading every ${span(d.step_seconds / 60)}${missing}`;
+  });
+  at("summary").textContent = `${about.join("; ")}.`;
+}
+
+function controls() {
+  const { runs } = content;
+  runs.forEach((run, i) => at("run").append(element("option", { value: i }, run.name)));
+  at("run-field").hidden = runs.length < 2;
+  at("run").addEventListener("change", (event) => pick(Number(event.target.value)));
+  for (const input of document.querySelectorAll("input[name=figure]"))
+    input.addEventListener("change", () => change({ figure: input.value }));
+  for (const input of document.querySelectorAll("input[name=count]"))
+    input.addEventListener("change", () => change({ count: input.value }));
+  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // beside the table
+  at("step").addEventListener("input", (event) => change({ step: Number(event.target.value) }));
+}
+
+// Show another run: the sensor stays if that run has it, the step if its horizon reaches so far.
+function pick(run) {
+  const sensor = theData().sensors[state.sensor];
+  const there = dataOf(content.runs[run]).sensors.indexOf(sensor);
+  change({ run, sensor: Math.max(0, there), step: Math.min(state.step, horizonOf(content.runs[run])) });
+}
+
+part(["run", "step"], () => {
+  const run = theRun(), horizon = horizonOf(run);
+  at("run").value = state.run;
+  at("step").max = horizon;
+  at("step").value = state.step;
+  const name = state.step === 0 ? "all steps" : `${span(minutesOf(run, state.step))} (step ${state.step} of ${horizon})`;
+  at("step-name").textContent = name;
+  at("step").setAttribute("aria-valuetext", name);
+  at("shortcuts").replaceChildren(...[0, ...namedSteps(horizon)].map((step) =>
+    element(
+      "button",
+      { type: "button", "aria-pressed": String(step === state.step), "data-step": step, onclick: () => change({ step }) },
+      step === 0 ? "all" : span(minutesOf(run, step)),
+    )));
+});
+
+const MASKED = ["masked_mae", "masked_rmse", "masked_mape"], UNMASKED = ["rmse", "mae"];
+const SHORT = { masked_mae: "MAE", masked_rmse: "RMSE", masked_mape: "MAPE", rmse: "RMSE", mae: "MAE" };
+
+function errorsHead(first, more) {
+  const kind = (span, text, title) => element("th", { colspan: span, scope: "colgroup", class: "group", title }, text);
+  const names = [...MASKED, ...UNMASKED].map((figure) =>
+    element("th", { scope: "col", class: figure === "masked_mae" || figure === "rmse" ? "group" : null }, SHORT[figure]));
+  return element("thead", {},
+    element("tr", {},
+      ...[first, ...more.slice(0, 1)].map((name) => element("th", { rowspan: 2, scope: "col", class: "text" }, name)),
+      kind(3, "masked: over what was observed"),
+      kind(2, "unmasked: over everything"),
+      ...more.slice(1).map((name) => element("th", { rowspan: 2, scope: "col", class: "group" }, name))),
+    element("tr", {}, ...names));
+}
+
+function errorCells(errors, least = {}) {
+  return [...MASKED, ...UNMASKED].map((figure) => {
+    const value = errors?.[figure] ?? null;
+    const classes = [figure === "masked_mae" || figure === "rmse" ? "group" : "", value !== null && value === least[figure] ? "least" : ""];
+    return element("td", { class: classes.join(" ").trim() || null, "data-figure": figure },
+      figure === "masked_mape" ? share(value) : number(value));
+  });
+}
+
+function oneRun() {
+  const run = theRun();
+  const rows = [["all steps", run.test?.overall]];
+  for (const step of namedSteps(horizonOf(run))) rows.push([aheadName(run, step), run.test?.per_step[step - 1]]);
+  for (const kind of ["seen", "unseen"]) if (run.test?.[kind]) rows.push([`${kind} sensors`, run.test[kind]]);
+  at("errors").replaceChildren(errorsHead("ahead", []), element("tbody", {}, ...rows.map(([name, errors]) =>
+    element("tr", { "data-row": name }, element("th", { scope: "row" }, name), ...errorCells(errors)))));
+}
+
+function manyRuns() {
+  const { runs } = content;
+  const errors = runs.map((run) => (state.step === 0 ? run.test?.overall : run.test?.per_step[state.step - 1]));
+  const least = {};
+  for (const figure of [...MASKED, ...UNMASKED]) {
+    // Errors on different data are in different units, perhaps: none of them is the least.
+    const known = errors.map((e) => e?.[figure]).filter((v) => v !== null && v !== undefined);
+    if (content.data.length === 1 && known.length > 1) least[figure] = Math.min(...known);
+  }
+  at("errors").replaceChildren(
+    errorsHead("run", ["best round", "bytes until then"]),
+    element("tbody", {}, ...runs.map((run, i) => {
+      const best = run.rounds.find((round) => round.round === run.best);
+      const style = `background:${styleOf(run).color}`;
+      return element("tr", { class: i === state.run ? "shown" : null, "data-row": run.name },
+        element("th", { scope: "row" }, element("button", {
+          type: "button", "aria-pressed": String(i === state.run), title: "Show this run on the map", onclick: () => pick(i),
+        }, element("i", { class: "swatch", style }), run.name)),
+        element("td", { class: "text" }, `${run.best} of ${run.rounds.length}${run.finished ? "" : ", not finished"}`),
+        ...errorCells(errors[i], least),
+        element("td", { class: "group" }, bytes(best.training_bytes.per_node)));
+    })));
+}
+
+part(["run", "step", "theme"], () => {
+  const run = theRun(), single = content.runs.length === 1;
+  const ahead = state.step === 0 ? "over all steps ahead" : aheadName(run, state.step);
+  const soFar = run.finished ? "" : " so far; the run is not finished";
+  at("errors-hint").textContent = single
+    ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${soFar}. In the readings' unit.`
+    : `Each run's best round, ${ahead}, in the readings' unit. ${content.data.length === 1 ? "Least in bold; b" : "B"}ytes are counted per node. ` +
+      "A name chooses the run that the map shows.";
+  if (!run.test) at("errors-hint").textContent += " Test errors come when a run is finished, or with its data.";
+  single ? oneRun() : manyRuns();
+});
+
+part(["run", "figure", "step", "theme"], () => {
+  aheadChart("ahead", content.runs, (run) => run.test?.per_step.map((errors) => errors[state.figure]), false);
+});

@@ -1,0 +1,86 @@
+// One sensor: its last days, its error by time ahead and by hour of day.
+
+const DAY_MS = 86_400_000;
+
+part(["run"], () => {
+  at("sensor").replaceChildren(...theData().sensors.map((id, i) => element("option", { value: i }, id)));
+});
+
+part(["run", "sensor", "step", "figure"], () => {
+  const run = theRun();
+  at("sensor").value = state.sensor;
+  at("sensor-hint").textContent = run.test ? `Test errors, ${aheadName(run, state.step)}:` : "";
+  at("sensor-errors").replaceChildren(...(run.test ? Object.entries(FIGURES) : []).map(([figure, name]) =>
+    element("div", { class: figure === state.figure ? "shown" : null, "data-figure": figure },
+      element("dt", {}, name),
+      element("dd", {}, number(bySensor(run, figure, state.step)[state.sensor])))));
+  at("without").hidden = !run.without;
+  at("without").textContent = `Forecasts and errors by hour cannot be shown: ${run.without}.`;
+  at("days-part").hidden = at("errors-part").hidden = !run.forecasts;
+});
+
+function lastDays(run, data) {
+  const rows = data.truth.shape[1], step = data.step_seconds * 1000;
+  return { rows, step, first: data.first * 1000, days: (rows * step) / DAY_MS };
+}
+
+part(["run", "days"], () => {
+  const run = theRun();
+  if (!run.forecasts) return;
+  const { days } = lastDays(run, theData());
+  const choices = [1, 2, 4, 7].filter((d) => d < days);
+  at("days").hidden = !choices.length;
+  at("days").replaceChildren(...(choices.length ? [...choices, days] : []).map((d) => element(
+    "button",
+    { type: "button", "aria-pressed": String(d === state.days || (d === days && state.days >= days)), onclick: () => change({ days: d }) },
+    d === days ? "all" : d === 1 ? "1 day" : `${d} days`,
+  )));
+});
+
+part(["run", "sensor", "days", "theme"], () => {
+  const run = theRun(), data = theData();
+  if (!run.forecasts) return;
+  const { rows, step, first, days } = lastDays(run, data);
+  const behind = rows - run.forecasts.shape[2]; // both end with the last row; they may begin apart
+  const x = Array.from({ length: rows }, (_, i) => first + i * step);
+  const shades = ["#2a9df4", "#e08e00", "#c2548f"];
+  const traces = run.steps.map((ahead, j) => ({
+    name: aheadName(run, ahead), x: behind < 0 ? x : x.slice(behind),
+    y: row(run.forecasts, j, state.sensor).slice(Math.max(0, -behind)),
+    mode: "lines", line: { color: shades[j], width: 1.4 },
+  }));
+  traces.unshift({
+    name: "measured", x, y: row(data.truth, state.sensor), mode: "lines", line: { color: colour("ink"), width: 1.8 },
+  });
+  const end = first + (rows - 1) * step;
+  const range = state.days >= days ? [first, end] : [end - state.days * DAY_MS, end];
+  draw("last-days", traces, {
+    showlegend: true, xaxis: axis({ type: "date", range, nticks: narrow() ? 4 : 8 }), yaxis: axis(),
+    margin: { l: 8, r: 12, t: 28, b: 8 },
+  });
+});
+
+part(["run", "figure", "step", "sensor", "theme"], () => {
+  if (theRun().forecasts) aheadChart("sensor-ahead", siblings(), (run) => ofSensor(run, state.figure, state.sensor), false);
+});
+
+part(["run", "figure", "sensor", "theme"], () => {
+  const f = content.figures.indexOf(state.figure);
+  const traces = siblings().filter((run) => run.by_hour).map((run) => {
+    const y = row(run.by_hour, f, state.sensor);
+    return {
+      name: run.name, x: y.map((_, hour) => hour), y, mode: "lines+markers", marker: { size: 4 },
+      line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 }, ...spoken(y),
+    };
+  });
+  if (!theRun().forecasts) return;
+  draw("sensor-hours", traces, {
+    showlegend: false,
+    xaxis: axis({ title: "hour of day", tickvals: [0, 6, 12, 18, 23], range: [-0.5, 23.5] }),
+    yaxis: axis({ title: FIGURES[state.figure], rangemode: "tozero" }),
+  });
+});
+
+function listenToSensor() {
+  at("sensor").addEventListener("change", (event) => change({ sensor: Number(event.target.value) }));
+}

@@ -1,0 +1,27 @@
+// Light or dark: as the system says, until a person chooses; the choice is kept where the browser allows it.
+{
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const kept = () => { try { return localStorage.getItem("cnfgnn-theme"); } catch { return null; } };
+  let chosen = kept();
+  const dark = () => (chosen ?? (system.matches ? "dark" : "light")) === "dark";
+  const show = () => {
+    root.dataset.theme = dark() ? "dark" : "light";
+    const button = document.getElementById("theme");
+    if (button) {
+      button.hidden = false;
+      button.textContent = dark() ? "Light" : "Dark";
+    }
+    document.dispatchEvent(new Event("themechange"));
+  };
+  show();
+  system.addEventListener("change", show);
+  document.addEventListener("DOMContentLoaded", () => {
+    show();
+    document.getElementById("theme").addEventListener("click", () => {
+      chosen = dark() ? "light" : "dark";
+      try { localStorage.setItem("cnfgnn-theme", chosen); } catch { /* it lasts until the page is closed */ }
+      show();
+    });
+  });
+}

@@ -1,0 +1,52 @@
+"""Many numbers in few characters: arrays end to end, compressed, as text that a browser unpacks."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ABSENT = -32768  # stands for NaN among whole numbers
+LEVELS = 2000  # at least so many steps between the least and the largest value of a series
+
+
+class Pack:
+    """Arrays that travel together; what `add` returns tells the page where each one is."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def exact(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+        """Float64, to the last bit."""
+        return self._add(values.astype("<f8"), "f8")
+
+    def coarse(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+        """Float32: for what is drawn."""
+        return self._add(values.astype("<f4"), "f4")
+
+    def rounded(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+        """Whole multiples of a power of ten, two bytes each: for long series that are drawn."""
+        known = values[np.isfinite(values)]
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        digits = -math.ceil(math.log10(max(high - low, abs(high) * 1e-12, 1e-12) / LEVELS))
+        origin = round((low + high) / 2 * 10.0**digits)
+        whole = np.nan_to_num(np.round(values * 10.0**digits) - origin, nan=ABSENT)
+        return self._add(whole.astype("<i2"), "i2") | {"digits": digits, "origin": origin}
+
+    def text(self) -> str:
+        return squeezed(bytes(self.content))
+
+    def _add(self, values: npt.NDArray[Any], kind: str) -> dict[str, Any]:
+        self.content += bytes(-len(self.content) % 8)  # where a browser can see numbers in place
+        at = len(self.content)
+        self.content += np.ascontiguousarray(values).tobytes()
+        return {"at": at, "shape": list(values.shape), "kind": kind}
+
+
+def squeezed(content: bytes) -> str:
+    """gzip as base64; the same content always gives the same text."""
+    return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()

@@ -1,0 +1,157 @@
+"""A run as plain data, ready to be shown: what its events say, and what its forecasts look like."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cnfgnn.algorithm.methods import method_of
+from cnfgnn.config_file import flat
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import open_data
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
+from cnfgnn.evaluation import Errors, Scores
+from cnfgnn.report.looking import Look, look
+from cnfgnn.report.places import Places, by_edges, on_the_map
+from cnfgnn.running import scores_as_dict
+from cnfgnn.runs import Run, plain
+
+
+@dataclass(frozen=True, eq=False)
+class RunView:
+    """Everything that the page shows of a run."""
+
+    name: str
+    method: str  # its name in the paper
+    finished: bool
+    best_round: int
+    rounds: Sequence[dict[str, Any]]  # events
+    test: dict[str, Any] | None  # as in the event: overall, per_step, per_node, seen, unseen
+    ledger: Sequence[Sequence[str | int]]  # purpose, verb, direction, bytes per node, bytes per site
+    settings: dict[str, Any]  # by dotted key
+    fingerprint: str  # of the data
+    data: dict[str, Any]  # name, from, to, rows, missing
+    step_seconds: int
+    sensors: Sequence[str]
+    places: Places  # (n, 2) x, y
+    located: bool  # whether places are where the sensors are
+    edges: npt.NDArray[np.int64]  # (e, 2) without loops, a pair once
+    seen: Sequence[bool] | None = None  # which sensors trained; None if all
+    look: Look | None = None
+    without: str = ""  # why there is no look
+
+
+def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
+    """A view of each run; data that several of them name are opened once."""
+    opened: dict[tuple[object, ...], Dataset | str] = {}
+    shown = []
+    for run in runs:
+        key = (run.config.data.path, run.config.city, run.data["fingerprint"])
+        if data is None and key not in opened:
+            opened[key] = _named_data(run)
+        shown.append(view(run, opened[key] if data is None else data))
+    names = Counter(view.name for view in shown)
+    return [
+        replace(view, name=str(run.folder)) if names[view.name] > 1 else view
+        for run, view in zip(runs, shown, strict=True)
+    ]
+
+
+def view(run: Run, data: Dataset | str) -> RunView:
+    """One run with the data it was trained on; or, with a sentence why they are not there, without them."""
+    if not run.progress.history:
+        raise DataError(run.folder, "has no finished round yet, so there is nothing to show")
+    if isinstance(data, Dataset):
+        run.check_same_data(data)
+    looked, events = _looked(run, data), run.events()
+    try:
+        start, rounds = events[0], [event for event in events if event["event"] == "round"]
+        known = start["data"]
+        edges = _pairs(known["edges"])
+        positions, seen = known["positions"], start["seen"]
+        places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
+        test = events[-1] if run.finished else _judged(looked, seen, data)
+        ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
+        _check(rounds, run.progress.best.r_g, test, run.data["sensors"])
+        return RunView(
+            name=run.folder.absolute().name,
+            method=method_of(run.config.method).label,
+            finished=run.finished,
+            best_round=run.progress.best.r_g,
+            rounds=rounds,
+            test=test,
+            ledger=[item for item in ledger if item[0] != "recovery"],
+            settings=flat(plain(asdict(run.config))),
+            fingerprint=run.data["fingerprint"],
+            data={name: known[name] for name in ("name", "from", "to", "rows", "missing")},
+            step_seconds=run.data["step_seconds"],
+            sensors=run.data["sensors"],
+            places=places,
+            located=bool(positions),
+            edges=edges,
+            seen=seen,
+            look=looked if isinstance(looked, Look) else None,
+            without=looked if isinstance(looked, str) else "",
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DataError(
+            run.folder, "its events are damaged: an entry is missing or of the wrong kind"
+        ) from error
+
+
+def _check(
+    rounds: Sequence[dict[str, Any]], best: int, test: dict[str, Any] | None, sensors: Sequence[str]
+) -> None:
+    """Touch every entry that is shown, so that whoever shows it need not doubt it."""
+    for done in rounds:
+        _ = done["loss"], done["training_bytes"]["per_node"], done["training_bytes"]["per_site"]
+    if best not in [done["round"] for done in rounds]:
+        raise ValueError("rounds")
+    if test is not None:
+        by_sensor = [test["per_node"][sensor] for sensor in sensors]
+        for errors in (test["overall"], *test["per_step"], *by_sensor, test["seen"], test["unseen"]):
+            if errors is not None and set(errors) != {field.name for field in fields(Errors)}:
+                raise ValueError("test")
+
+
+def _named_data(run: Run) -> Dataset | str:
+    """The data that the run's settings name, if they are still the same; else why not."""
+    try:
+        data = open_data(run.config)
+        run.check_same_data(data)
+    except CnfgnnError as problem:
+        return str(problem)
+    return data
+
+
+def _looked(run: Run, data: Dataset | str) -> Look | str:
+    """States that are gone or a device that is not here leave the events to show."""
+    if isinstance(data, str):
+        return data
+    try:
+        return look(run, data)
+    except (RunError, ConfigError) as problem:
+        return str(problem)
+
+
+def _judged(looked: Look | str, seen: list[bool] | None, data: Dataset | str) -> dict[str, Any] | None:
+    """Test errors of a run that is not finished: of its best round so far."""
+    if isinstance(looked, str) or isinstance(data, str):
+        return None
+    mask = None if seen is None else torch.tensor(seen)
+    judged: dict[str, Any] = plain(scores_as_dict(Scores(torch.from_numpy(looked.sums), mask), data))
+    return judged
+
+
+def _pairs(edges: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:
+    """Senders, receivers, weights -> (e, 2): who is joined to whom."""
+    both = np.array([edges[0], edges[1]], dtype=np.int64).T.reshape(-1, 2)
+    both = np.unique(np.sort(both, axis=1), axis=0)
+    pairs: npt.NDArray[np.int64] = both[both[:, 0] != both[:, 1]]
+    return pairs

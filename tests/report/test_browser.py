@@ -1,0 +1,360 @@
+"""The page as a person meets it: in a real browser, offline, wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.forecasting import evaluate_run
+from cnfgnn.report.page import page
+from cnfgnn.report.views import views
+from cnfgnn.runs import Run
+from tests.report.conftest import large_view
+
+BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or DRIVER is None,
+    reason="no chromium and chromedriver here, so the page is not tried in a browser",
+)
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+)
+FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
+
+
+class Browser:
+    """A driver with what the tests ask of it; every wait is for a condition."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, path: Path, width: int = 1400, height: int = 900, dark: bool = False) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+        self.driver.get(path.as_uri())
+        self.until(lambda: self.js("return document.documentElement.dataset.ready === 'yes'"))
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        return WebDriverWait(self.driver, 30, poll_frequency=0.05).until(lambda _: condition())
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        texts: list[str] = self.js(script, selector)
+        return texts
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        self.js("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
+        self.find(selector).click()
+
+    def colours(self) -> list[str]:
+        """What the sensors on the map are filled with."""
+        fills = "return [...document.querySelectorAll('#map path.point')].map((p) => p.style.fill)"
+        shown: list[str] = self.js(fills)
+        return shown
+
+    def sensor(self) -> int:
+        return int(self.js("return document.getElementById('sensor').value"))
+
+    def measured(self) -> list[float | None]:
+        values: list[float | None] = self.js("return document.getElementById('last-days').data[0].y")
+        return values
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.binary_location = BROWSER or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(driver: webdriver.Chrome) -> Iterator[Browser]:
+    browser = Browser(driver)
+    browser.complaints()  # of the test before
+    yield browser
+    assert browser.complaints() == []
+    assert browser.js("return performance.getEntriesByType('resource').length") == 0, "it loaded something"
+    browser.js("localStorage.clear()")
+
+
+@pytest.fixture(scope="module")
+def one(run_folders: list[Path], city_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("one") / "report.html"
+    path.write_text(page("one", views([Run.open(run_folders[0])], city_data)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(run_folders: list[Path], city_data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("two") / "report.html"
+    path.write_text(page("two", views(list(map(Run.open, run_folders)), city_data)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def events(run_folders: list[Path]) -> list[list[dict[str, Any]]]:
+    files = [(folder / "events.jsonl").read_text().splitlines() for folder in run_folders]
+    return [[json.loads(line) for line in lines] for lines in files]
+
+
+def said(errors: dict[str, float]) -> list[str]:
+    """A row of the table of errors, with the digits that it shows."""
+    return [
+        *(f"{errors[name]:.3f}" for name in ("masked_mae", "masked_rmse")),
+        f"{100 * errors['masked_mape']:.1f} %",
+        *(f"{errors[name]:.3f}" for name in ("rmse", "mae")),
+    ]
+
+
+def test_the_map_shows_every_sensor_and_its_edges(browser: Browser, one: Path, city_data: Dataset) -> None:
+    browser.open(one)
+    points = (
+        "return document.querySelectorAll('#map .trace')[arguments[0]].querySelectorAll('path.point').length"
+    )
+    assert browser.js(points, 1) == 6
+    edges = browser.js("return document.getElementById('map').data[0].x")
+    graph = city_data.graph
+    pairs = {frozenset(p) for p in zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)}
+    assert len(edges) == 3 * sum(len(pair) == 2 for pair in pairs)
+    axes = (
+        "const l = document.getElementById('map')._fullLayout; return [l.xaxis._m, l.yaxis._m].map(Math.abs)"
+    )
+    across, up = browser.js(axes)
+    assert across == pytest.approx(up, rel=1e-3)  # true proportions
+
+
+def test_a_click_on_a_sensor_shows_it(
+    browser: Browser, one: Path, events: list[list[dict[str, Any]]]
+) -> None:
+    browser.open(one)
+    before = browser.measured()
+    point = browser.driver.find_elements(By.CSS_SELECTOR, "#map .trace:nth-child(2) path.point")[4]
+    browser.js("document.getElementById('map').scrollIntoView({block: 'center'})")
+    ActionChains(browser.driver).move_to_element(point).click().perform()
+    browser.until(lambda: browser.sensor() == 4)
+    assert browser.until(lambda: browser.measured() != before)
+    errors = events[0][-1]["per_node"][events[0][0]["data"]["sensors"][4]]
+    assert browser.texts("#sensor-errors dd") == [f"{errors[name]:.3f}" for name in FIGURES]
+
+
+def test_the_list_of_sensors_does_the_same_by_keyboard(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    before = browser.measured()
+    browser.find("#sensor").send_keys(Keys.ARROW_DOWN)
+    browser.until(lambda: browser.sensor() == 1 and browser.measured() != before)
+
+
+def test_the_horizon_changes_the_colours(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    seen = {tuple(browser.colours())}
+    for step in (1, 2, 3, 12):
+        if step == 12:
+            browser.click("#shortcuts [data-step='12']")
+        else:
+            browser.find("#step").send_keys(Keys.ARROW_RIGHT)
+        browser.until(lambda step=step: f"(step {step} of 12)" in browser.find("#step-name").text)
+        browser.until(lambda: tuple(browser.colours()) not in seen)
+        seen.add(tuple(browser.colours()))
+    assert browser.find("#step").get_attribute("aria-valuetext") == "60 min (step 12 of 12)"
+
+
+def test_the_table_says_what_the_events_say(
+    browser: Browser, one: Path, events: list[list[dict[str, Any]]]
+) -> None:
+    browser.open(one)
+    test = events[0][-1]
+    rows = {"all steps": test["overall"]}
+    rows |= {f"{5 * step} min ahead": test["per_step"][step - 1] for step in (3, 6, 12)}
+    assert browser.texts("#errors tbody th") == list(rows)
+    for name, errors in rows.items():
+        assert browser.texts(f"#errors [data-row='{name}'] td") == said(errors)
+    best = events[0][test["best_round"]]
+    assert f"round {best['round']} of 2, loss {best['loss']:.3f}." in browser.find("#loss-hint").text
+    assert browser.js("return document.querySelector('#losses .chart').data[0].y") == [
+        event["loss"] for event in events[0][1:-1]
+    ]
+    shown = browser.js("const s = document.querySelector('#losses .chart').data[1]; return [s.x[0], s.y[0]]")
+    assert shown == [best["round"], best["loss"]]
+
+
+def test_every_sensor_has_the_errors_of_the_evaluation(
+    browser: Browser,
+    one: Path,
+    run_folders: list[Path],
+    city_data: Dataset,
+    events: list[list[dict[str, Any]]],
+) -> None:
+    browser.open(one)
+    scores = evaluate_run(Run.open(run_folders[0]), city_data)
+    per_node = list(events[0][-1]["per_node"].values())
+    colours = "return document.getElementById('map').data[1].marker.color"
+    for figure in FIGURES:
+        browser.js("document.querySelector(`input[value=${arguments[0]}]`).click()", figure)
+        browser.click("#shortcuts [data-step='0']")
+        assert browser.js(colours) == [errors[figure] for errors in per_node]
+        browser.click("#shortcuts [data-step='6']")
+        at_six = [vars(type(scores)(row[None]).at(6))[figure] for row in scores.sums]
+        assert browser.js(colours) == pytest.approx(at_six, rel=1e-12)
+        browser.js(
+            "const s = document.getElementById('sensor'); s.value = 2; s.dispatchEvent(new Event('change'))"
+        )
+        assert browser.texts(f"#sensor-errors [data-figure={figure}] dd") == [f"{at_six[2]:.3f}"]
+
+
+def test_bytes_are_those_of_the_ledger(
+    browser: Browser, one: Path, events: list[list[dict[str, Any]]]
+) -> None:
+    browser.open(one)
+    ledger = events[0][-1]["ledger"]
+    browser.click("#bytes-details summary")
+    cells = browser.texts("#bytes-table tbody td")
+    assert cells == [text for item in ledger for text in (*item[:3], f"{item[3]:,}", f"{item[4]:,}")]
+    totals = "return document.getElementById('bytes').data.map((t) => t.x.reduce((a, b) => a + b, 0))"
+    for column, way in ((3, "per_node"), (4, "per_site")):
+        browser.js("document.querySelector(`input[value=${arguments[0]}]`).click()", way)
+        sums = [sum(item[column] for item in ledger if item[2] == to) for to in ("down", "up")]
+        browser.until(lambda sums=sums: browser.js(totals) == sums)
+
+
+def test_runs_stand_side_by_side(
+    browser: Browser, two: Path, run_folders: list[Path], events: list[list[dict[str, Any]]]
+) -> None:
+    browser.open(two)
+    for folder, run in zip(run_folders, events, strict=True):
+        assert browser.texts(f"#errors [data-row='{folder.name}'] td[data-figure]") == said(
+            run[-1]["overall"]
+        )
+    assert browser.texts("#settings table [data-key]")[0].startswith("method")
+    assert browser.js("return document.getElementById('ahead').data.length") == 2
+    colours = "return document.getElementById('map').data[1].marker.color"
+    assert browser.js(colours) == [e["masked_mae"] for e in events[0][-1]["per_node"].values()]
+    Select(browser.find("#run")).select_by_visible_text(run_folders[1].name)
+    other = [e["masked_mae"] for e in events[1][-1]["per_node"].values()]
+    browser.until(lambda: browser.js(colours) == other)
+    browser.click("#shortcuts [data-step='6']")
+    for folder, run in zip(run_folders, events, strict=True):
+        shown = browser.texts(f"#errors [data-row='{folder.name}'] td[data-figure]")
+        assert shown == said(run[-1]["per_step"][5])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_phone_needs_no_sideways_scrolling(
+    browser: Browser, name: str, dark: bool, request: pytest.FixtureRequest
+) -> None:
+    browser.open(request.getfixturevalue(name), width=360, height=740, dark=dark)
+    for step in ("3", "12"):
+        browser.click(f"#shortcuts [data-step='{step}']")
+    assert browser.js("return document.documentElement.scrollWidth") == 360
+    browser.js("window.scrollTo(500, 0)")
+    assert browser.js("return window.scrollX") == 0
+    widths = browser.js(
+        "return [...document.querySelectorAll('.chart')].map((c) => c.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= 360
+
+
+def test_it_is_light_or_dark_as_the_system_says_until_a_person_chooses(browser: Browser, one: Path) -> None:
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    ink = "return document.getElementById('last-days').data[0].line.color"
+    browser.open(one)
+    light = browser.js(ground), browser.js(ink)
+    browser.open(one, dark=True)
+    dark = browser.js(ground), browser.js(ink)
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    browser.click("#theme")
+    browser.until(lambda: (browser.js(ground), browser.js(ink)) == light)
+    browser.open(one, dark=True)  # the choice is kept
+    assert browser.js(ground) == light[0]
+
+
+def test_everything_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, two: Path) -> None:
+    browser.open(two)
+    unnamed = """
+      const named = (e) => e.labels?.length || e.getAttribute("aria-label") || e.textContent.trim();
+      return [...document.querySelectorAll("button, select, input, .scroll, .chart")]
+        .filter((e) => !e.closest(".js-plotly-plot .modebar") && !named(e)).map((e) => e.outerHTML)"""
+    assert browser.js(unnamed) == []
+    reached = set()
+    for _ in range(60):
+        ActionChains(browser.driver).send_keys(Keys.TAB).perform()
+        reached.add(browser.js("return document.activeElement.id || document.activeElement.name"))
+    assert {"theme", "run", "figure", "step", "sensor", "count"} <= reached
+
+
+def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
+    browser: Browser, tmp_path: Path
+) -> None:
+    view = large_view(n=4)
+    assert view.test is not None
+    assert view.look is not None
+    view.test["per_node"]["400002"] = dict.fromkeys(view.test["overall"])
+    view.look.sums[2] = 0
+    path = tmp_path / "silent.html"
+    path.write_text(page("silent", [view]), encoding="utf-8")
+    browser.open(path)
+    placed = "return document.getElementById('map').data.slice(1, 3).map((t) => t.customdata)"
+    for step in (0, 6):
+        browser.click(f"#shortcuts [data-step='{step}']")
+        browser.until(lambda: browser.js(placed) == [[0, 1, 3], [2]])
+    assert "Grey: nothing was observed" in browser.find("#map-hint").text
+    Select(browser.find("#sensor")).select_by_visible_text("400002")
+    browser.until(lambda: browser.texts("#sensor-errors dd") == ["–"] * 4)
+
+
+def test_325_sensors_are_drawn_and_chosen(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "large.html"
+    path.write_text(page("large", [large_view()]), encoding="utf-8")
+    browser.open(path)
+    assert len(browser.colours()) == 325 + 1  # and the ring around the one that is chosen
+    browser.js(
+        "const s = document.getElementById('sensor'); s.value = 324; s.dispatchEvent(new Event('change'))"
+    )
+    browser.until(lambda: browser.measured() and browser.sensor() == 324)
+
+
+def test_without_states_a_sentence_says_so(
+    browser: Browser, run_folders: list[Path], tmp_path: Path, city_data: Dataset
+) -> None:
+    copy = Path(shutil.copytree(run_folders[0], tmp_path / "copy"))
+    shutil.rmtree(copy / "checkpoints")
+    path = tmp_path / "report.html"
+    path.write_text(page("copy", views([Run.open(copy)], city_data)), encoding="utf-8")
+    browser.open(path)
+    assert "cannot be shown" in browser.find("#without").text
+    assert not browser.find("#last-days").is_displayed()
+    browser.click("#shortcuts [data-step='6']")
+    browser.until(lambda: "over all steps only" in browser.find("#map-hint").text)

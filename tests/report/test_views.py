@@ -1,0 +1,200 @@
+"""A view says what the run's events say, and its forecasts add up to the same errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import DataError
+from cnfgnn.forecasting import evaluate_run
+from cnfgnn.report.looking import named_steps
+from cnfgnn.report.page import FIGURES, figures
+from cnfgnn.report.places import by_edges, on_the_map
+from cnfgnn.report.views import RunView, view, views
+from cnfgnn.running import Unwatched, carry_on
+from cnfgnn.runs import Run
+from tests.conftest import network, small
+from tests.report.conftest import tiny
+
+
+@pytest.fixture(scope="module")
+def shown(run_folders: list[Path], city_data: Dataset) -> RunView:
+    return view(Run.open(run_folders[0]), city_data)
+
+
+@pytest.fixture
+def copy(run_folders: list[Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_folders[0], tmp_path / "copy"))
+
+
+def unfinish(folder: Path) -> None:
+    """As if the process had died after the last round."""
+    path = folder / "manifest.json"
+    lines = (folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+    manifest = json.loads(path.read_text())
+    manifest |= {"finished": False, "events": sum(map(len, lines[:-1]))}
+    path.write_text(json.dumps(manifest))
+
+
+def test_it_has_the_events_as_they_are(shown: RunView, run_folders: list[Path]) -> None:
+    events = [json.loads(line) for line in (run_folders[0] / "events.jsonl").read_text().splitlines()]
+    assert shown.test == events[-1]
+    assert shown.rounds == events[1:-1]
+    assert shown.ledger == events[-1]["ledger"]
+    assert shown.best_round == events[-1]["best_round"]
+    assert shown.sensors == events[0]["data"]["sensors"]
+    assert shown.settings["training.rounds"] == 2
+    assert shown.without == ""
+
+
+def test_its_sums_are_those_of_the_evaluation(
+    shown: RunView, run_folders: list[Path], city_data: Dataset
+) -> None:
+    assert shown.look is not None
+    assert shown.test is not None
+    scores = evaluate_run(Run.open(run_folders[0]), city_data)
+    assert np.array_equal(shown.look.sums, scores.sums.numpy())
+    per_step = figures(shown.look.sums.sum(axis=0, keepdims=True))[:, 0]
+    for k, name in enumerate(FIGURES):
+        told = [errors[name] for errors in shown.test["per_step"]]
+        np.testing.assert_allclose(per_step[k], told, rtol=1e-12)
+
+
+def test_sums_by_hour_add_up_to_the_overall_error(shown: RunView) -> None:
+    assert shown.look is not None
+    assert shown.test is not None
+    np.testing.assert_allclose(shown.look.hours.sum(axis=1), shown.look.sums.sum(axis=1), rtol=1e-12)
+    overall = figures(shown.look.hours.sum(axis=(0, 1))[None, None])[:, 0, 0]
+    for k, name in enumerate(FIGURES):
+        assert overall[k] == pytest.approx(shown.test["overall"][name], rel=1e-12)
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "gru-local", "gru-gn-central"])
+def test_forecasts_stand_at_the_time_they_are_for(method: str, tmp_path: Path) -> None:
+    data = network()  # its nodes fall silent at times, so that windows differ from node to node
+    run = Run.create(tmp_path / "run", small(method), data)
+    carry_on(run, data, Unwatched())
+    looked = view(run, data).look
+    assert looked is not None
+    for j, step in enumerate(looked.steps):
+        off = np.abs(looked.forecasts[j] - looked.truth)  # NaN where either is absent
+        np.testing.assert_allclose(np.nansum(off, axis=1), looked.sums[:, step - 1, 4], rtol=1e-6)
+        assert np.array_equal(np.isfinite(off).sum(axis=1), looked.sums[:, step - 1, 5])
+
+
+def test_hours_are_those_for_which_was_forecast(shown: RunView, city_data: Dataset) -> None:
+    assert shown.look is not None
+    times = city_data.readings.times
+    test = times[-round((len(times) - 23) * 0.2) - 11 :]
+    hours = {int(h) for h in (test - test.astype("datetime64[D]")).astype("timedelta64[h]").astype(int)}
+    assert {h for h in range(24) if shown.look.hours[:, h, 2].sum() > 0} == hours
+
+
+def test_a_run_that_is_not_finished_is_judged_at_its_best_round(
+    copy: Path, city_data: Dataset, shown: RunView
+) -> None:
+    unfinish(copy)
+    so_far = view(Run.open(copy), city_data)
+    assert not so_far.finished
+    assert so_far.test is not None
+    assert shown.test is not None
+    assert so_far.test["overall"] == shown.test["overall"]
+    assert so_far.test["per_node"] == shown.test["per_node"]
+    assert so_far.rounds == shown.rounds
+
+
+def test_a_line_that_is_being_written_does_not_disturb(copy: Path, city_data: Dataset) -> None:
+    unfinish(copy)
+    with (copy / "events.jsonl").open("ab") as file:
+        file.write(b'{"event": "rou')
+    assert len(view(Run.open(copy), city_data).rounds) == 2
+
+
+def test_without_states_the_events_are_left(copy: Path, shown: RunView, city_data: Dataset) -> None:
+    shutil.rmtree(copy / "checkpoints")
+    without = view(Run.open(copy), city_data)
+    assert without.look is None
+    assert "state is missing" in without.without
+    assert without.test == shown.test
+    unfinish(copy)
+    assert view(Run.open(copy), city_data).test is None
+
+
+def test_without_its_data_the_events_are_left(data: Dataset, tmp_path: Path) -> None:
+    config = small("gru-fedavg", **{"data.path": str(tmp_path / "gone.h5")})
+    run = Run.create(tmp_path / "run", config, data)
+    carry_on(run, data, Unwatched())
+    (shown,) = views([run])
+    assert shown.look is None
+    assert "no such file" in shown.without
+    assert shown.test is not None
+
+
+def test_other_data_are_refused(run_folders: list[Path], city_data: Dataset, data: Dataset) -> None:
+    run = Run.open(run_folders[0])
+    with pytest.raises(DataError, match="its sensors are not those"):
+        view(run, data)
+    changed = replace(city_data.readings, values=city_data.readings.values + 1)
+    with pytest.raises(DataError, match="readings or graph are not those"):
+        view(run, replace(city_data, readings=changed))
+
+
+def test_a_run_without_a_round_is_refused(city_data: Dataset, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", tiny("gru-fedavg"), city_data)
+    with pytest.raises(DataError, match="no finished round yet"):
+        view(run, city_data)
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b'{"event": "start"}\n', b"[]\n", b"3\n"])
+def test_damaged_events_are_named(line: bytes, copy: Path, city_data: Dataset) -> None:
+    path = copy / "events.jsonl"
+    content = path.read_bytes()
+    rest = content[content.index(b"\n") + 1 :]
+    path.write_bytes(line.rjust(len(content) - len(rest)) + rest)
+    with pytest.raises(DataError, match="its events are damaged"):
+        view(Run.open(copy), city_data)
+
+
+@pytest.mark.parametrize(
+    "entry", [b'"per_node"', b'"overall"', b'"loss"', b'"rmse"', b'"positions"', b'"ledger"']
+)
+def test_a_missing_entry_is_noticed_before_anything_is_drawn(
+    entry: bytes, copy: Path, city_data: Dataset
+) -> None:
+    path = copy / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(entry, b'"' + b"x" * (len(entry) - 2) + b'"'))
+    with pytest.raises(DataError, match="its events are damaged"):
+        view(Run.open(copy), city_data)
+
+
+def test_runs_of_the_same_name_are_told_apart(run_folders: list[Path], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run_folders[0], tmp_path / run_folders[0].name))
+    names = [shown.name for shown in views([Run.open(run_folders[0]), Run.open(other)])]
+    assert names == [str(run_folders[0]), str(other)]
+
+
+def test_places_without_positions_are_apart_and_always_the_same() -> None:
+    edges = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
+    places = by_edges(5, edges)
+    assert np.array_equal(places, by_edges(5, edges))
+    apart = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.eye(5)
+    assert apart.min() > 0.1
+    assert apart[0, 4] > apart[0, 1]  # a chain is drawn as one
+    assert np.isfinite(by_edges(3, np.zeros((0, 2), dtype=np.int64))).all()
+
+
+def test_a_degree_of_longitude_is_as_long_as_it_is_there() -> None:
+    places = on_the_map(np.array([[60.0, 10.0], [60.0, 11.0], [61.0, 10.0], [59.0, 10.0]]))
+    east, north = places[1, 0] - places[0, 0], places[2, 1] - places[0, 1]
+    assert north / east == pytest.approx(2, rel=1e-3)  # cos 60 degrees is a half
+
+
+@pytest.mark.parametrize(("horizon", "steps"), [(12, (3, 6, 12)), (1, (1,)), (2, (1, 2)), (5, (1, 2, 5))])
+def test_named_steps_are_what_the_horizon_has(horizon: int, steps: tuple[int, ...]) -> None:
+    assert named_steps(horizon) == steps
