@@ -31,6 +31,7 @@ ORDER = [
     "performing",
     "forecasting",
     "report",
+    "reproducing",
     "",  # the package itself: the Python API
     "terminal",
     "cli_data",

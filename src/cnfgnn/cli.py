@@ -16,7 +16,7 @@ import cnfgnn
 from cnfgnn import config_file, terminal
 from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
 from cnfgnn.cli_data import data_app
-from cnfgnn.cli_plans import compare
+from cnfgnn.cli_plans import compare, reproduce
 from cnfgnn.cli_report import report
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(compare)
+app.command()(reproduce)
 app.command()(report)
 
 DataArgument = Annotated[

@@ -1,4 +1,4 @@
-"""Commands that carry out a plan of runs: compare."""
+"""Commands that carry out a plan of runs: compare, and the paper's tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cnfgnn import terminal
+from cnfgnn import config_file, terminal
 from cnfgnn.comparing import Plan
 from cnfgnn.data.source import open_data
 from cnfgnn.floors import last_value
 from cnfgnn.performing import perform
 
+TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, histograms or subgraphs"
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in its own process.")]
 
 
@@ -44,3 +45,33 @@ def compare(
         table.add_row(row.case.name, *figures, moved, each)
     terminal.out().print(table)
     print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help=TABLES)],
+    data: Annotated[Path | None, typer.Argument(help="Readings; else the synthetic city.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="See whether all of it works.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many: 1, 2 ...; else the plan's.")] = None,
+    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting of all runs.")] = None,
+    jobs: JobsOption = 1,
+    done: Annotated[bool, typer.Option("--done", help="Show the runs that are done; start none.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder of runs, tables, figures, page.")] = None,
+) -> None:
+    """Make a table of the paper with its figures and a page, ours beside the published figures.
+
+    The plan is experiments/TABLE.toml. Runs that are done are kept: after Ctrl-C or a crash the same command
+    goes on where it was.
+    """
+    from cnfgnn.reproducing import Wish  # late: it brings matplotlib
+    from cnfgnn.reproducing import reproduce as run_study
+
+    wanted = dict(config_file.parse_change(text) for text in changes or [])
+    wish = Wish(data, out, quick, seeds, like, wanted, jobs, not done)
+    outcome, folder = run_study(table, wish, terminal.PlanWatcher())
+    for made in outcome.tables:
+        terminal.out().print(terminal.study_table(made))
+        for note in made.notes:
+            print(note)
+        print()
+    print(f"{folder}: {table}.md, {table}.json, {table}.html and more")

@@ -42,6 +42,9 @@ class Case:
     def of_seed(self, seed: int) -> Config:
         return replace(self.config, seed=seed)
 
+    def folder(self, runs: Path, seed: int) -> Path:
+        return runs / f"{self.name}-seed{seed}"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -107,8 +110,14 @@ class Plan:
 
     def cases(self, data: Dataset | None = None) -> list[Case]:
         """The lines, with the settings published for what `data` is of if the plan asks for that."""
-        like = like_of(data) if self.like == "data" else self.like
-        return [case for method in self.methods for case in self._cases(*method, _like(like))]
+        like = None if self.like is None else like_of(data, self.like)
+        return [case for method in self.methods for case in self._cases(*method, like)]
+
+    def like_published(self, name: str) -> Plan:
+        """With the settings that were published for this data set, whatever the data are."""
+        if name not in LIKES:
+            raise ConfigError("like", f"no settings were published for {name!r}", LIKES)
+        return replace(self, like=name)
 
     def _cases(self, method: str, size: str, like: Like | None) -> Iterator[Case]:
         sections = ("only.", "grid.", "quick.", "all.")
@@ -160,16 +169,15 @@ class Row:
 
 def runs_of(case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path) -> list[Run]:
     """A run for each seed, begun now where it is not there yet."""
-    return [_run(folder / f"{case.name}-seed{seed}", case.of_seed(seed), data, source) for seed in seeds]
+    return [_run(case.folder(folder, seed), case.of_seed(seed), data, source) for seed in seeds]
 
 
-def like_of(data: Dataset | None) -> Like:
-    """Whose published settings suit the data: PEMS-BAY's for a file of that name, METR-LA's for others."""
+def like_of(data: Dataset | None, name: str | None = "data") -> Like:
+    """Whose published settings suit: those of that name, else PEMS-BAY's for a file of that name, else
+    METR-LA's."""
+    if name in LIKES:
+        return name
     return "pems-bay" if data is not None and "bay" in data.name.lower() else "metr-la"
-
-
-def _like(name: str | None) -> Like | None:
-    return next((like for like in LIKES if like == name), None)
 
 
 def _method_and_size(text: str) -> tuple[str, str]:

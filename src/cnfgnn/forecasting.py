@@ -35,6 +35,8 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
             f" {run.data['step_seconds']} s",
         )
     config = run.config.with_changes({"training.seen": 1.0})  # everybody is present now
+    if config.compute.device.startswith("cuda") and not torch.cuda.is_available():
+        config = config.with_changes({"compute.device": "cpu"})  # trained elsewhere, used here
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _own_weights(run, data.readings)

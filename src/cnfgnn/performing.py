@@ -78,6 +78,18 @@ def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: i
     return [Row(case, tuple(Run.open(run.folder) for run in runs)) for case, runs in lines]
 
 
+def done(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
+    """A row for each case that has finished runs, with those; nothing is started."""
+    rows = []
+    for case in plan.cases(data):
+        there = [seed for seed in plan.seeds if (case.folder(folder, seed) / "manifest.json").exists()]
+        runs = [run for run in runs_of(case, there, folder, data, plan.source) if run.finished]
+        rows += [Row(case, tuple(runs))] if runs else []
+    if not rows:
+        raise RunError(folder, f"holds no finished run of {plan.source.name}")
+    return rows
+
+
 def _in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
     problems: list[CnfgnnError] = []
     for run in runs:

@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from cnfgnn.algorithm.cost import GIB
+from cnfgnn.report.tables import Table as StudyTable
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment
 from cnfgnn.training import Progress as TrainingProgress
@@ -169,6 +171,18 @@ class PlanWatcher:
             self.bar.print(line)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+def study_table(made: StudyTable, most: int = 40) -> Table:
+    """A table of the paper; a long one is cut, its files are whole."""
+    table = Table(
+        *(column.label for column in made.columns), title=made.title, box=SIMPLE_HEAD, padding=(0, 1)
+    )
+    for row in made.cells()[:most]:
+        table.add_row(*row)
+    if len(made.rows) > most:
+        table.add_row(f"... {len(made.rows) - most} more")
+    return table
 
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:

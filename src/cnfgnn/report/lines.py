@@ -37,6 +37,11 @@ class Line:
         values = [test["per_step"][step - 1][figure] for test in self.tests]
         return None if None in values else Mean.of(values)
 
+    def by_seed(self, figure: str) -> dict[int, float]:
+        """Overall, of each seed."""
+        tests = zip(self.runs, self.tests, strict=True)
+        return {run.config.seed: test["overall"][figure] for run, test in tests}
+
     def with_cells(self, **cells: Any) -> dict[str, Any]:
         """A row of a table."""
         return {**self.cells, **cells}
@@ -121,7 +126,7 @@ def masked_table(
     horizon = len(lines[0].tests[0]["per_step"])
     minutes = data.readings.step.astype("timedelta64[s]").astype(int) / 60
     steps = sorted({max(1, horizon // 4), max(1, horizon // 2), horizon})
-    columns = [*what, *_errors("overall", "")]
+    columns = [*what, *_errors("all", "")]
     for step in steps:
         columns += _errors(f"{step * minutes:g} min", f"{step}.")
     rows = []
@@ -130,7 +135,10 @@ def masked_table(
         for step in steps:
             row |= {f"{step}.{figure}": line.ahead(figure, step) for figure in MASKED}
         rows.append(line.with_cells(**row))
-    note = "Masked: missing readings (NaN or 0) are left out. Not comparable with the unmasked table."
+    note = (
+        "Masked: missing readings (NaN or 0) are left out, so nothing here compares with the unmasked table."
+        " Means over seeds; their spread is in the CSV file."
+    )
     return Table(name, title, columns, rows, (note,))
 
 
@@ -139,6 +147,6 @@ MASKED = {"masked_mae": "MAE", "masked_rmse": "RMSE", "masked_mape": "MAPE"}
 
 def _errors(when: str, prefix: str) -> list[Column]:
     return [
-        Column(f"{prefix}{figure}", f"{label} {when}", 1 if label == "MAPE" else 3, label == "MAPE")
+        Column(f"{prefix}{figure}", f"{label} {when}", 1 if label == "MAPE" else 3, label == "MAPE", False)
         for figure, label in MASKED.items()
     ]

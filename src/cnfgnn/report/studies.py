@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.report import figures
 from cnfgnn.report.lines import METHOD, Line, Study, masked_table
@@ -137,18 +138,19 @@ def deviations(study: Study) -> Outcome:
     base = {line.cells["method"]: line for line in study.lines if not line.cells["label"]}
     tables = []
     for kind, figure in (("unmasked", "rmse"), ("masked", "masked_rmse")):
-        rows = []
-        for line in (*study.floors, *study.lines):
-            ours, shipped = line.mean(figure), base.get(line.cells["method"])
-            change = None
-            if shipped is not None and shipped is not line and ours is not None:
-                reference = shipped.mean(figure)
-                change = None if reference is None else ours.mean / reference.mean - 1
-            rows.append(_result(line, rmse=ours, change=change, mae=line.mean(figure.replace("rmse", "mae"))))
-        columns = [*what, RESULT[0], Column("change", "change", 1, True), *RESULT[1:]]
+        rows = [_result(line, rmse=line.mean(figure), mae=_mae(line, figure)) for line in study.floors]
+        for line in study.lines:
+            shipped = base.get(line.cells["method"])
+            change = _change(line, shipped, figure) if shipped and line.cells["label"] else None
+            label = line.cells["label"] or "as shipped"
+            rows.append(
+                _result(line, rmse=line.mean(figure), mae=_mae(line, figure), change=change, label=label)
+            )
+        columns = [*what, RESULT[0], Column("change", "RMSE changes by", 1, True), *RESULT[1:]]
         title = f"Deviations on {study.data.name}, {kind}"
         name = "deviations" if kind == "unmasked" else "deviations-masked"
-        tables.append(Table(name, title, columns, rows, study.notes()))
+        note = "Changes are of the same seeds, each against its own."
+        tables.append(Table(name, title, columns, rows, (*study.notes(), note)))
     return Outcome(tables)
 
 
@@ -200,6 +202,17 @@ def _result(line: Line, **more: Any) -> dict[str, Any]:
     return line.with_cells(**({"rmse": line.mean("rmse"), "mae": line.mean("mae")} | more))
 
 
+def _mae(line: Line, rmse: str) -> Mean | None:
+    """Of the same kind as the root mean squared error of that name."""
+    return line.mean(rmse.replace("rmse", "mae"))
+
+
+def _change(line: Line, shipped: Line, figure: str) -> Mean | None:
+    ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
+    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if seed in theirs]
+    return Mean.of(changes) if changes else None
+
+
 def _published(study: Study) -> list[Column]:
     return [Column("published", f"RMSE {study.published()}")] if study.of_paper else []
 
@@ -214,9 +227,10 @@ def _masked_title(study: Study) -> str:
 
 
 def _gib(line: Line) -> Mean | None:
-    """As the paper counts, until the best round."""
-    moved = [run.progress.best.training_bytes.per_node / GIB for run in line.runs]
-    return Mean.of(moved) if moved else None
+    """As the paper counts, until the best round; nothing where readings were pooled instead."""
+    if not line.runs or not method_of(line.cells["method"]).federated:
+        return None
+    return Mean.of([run.progress.best.training_bytes.per_node / GIB for run in line.runs])
 
 
 def _curve(run: Any) -> list[float]:
@@ -235,7 +249,6 @@ def _points(
     points = []
     for line in lines:
         rmse, moved = line.mean("rmse"), _gib(line)
-        assert rmse is not None
-        assert moved is not None
-        points.append(figures.Point(label(line), group(line), moved.mean * GIB, rmse.mean, rmse.spread))
+        if rmse is not None and moved is not None:
+            points.append(figures.Point(label(line), group(line), moved.mean * GIB, rmse.mean, rmse.spread))
     return points

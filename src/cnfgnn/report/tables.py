@@ -27,27 +27,24 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """`digits` after the point of its numbers; `share` shows them as per cent."""
+    """`digits` after the point of its numbers; `share` shows them as per cent; `spread` of seeds is shown, or
+    left to the files of raw numbers."""
 
     key: str
     label: str
     digits: int = 3
     share: bool = False
+    spread: bool = True
 
     def text(self, value: Any) -> str:
         if value is None or value != value:
             return "-"
         if isinstance(value, Mean):
-            spread = "" if value.spread is None else f" ± {self.text(value.spread)}"
+            spread = f" ± {self.text(value.spread)}" if self.spread and value.spread is not None else ""
             return self.text(value.mean) + spread
         if isinstance(value, float):
             return f"{value:.{self.digits}%}" if self.share else f"{value:,.{self.digits}f}"
         return f"{value:,}" if isinstance(value, int) else str(value)
-
-    @property
-    def heading(self) -> str:
-        """Of a file: the spread of a mean has a column of its own."""
-        return self.label
 
 
 @dataclass(frozen=True)
