@@ -159,7 +159,10 @@ def _write(name: str, outcome: Outcome, folder: Path, runs: Sequence[Run], data:
     text = "\n".join([*(table.markdown() for table in outcome.tables), *pictures])
     write_whole(folder / f"{name}.md", text.encode())
     sections = [Section(table.title, table.html()) for table in outcome.tables]
-    sections[1:1] = [Section("", f"<figure>{svg(figure)}</figure>") for figure in drawn.values()]
+    if drawn:
+        pictures = [f"<figure>{svg(figure)}</figure>" for figure in drawn.values()]
+        sections.insert(1, Section("Figures", f'<div class="split even">{"".join(pictures)}</div>'))
     where = "the paper" if data is None else data.name
     shown = views(runs[:SHOWN_RUNS], data) if runs and data is not None else []
+    shown.sort(key=lambda view: view.look is None)  # the page begins with the first one
     write_whole(folder / f"{name}.html", page(f"{name}: {where}", shown, sections).encode())

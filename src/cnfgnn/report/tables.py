@@ -91,14 +91,25 @@ class Table:
         return {"title": self.title, "columns": labels, "rows": rows, "notes": list(self.notes)}
 
     def html(self) -> str:
-        heads = "".join(f"<th scope='col'>{html.escape(c.label)}</th>" for c in self.columns)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in self.cells()
-        )
-        notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in self.notes)
+        """For a page, under a heading that says the title."""
+        words = [
+            not any(isinstance(row.get(c.key), Mean | float | int) for row in self.rows) for c in self.columns
+        ]
+
+        def row(kind: str, cells: Sequence[str]) -> str:
+            made = zip(cells, words, strict=True)
+            tags = (
+                f"<{kind}{' class=text' if word else ''}>{html.escape(cell)}</{kind}>" for cell, word in made
+            )
+            return f"<tr>{''.join(tags)}</tr>"
+
+        head = row("th", [c.label for c in self.columns])
+        body = "".join(row("td", cells) for cells in self.cells())
+        notes = " ".join(html.escape(note) for note in self.notes)
         return (
-            f"<div class='wide'><table><caption>{html.escape(self.title)}</caption>"
-            f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{notes}"
+            f'<div class="scroll" tabindex="0"><table aria-label="{html.escape(self.title)}">'
+            f"<thead>{head}</thead><tbody>{body}</tbody></table></div>"
+            + (f'<p class="note">{notes}</p>' if notes else "")
         )
 
 
