@@ -14,12 +14,13 @@ from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
 from cnfgnn.config import Config
 from cnfgnn.config_file import flat, read_changes
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.evaluation import Errors
 from cnfgnn.runs import Run
 
 # where a run's readings lie, where it computes and how long it may take do not make it another run
 CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
+BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # of a run without a manifest
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ def _case(
 def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     """The run of that name, begun now if it is not there."""
     if not (folder / "manifest.json").exists():
+        _clear_beginning(folder)
         return Run.create(folder, config, data)
     run = Run.open(folder)
     circumstances = {key: config.setting(key) for key in CIRCUMSTANCES}
@@ -206,3 +208,14 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     except DataError as error:
         raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
     return run
+
+
+def _clear_beginning(folder: Path) -> None:
+    """Remove what a kill left of a run that was just being begun: it would be in the way for good."""
+    try:
+        there = list(folder.iterdir()) if folder.is_dir() else []
+        if {path.name for path in there} <= BEGINNING:
+            for path in there:
+                path.unlink()
+    except OSError as error:
+        raise StorageError(folder, error) from error
