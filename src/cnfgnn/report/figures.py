@@ -38,6 +38,7 @@ from cnfgnn.report.drawing import svg as svg
 from cnfgnn.simulation import seen_sensors
 
 SHOWN = 0.9  # of a curve's rounds that the axis must take in; the wildest may leave it
+FEW = 3  # rounds: a curve of fewer is shown whole
 COLUMNS = 10  # of small multiples
 
 
@@ -79,7 +80,7 @@ def _crop(axes: Axes, curves: Sequence[Floats]) -> None:
     """Leave off the top what only a few wild rounds reach, and say so: they would flatten all the others."""
     curves = [values[np.isfinite(values)] for values in curves if np.isfinite(values).any()]
     low, most = min(v.min() for v in curves), max(v.max() for v in curves)
-    top = max(float(np.quantile(values, SHOWN, method="lower")) for values in curves)
+    top = max(float(np.quantile(v, SHOWN, method="lower")) if len(v) >= FEW else v.max() for v in curves)
     top = min(most, top + headroom(low, top, 0.2))
     margin = headroom(low, top, 0.04)
     axes.set_ylim(low - margin, top + margin)
