@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from cnfgnn.cli import app
 from cnfgnn.comparing import Plan, network_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
-from cnfgnn.errors import CnfgnnError, ConfigError
-from cnfgnn.performing import done
+from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.performing import Unobserved, at_once, done
 from cnfgnn.report.lines import Study
 from cnfgnn.report.studies import forecasting, inductive
 from cnfgnn.report.tables import Column, Table
 from cnfgnn.reproducing import _experiment
+from cnfgnn.running import Unwatched
 from cnfgnn.runs import Run
 from cnfgnn.terminal import print_study
 
@@ -135,6 +137,32 @@ def test_shares_that_are_left_out_are_named(made: Path) -> None:
     assert any(note.endswith("would train: 5%, 25%.") for note in inductive(study).tables[0].notes)
 
 
+def test_a_damaged_test_event_is_said_in_one_sentence(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(made, out)
+    events = out / "runs" / "gru-local-seed1" / "events.jsonl"
+    events.write_text(events.read_text().replace('"per_step"', '"per_stop"'))
+    told = said("forecasting", *TINY, "--out", out, fails=True)
+    assert told == f"{events}: is damaged: an entry is missing or of the wrong kind"
+
+
+def test_data_without_positions_are_refused_before_anything_is_begun(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    hours = [f"2024-01-{1 + k // 24:02d} {k % 24:02d}:00" for k in range(96)]
+    rows = [f"{hour},{k % 7 + 1},{k % 5 + 1}" for k, hour in enumerate(hours)]
+    (folder / "readings.csv").write_text("\n".join(["time,a,b", *rows]) + "\n")
+    (folder / "edges.csv").write_text("from,to,weight\na,b,1\n")
+    assert "no positions" in said("inductive", folder, "--out", tmp_path / "out", fails=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_done_is_shown_even_if_that_moved_nothing(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "runs" / "gru-gn-central-seed1", tmp_path / "runs" / "gru-gn-central-seed1")
+    assert "gru-gn-central" in said("strategies", *TINY, "--done", "--out", tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["strategies-curves.png"]
+
+
 def test_the_page_shows_the_papers_method_and_says_what_it_leaves_out(made: Path) -> None:
     page = (made / "forecasting.html").read_text()
     assert '"name":"at-fedavg-seed1"' in page
@@ -201,6 +229,15 @@ def test_runs_that_cannot_be_trained_leave_nothing_and_end_with_their_code(jobs:
     assert "Traceback" not in ended.stderr
     assert "minibatches of 128" in ended.stderr.splitlines()[-1]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gru-gn-central-seed1"]
+
+
+def test_a_log_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:
+    plan = _tiny("strategies")
+    data = open_data(plan.cases()[0].config)
+    run = Run.create(tmp_path / "run", plan.cases()[0].of_seed(1), data)
+    (run.folder / "log.txt").mkdir()
+    with pytest.raises(StorageError, match=r"log\.txt: cannot be written"):
+        at_once([(run, "city")], Unobserved(Unwatched), jobs=2)
 
 
 @pytest.fixture

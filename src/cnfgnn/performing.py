@@ -16,7 +16,7 @@ from typing import IO, Protocol
 
 from cnfgnn.comparing import Plan, Row, runs_of
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
 
@@ -133,7 +133,11 @@ class _Process:
 
     def __post_init__(self) -> None:
         data = [] if self.path == "city" else [self.path]
-        self.log = (self.run.folder / "log.txt").open("wb")
+        path = self.run.folder / "log.txt"
+        try:
+            self.log = path.open("wb")
+        except OSError as error:
+            raise StorageError(path, error) from error
         command = [sys.executable, "-m", "cnfgnn", "train", "--resume", str(self.run.folder), *data]
         # processes with as many threads as there are cores each would stand in each other's way
         threads = {"OMP_NUM_THREADS": str(self.threads)} | os.environ

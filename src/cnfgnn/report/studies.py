@@ -76,7 +76,8 @@ def strategies(study: Study) -> Outcome:
     drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
-    return Outcome([table, _masked(study, METHOD[:1])], {"curves": drawn, "bytes": cost})
+    shown = {"curves": drawn, "bytes": cost} if points else {"curves": drawn}  # where nothing was moved yet
+    return Outcome([table, _masked(study, METHOD[:1])], shown)
 
 
 def rounds(study: Study) -> Outcome:
@@ -162,8 +163,12 @@ def deviations(study: Study) -> Outcome:
         columns = [*what, RESULT[0], Column("change", "RMSE changes by", 1, True), *RESULT[1:]]
         title = f"Deviations on {study.data.name}, {kind}"
         name = "deviations" if kind == "unmasked" else "deviations-masked"
-        note = "Changes are of the same seeds, each against its own."
-        tables.append(Table(name, title, columns, rows, (*study.notes(), note)))
+        notes = (
+            "Changes are of the same seeds, each against its own.",
+            "Where missing readings are masked, a sensor is judged on windows in which it measured anything,"
+            " elsewhere on all: that line's errors, of both kinds, are of fewer windows.",
+        )
+        tables.append(Table(name, title, columns, rows, (*study.notes(), *notes)))
     return Outcome(tables)
 
 
