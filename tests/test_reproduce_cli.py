@@ -24,7 +24,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
 from cnfgnn.performing import Unobserved, at_once, done
 from cnfgnn.report.lines import Study
-from cnfgnn.report.studies import forecasting, inductive
+from cnfgnn.report.studies import _curve, forecasting, inductive
 from cnfgnn.report.tables import Column, Table
 from cnfgnn.reproducing import _experiment
 from cnfgnn.running import Unwatched
@@ -161,6 +161,13 @@ def test_what_is_done_is_shown_even_if_that_moved_nothing(made: Path, tmp_path: 
     shutil.copytree(made / "runs" / "gru-gn-central-seed1", tmp_path / "runs" / "gru-gn-central-seed1")
     assert "gru-gn-central" in said("strategies", *TINY, "--done", "--out", tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["strategies-curves.png"]
+
+
+def test_a_curve_is_of_the_errors_that_decide_which_round_is_best(made: Path) -> None:
+    run = Run.open(made / "runs" / "at-fedavg-seed1")
+    rounds = [done.validation for done in run.progress.history]
+    assert _curve(run, "unmasked") == [errors.rmse for errors in rounds]
+    assert _curve(run, "masked") == [errors.masked_rmse for errors in rounds]
 
 
 def test_the_page_shows_the_papers_method_and_says_what_it_leaves_out(made: Path) -> None:

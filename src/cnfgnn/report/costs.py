@@ -90,7 +90,7 @@ def counted(study: Study) -> Table:
                 same=_same(line, study),
             )
         )
-    columns = [*METHOD, Column("rmse", "RMSE"), Column("best", "best round", 1)]
+    columns = [*METHOD, Column("rmse", "RMSE, unmasked"), Column("best", "best round", 1)]
     columns += [Column("formula", "GiB by formula"), Column("per_node", "GiB counted per node")]
     columns += [Column("same", "to the byte"), Column("per_site", "GiB counted per site")]
     if study.network:

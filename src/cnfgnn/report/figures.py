@@ -129,7 +129,7 @@ def error_against_bytes(points: Sequence[Point], title: str) -> Figure:
             capsize=2.5,
             label=group,
         )
-    axes.set(title=title, xlabel="bytes moved in training until the best round", ylabel="test RMSE")
+    axes.set(title=title, xlabel="bytes moved in training until the best round", ylabel="test RMSE, unmasked")
     ends = 10 ** (0.12 * (math.log10(max(moved, default=1.0) / free) or 1.0))
     axes.set_xlim(free / ends**0.5, max(moved, default=1.0) * ends)
     low, high = min(p.rmse - (p.spread or 0) for p in points), max(p.rmse + (p.spread or 0) for p in points)
@@ -274,7 +274,7 @@ def inductive(rows: Mapping[str, Sequence[Inductive]], title: str) -> Figure:
                     markersize=5 if kind == "rmse" else 4,
                     linewidth=width,
                 )
-    axes.set(title=title, xlabel="share of the sensors that trained", ylabel="test RMSE")
+    axes.set(title=title, xlabel="share of the sensors that trained", ylabel="test RMSE, unmasked")
     axes.set_xticks(sorted({p.share for points in rows.values() for p in points}))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     handles = [Line2D([], [], color=colour(k), linewidth=1.9, label=name) for k, name in enumerate(rows)]

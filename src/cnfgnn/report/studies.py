@@ -17,6 +17,7 @@ from cnfgnn.report import figures
 from cnfgnn.report.lines import METHOD, Line, Study, masked_table
 from cnfgnn.report.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.report.tables import Column, Mean, Table
+from cnfgnn.runs import Run
 from cnfgnn.simulation import seen_sensors
 
 FEWEST_SEEN = 2  # sensors: on a single one a graph network learns nothing
@@ -72,8 +73,9 @@ def strategies(study: Study) -> Outcome:
         columns.append(Column("published_gib", f"GiB {study.published()}"))
     title = f"Training strategies on {study.data.name}, unmasked"
     table = Table("strategies", title, [*columns, *RESULT[1:]], rows, study.notes())
-    curves = {line.cells["method"]: [_curve(run) for run in line.runs] for line in study.lines}
-    drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}")
+    kind = _judged_by(study)
+    curves = {line.cells["method"]: [_curve(run, kind) for run in line.runs] for line in study.lines}
+    drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}, {kind}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
     shown = {"curves": drawn, "bytes": cost} if points else {"curves": drawn}  # where nothing was moved yet
@@ -251,8 +253,16 @@ def _gib(line: Line) -> Mean | None:
     return Mean.of([run.progress.best.training_bytes.per_node / GIB for run in line.runs])
 
 
-def _curve(run: Any) -> list[float]:
-    return [done.validation.rmse for done in run.progress.history]
+def _judged_by(study: Study) -> str:
+    """By which kind of errors rounds were compared."""
+    kinds = {run.config.data.missing for row in study.rows for run in row.runs}
+    return "masked" if kinds == {"masked"} else "unmasked"
+
+
+def _curve(run: Run, kind: str) -> list[float]:
+    """By the errors that decide which round is best."""
+    rounds = [done.validation for done in run.progress.history]
+    return [errors.masked_rmse if kind == "masked" else errors.rmse for errors in rounds]
 
 
 def _with_settings(line: Line, *keys: str) -> Line:
