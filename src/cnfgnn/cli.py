@@ -24,6 +24,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
 from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
+from cnfgnn.performing import end_with_parent
 from cnfgnn.running import carry_on, scores_as_dict
 from cnfgnn.runs import Run, plain
 from cnfgnn.storage import write_whole
@@ -270,6 +271,7 @@ def main() -> None:
     """Run a command; what a person can mend is said in one sentence."""
     signal.signal(signal.SIGTERM, _stop)  # a polite kill ends as Ctrl-C does
     try:
+        end_with_parent()
         app(standalone_mode=True)
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)

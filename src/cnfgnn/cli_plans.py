@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +33,8 @@ def compare(
     begun = time.perf_counter()
     config = read.cases()[0].config
     data = open_data(config)
-    rows = perform(read, data, folder, terminal.PlanWatcher(), jobs)
+    with _stoppable():
+        rows = perform(read, data, folder, terminal.PlanWatcher(), jobs)
     table = Table(
         *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
         title=f"{plan.stem}: test errors, median of {len(read.seeds)} seeds; bytes until the best round",
@@ -68,10 +72,21 @@ def reproduce(
 
     wanted = dict(config_file.parse_change(text) for text in changes or [])
     wish = Wish(data, out, quick, seeds, like, wanted, jobs, not done)
-    outcome, folder = run_study(table, wish, terminal.PlanWatcher())
+    with _stoppable():
+        outcome, folder = run_study(table, wish, terminal.PlanWatcher())
     for made in outcome.tables:
-        terminal.out().print(terminal.study_table(made))
+        terminal.print_study(made)
         for note in made.notes:
             print(note)
         print()
     print(f"{folder}: {table}.md, {table}.json, {table}.html and more")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C or a polite kill ends with a sentence."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nstopped; what was done is kept: the same command goes on", file=sys.stderr)
+        raise typer.Exit(130) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,14 @@ from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
 from cnfgnn.config import Config
 from cnfgnn.config_file import flat, read_changes
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.evaluation import Errors
 from cnfgnn.runs import Run
 
 # where a run's readings lie, where it computes and how long it may take do not make it another run
 CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
+BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # of a run without a manifest
+PER_RUN = ("method", "size", "seed")  # settings that the plan gives each run
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,12 @@ class Plan:
         return replace(self.with_changes(self._under("quick.")), seeds=self.seeds[:1])
 
     def with_changes(self, changes: Mapping[str, Any]) -> Plan:
-        """With other settings, for all methods alike: they win over what the file says."""
+        """With other settings, for all methods alike: they win over what the file says, but for what sets its
+        lines apart, or a line would not be what it is called."""
+        varied = {*PER_RUN, *self._under("grid.")}.union(*self.variants)
+        for key in changes:
+            if key in varied:
+                raise ConfigError(key, f"{self.source.name} sets this for each of its lines")
         return replace(self, changes=self.changes | {f"all.{key}": value for key, value in changes.items()})
 
     def cases(self, data: Dataset | None = None) -> list[Case]:
@@ -177,7 +185,13 @@ def like_of(data: Dataset | None, name: str | None = "data") -> Like:
     METR-LA's."""
     if name in LIKES:
         return name
-    return "pems-bay" if data is not None and "bay" in data.name.lower() else "metr-la"
+    return (network_of(data) if data is not None else None) or "metr-la"
+
+
+def network_of(data: Dataset) -> Like | None:
+    """Which of the paper's networks the data are, at least in part, by their name."""
+    letters = re.sub("[^a-z]", "", data.name.lower())
+    return next((like for like in LIKES if like.replace("-", "") in letters), None)
 
 
 def _method_and_size(text: str) -> tuple[str, str]:
@@ -196,6 +210,7 @@ def _case(
 def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     """The run of that name, begun now if it is not there."""
     if not (folder / "manifest.json").exists():
+        _clear_beginning(folder)
         return Run.create(folder, config, data)
     run = Run.open(folder)
     circumstances = {key: config.setting(key) for key in CIRCUMSTANCES}
@@ -206,3 +221,14 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
     except DataError as error:
         raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
     return run
+
+
+def _clear_beginning(folder: Path) -> None:
+    """Remove what a kill left of a run that was just being begun: it would be in the way for good."""
+    try:
+        there = list(folder.iterdir()) if folder.is_dir() else []
+        if {path.name for path in there} <= BEGINNING:
+            for path in there:
+                path.unlink()
+    except OSError as error:
+        raise StorageError(folder, error) from error

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
 from cnfgnn.comparing import Plan, Row, runs_of
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
 
 POLL_S = 0.2  # how often processes are asked whether they have ended
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
+DOCUMENTED = range(2, 7)  # exit codes of what a person can mend
+PARENT = "CNFGNN_PARENT"  # tells a process of a plan who started it
 
 
 class Observer(Protocol):
@@ -73,6 +79,8 @@ def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: i
             problems = at_once([(run, path) for run in waiting], observer, jobs)
     finally:
         observer.end()
+        for run in waiting:
+            _forget_unless_used(run)
     if problems:
         raise problems[0]
     return [Row(case, tuple(Run.open(run.folder) for run in runs)) for case, runs in lines]
@@ -88,6 +96,15 @@ def done(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
     if not rows:
         raise RunError(folder, f"holds no finished run of {plan.source.name}")
     return rows
+
+
+def _forget_unless_used(run: Run) -> None:
+    """A run that we began and that nobody got to leaves nothing: it would hold the plan to its settings."""
+    with suppress(CnfgnnError):  # gone, damaged or in use by now: not ours to mend
+        run.manifest = Run.open(run.folder).manifest
+        if run.manifest["events"] == 0:
+            with run.locked():
+                run.discard_if_unused()
 
 
 def _in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
@@ -116,20 +133,41 @@ class _Process:
 
     def __post_init__(self) -> None:
         data = [] if self.path == "city" else [self.path]
-        self.log = (self.run.folder / "log.txt").open("wb")
+        path = self.run.folder / "log.txt"
+        try:
+            self.log = path.open("wb")
+        except OSError as error:
+            raise StorageError(path, error) from error
         command = [sys.executable, "-m", "cnfgnn", "train", "--resume", str(self.run.folder), *data]
         # processes with as many threads as there are cores each would stand in each other's way
         threads = {"OMP_NUM_THREADS": str(self.threads)} | os.environ
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=threads)
+        around = threads | {PARENT: str(os.getpid())}
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=around)
 
-    def problem(self) -> str | None:
-        """The sentence it failed with; None if it did not."""
+    def problem(self) -> RunError | None:
+        """What it failed with: the sentence it said, and its exit code; None if it did not."""
         self.log.close()
-        if self.process.returncode == 0:
+        code = self.process.returncode
+        if code == 0:
             return None
         lines = (self.run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-        said = [line for line in lines if line.strip()]
-        return said[-1].removeprefix("cnfgnn: ") if said else f"ended with code {self.process.returncode}"
+        said = [line for line in lines if line.strip()] if code > 0 else []  # who is killed says nothing
+        sentence = said[-1].removeprefix("cnfgnn: ") if said else f"its process ended with code {code}"
+        problem = RunError(self.run.folder, sentence)
+        problem.exit_code = code if code in DOCUMENTED else RunError.exit_code
+        return problem
+
+
+def end_with_parent() -> None:
+    """In a process of a plan: be stopped politely when whoever started it dies, be it by kill -9.
+    Else it would go on holding its run, and the plan that is to go on would be refused it."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if str(os.getppid()) != parent:  # it was gone before we could ask
+        raise KeyboardInterrupt
 
 
 def at_once(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> list[CnfgnnError]:
@@ -152,9 +190,8 @@ def at_once(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> l
                 if busy.process.poll() is not None:
                     working.remove(busy)
                     problem = busy.problem()
-                    if problem is not None:
-                        problems.append(RunError(busy.run.folder, problem))
-                    observer.done(Run.open(busy.run.folder), problem)
+                    problems += [] if problem is None else [problem]
+                    observer.done(Run.open(busy.run.folder), None if problem is None else problem.problem)
             time.sleep(POLL_S)
     finally:
         for busy in working:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from cnfgnn.report.page import Section, page
 from cnfgnn.report.studies import (
     Outcome,
     deviations,
+    enough_seen,
     forecasting,
     histograms,
     inductive,
@@ -32,6 +32,7 @@ from cnfgnn.report.studies import (
 )
 from cnfgnn.report.views import views
 from cnfgnn.runs import Run, plain
+from cnfgnn.simulation import seen_sensors
 from cnfgnn.storage import make_folder, write_whole
 
 TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
@@ -44,7 +45,6 @@ TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
 }
 DRAWN = ("histograms", "subgraphs")
 NAMES = (*TRAINED, *DRAWN)
-FEWEST_SEEN = 2  # sensors: on a single one a graph network learns nothing
 SHOWN_RUNS = 6  # on the page
 
 
@@ -87,7 +87,8 @@ def _experiment(name: str) -> Path:
 
 def _drawn(name: str, source: Path, wish: Wish) -> tuple[Outcome, Dataset | None, list[Run]]:
     """From the data alone."""
-    data = _data(wish, Plan(methods=(("at-fedavg", "63k"),), seeds=(1,), changes={}, source=source))
+    plan = Plan(methods=(("at-fedavg", "63k"),), seeds=(1,), changes={}, source=source)
+    data = _data(wish, plan.with_changes(wish.changes))
     settings = read_changes(source)
     if name == "histograms":
         return histograms(data, int(settings["sensors"])), data, []
@@ -97,9 +98,10 @@ def _drawn(name: str, source: Path, wish: Wish) -> tuple[Outcome, Dataset | None
 def _trained(
     name: str, source: Path, wish: Wish, observer: Observer
 ) -> tuple[Outcome, Dataset | None, list[Run]]:
-    if name == "cost" and wish.quick:
-        return cost(None), None, []
     plan = _plan(source, wish)
+    if name == "cost" and wish.quick:
+        plan.cases()  # refuses settings that do not exist, although nothing is trained with them
+        return cost(None), None, []
     data = _data(wish, plan)
     plan = _without_single_sensors(plan, data)
     folder = _folder(wish, data)
@@ -108,7 +110,8 @@ def _trained(
     else:
         rows = done(plan, data, folder / "runs")
     study = Study(name, data, like_of(data, plan.like), rows, floors(data, plan.cases(data)[0].config.data))
-    return TRAINED[name](study), data, [row.runs[0] for row in rows]
+    first = sorted(rows, key=lambda row: row.case.method != "at-fedavg")  # what the paper is about
+    return TRAINED[name](study), data, [row.runs[0] for row in first]
 
 
 def _plan(source: Path, wish: Wish) -> Plan:
@@ -139,7 +142,8 @@ def _without_single_sensors(plan: Plan, data: Dataset) -> Plan:
     shares = plan.changes.get("grid.training.seen")
     if shares is None:
         return plan
-    enough = [share for share in shares if math.floor(len(data.readings.ids) * share) >= FEWEST_SEEN]
+    seen_sensors(data, shares[0])  # refuses data without positions before anything is begun
+    enough = [share for share in shares if enough_seen(data, share)]
     if not enough:
         raise ConfigError("training.seen", f"{data.name} has too few sensors for inductive training")
     return replace(plan, changes=plan.changes | {"grid.training.seen": enough})
@@ -162,6 +166,9 @@ def _write(name: str, outcome: Outcome, folder: Path, runs: Sequence[Run], data:
     if drawn:
         pictures = [f"<figure>{svg(figure)}</figure>" for figure in drawn.values()]
         sections.insert(1, Section("Figures", f'<div class="split even">{"".join(pictures)}</div>'))
+    if len(runs) > SHOWN_RUNS:
+        said = f"<p>{SHOWN_RUNS} of {len(runs)}, one seed each; cnfgnn report shows any others.</p>"
+        sections.append(Section("Runs", said))
     where = "the paper" if data is None else data.name
     shown = views(runs[:SHOWN_RUNS], data) if runs and data is not None else []
     shown.sort(key=lambda view: view.look is None)  # the page begins with the first one

@@ -248,6 +248,12 @@ class Run:
         event = self.events()[-1]
         if event.get("event") != "test":
             raise RunError(self.folder, "has not been judged on its test split yet")
+        try:
+            for errors in (event["overall"], *event["per_step"], event["seen"], event["unseen"]):
+                _ = None if errors is None else Errors.read(errors)
+        except (KeyError, TypeError, AttributeError) as error:
+            path = self.folder / "events.jsonl"
+            raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
         return event
 
     def _write_manifest(self) -> None:

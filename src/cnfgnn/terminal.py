@@ -125,6 +125,7 @@ class PlanWatcher:
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.at_work: dict[str, str] = {}
+        self.said = time.monotonic()
 
     def plan(self, runs: int, done: int) -> None:
         self.runs, self.ended = runs, done
@@ -138,6 +139,8 @@ class PlanWatcher:
         history = run.progress.history
         self.at_work[run.folder.name] = f"{run.folder.name} {len(history)}"
         if not sys.stderr.isatty():
+            if time.monotonic() - self.said > HEARTBEAT_S:
+                self._say("rounds done: " + ", ".join(self.at_work.values()))
             return
         if self.bar is None:
             columns = (
@@ -167,19 +170,33 @@ class PlanWatcher:
             self.bar.stop()
 
     def _say(self, line: str) -> None:
+        self.said = time.monotonic()
         if self.bar is not None:
             self.bar.print(line)
         else:
             print(line, file=sys.stderr, flush=True)
 
 
-def study_table(made: StudyTable, most: int = 40) -> Table:
-    """A table of the paper; a long one is cut, its files are whole."""
-    table = Table(
-        *(column.label for column in made.columns), title=made.title, box=SIMPLE_HEAD, padding=(0, 1)
-    )
+def print_study(made: StudyTable) -> None:
+    """A table of the paper, every cell of it in full: on a terminal as many columns as there is room for, and
+    elsewhere all of them."""
+    console, measure = out(), Console(width=10_000).measure
+    widths = [measure(study_table(made, count)).maximum for count in range(len(made.columns) + 1)]
+    if not console.is_terminal:
+        console = Console(width=max(console.width, widths[-1]))
+    count = max(k for k, width in enumerate(widths) if k <= 2 or width <= console.width)
+    console.print(study_table(made, count))
+    if count < len(made.columns):
+        print(f"{len(made.columns) - count} more columns are in {made.name}.csv.")
+
+
+def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
+    """Some columns of it; a long one is cut, its files are whole."""
+    table = Table(title=made.title, box=SIMPLE_HEAD, padding=(0, 1))
+    for column in made.columns[:columns]:
+        table.add_column(column.label, no_wrap=True)
     for row in made.cells()[:most]:
-        table.add_row(*row)
+        table.add_row(*row[:columns])
     if len(made.rows) > most:
         table.add_row(f"... {len(made.rows) - most} more")
     return table

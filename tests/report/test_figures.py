@@ -133,6 +133,12 @@ def test_calm_curves_are_shown_whole() -> None:
     assert not axes.texts
 
 
+def test_curves_of_a_few_rounds_are_shown_whole() -> None:
+    axes = only(figures.validation_curves({"at": [[20.0, 18.0]], "sl": [[19.0]]}, "Few"))
+    assert axes.get_ylim()[1] >= 20.0
+    assert not axes.texts
+
+
 def test_a_round_that_is_no_number_leaves_a_gap() -> None:
     axes = only(figures.validation_curves({"at": [[5.0, float("nan"), 4.8]]}, "Gap"))
     assert [(3, 4.8)] in lines(axes)

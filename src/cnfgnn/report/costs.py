@@ -71,7 +71,9 @@ def operations_of_a_node() -> Table:
 def counted(study: Study) -> Table:
     """Our own runs, by formula and by the ledger."""
     published = {
-        (c.method, "727k" if c.parameters == 727_000 else "63k"): c.gib for c in COSTS if c.data == study.like
+        (c.method, "727k" if c.parameters == 727_000 else "63k"): c.gib
+        for c in COSTS
+        if c.data == study.network
     }
     rows = []
     for line in (*study.floors, *study.lines):
@@ -84,14 +86,14 @@ def counted(study: Study) -> Table:
                 formula=Mean.of([_by_formula(run, study) / GIB for run in line.runs]) if line.runs else None,
                 per_node=Mean.of([b.per_node / GIB for b in moved]) if moved else None,
                 per_site=Mean.of([b.per_site / GIB for b in moved]) if moved else None,
-                published=published.get(key) if study.of_paper else None,
+                published=published.get(key),
                 same=_same(line, study),
             )
         )
-    columns = [*METHOD, Column("rmse", "RMSE"), Column("best", "best round", 0)]
+    columns = [*METHOD, Column("rmse", "RMSE, unmasked"), Column("best", "best round", 1)]
     columns += [Column("formula", "GiB by formula"), Column("per_node", "GiB counted per node")]
     columns += [Column("same", "to the byte"), Column("per_site", "GiB counted per site")]
-    if study.of_paper:
+    if study.network:
         columns.append(Column("published", f"GiB {study.published()}"))
     notes = (
         "Per node: a tensor shared by all nodes counts once for each node, as in the paper. Per site: what a"

@@ -38,6 +38,7 @@ from cnfgnn.report.drawing import svg as svg
 from cnfgnn.simulation import seen_sensors
 
 SHOWN = 0.9  # of a curve's rounds that the axis must take in; the wildest may leave it
+FEW = 3  # rounds: a curve of fewer is shown whole
 COLUMNS = 10  # of small multiples
 
 
@@ -79,7 +80,7 @@ def _crop(axes: Axes, curves: Sequence[Floats]) -> None:
     """Leave off the top what only a few wild rounds reach, and say so: they would flatten all the others."""
     curves = [values[np.isfinite(values)] for values in curves if np.isfinite(values).any()]
     low, most = min(v.min() for v in curves), max(v.max() for v in curves)
-    top = max(float(np.quantile(values, SHOWN, method="lower")) for values in curves)
+    top = max(float(np.quantile(v, SHOWN, method="lower")) if len(v) >= FEW else v.max() for v in curves)
     top = min(most, top + headroom(low, top, 0.2))
     margin = headroom(low, top, 0.04)
     axes.set_ylim(low - margin, top + margin)
@@ -128,7 +129,7 @@ def error_against_bytes(points: Sequence[Point], title: str) -> Figure:
             capsize=2.5,
             label=group,
         )
-    axes.set(title=title, xlabel="bytes moved in training until the best round", ylabel="test RMSE")
+    axes.set(title=title, xlabel="bytes moved in training until the best round", ylabel="test RMSE, unmasked")
     ends = 10 ** (0.12 * (math.log10(max(moved, default=1.0) / free) or 1.0))
     axes.set_xlim(free / ends**0.5, max(moved, default=1.0) * ends)
     low, high = min(p.rmse - (p.spread or 0) for p in points), max(p.rmse + (p.spread or 0) for p in points)
@@ -273,7 +274,7 @@ def inductive(rows: Mapping[str, Sequence[Inductive]], title: str) -> Figure:
                     markersize=5 if kind == "rmse" else 4,
                     linewidth=width,
                 )
-    axes.set(title=title, xlabel="share of the sensors that trained", ylabel="test RMSE")
+    axes.set(title=title, xlabel="share of the sensors that trained", ylabel="test RMSE, unmasked")
     axes.set_xticks(sorted({p.share for points in rows.values() for p in points}))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     handles = [Line2D([], [], color=colour(k), linewidth=1.9, label=name) for k, name in enumerate(rows)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cnfgnn.algorithm.methods import Like, method_of
-from cnfgnn.comparing import Row
+from cnfgnn.comparing import Row, network_of
 from cnfgnn.config import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.evaluation import Scores
@@ -38,9 +38,10 @@ class Line:
         return None if None in values else Mean.of(values)
 
     def by_seed(self, figure: str) -> dict[int, float]:
-        """Overall, of each seed."""
+        """Overall, of each seed for which it is known: it is not where nothing was observed."""
         tests = zip(self.runs, self.tests, strict=True)
-        return {run.config.seed: test["overall"][figure] for run, test in tests}
+        found = {run.config.seed: test["overall"][figure] for run, test in tests}
+        return {seed: value for seed, value in found.items() if value is not None}
 
     def with_cells(self, **cells: Any) -> dict[str, Any]:
         """A row of a table."""
@@ -58,35 +59,43 @@ class Study:
     floors: Sequence[Line]
 
     @property
-    def of_paper(self) -> bool:
-        """Whether the data are, at least in part, those of the paper."""
-        return any(word in self.data.name.lower() for word in ("metr", "bay"))
+    def network(self) -> Like | None:
+        """Which of the paper's networks the data are, at least in part; whatever settings were used."""
+        return network_of(self.data)
 
     @property
     def lines(self) -> list[Line]:
         return [line_of(row) for row in self.rows]
 
     def published(self) -> str:
-        """The heading over published figures: they are of the whole network."""
-        return f"published, all {NETWORKS[self.like].nodes} sensors"
+        """The heading over published figures, where there are any: they are of the whole network."""
+        return f"published, all {NETWORKS[self.network].nodes} sensors" if self.network else ""
 
     def notes(self) -> tuple[str, ...]:
         """What has to be known to read any of its tables."""
         nodes, rows = len(self.data.readings.ids), len(self.data.readings.times)
-        whole = NETWORKS[self.like]
-        span = whole.train + whole.validation + whole.test + 23
         said = [f"Data: {self.data.name}, {nodes} sensors, {self.data.graph.edges} edges, {rows:,} rows."]
-        if self.of_paper and (nodes, rows) != (whole.nodes, span):
-            said.append(
-                f"A part of {NAMES[self.like]}: the paper's figures are of all {whole.nodes} sensors and"
-                f" {span:,} rows, so compare the order of the methods, not the digits."
-            )
+        if self.network is not None:
+            whole = NETWORKS[self.network]
+            span = whole.train + whole.validation + whole.test + 23
+            if (nodes, rows) != (whole.nodes, span):
+                said.append(
+                    f"A part of {NAMES[self.network]}: the paper's figures are of all {whole.nodes} sensors"
+                    f" and {span:,} rows, so compare the order of the methods, not the digits."
+                )
+            if self.like != self.network:
+                said.append(f"Trained with the settings that were published for {NAMES[self.like]}.")
         precisions = sorted({run.config.compute.precision for row in self.rows for run in row.runs})
         seeds = sorted({run.config.seed for row in self.rows for run in row.runs})
         if seeds:
             said.append(
-                f"Computed in {', '.join(precisions)}; seeds {', '.join(map(str, seeds))} (mean ± standard"
-                " deviation where a line has several)."
+                f"Computed in {', '.join(precisions)}; {_counted('seed', seeds)} (mean ± standard deviation"
+                " where a line has several)."
+            )
+        short = [row.case.name for row in self.rows if any(_ended_early(run, row) for run in row.runs)]
+        if short:
+            said.append(
+                f"Begun for fewer rounds than the plan has now, and kept as they are: {', '.join(short)}."
             )
         return tuple(said)
 
@@ -101,6 +110,16 @@ def line_of(row: Row) -> Line:
         **row.case.varied,
     }
     return Line(cells, row.tests, row.runs)
+
+
+def _counted(what: str, numbers: Sequence[int]) -> str:
+    return f"{what}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _ended_early(run: Run, row: Row) -> bool:
+    """Whether the plan would have had more rounds of it."""
+    wanted, rounds = row.case.config.training, len(run.progress.history)
+    return rounds < wanted.rounds and rounds + 1 - run.progress.best.r_g <= wanted.patience
 
 
 def _minutes(run: Run) -> float:

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.report import figures
 from cnfgnn.report.lines import METHOD, Line, Study, masked_table
 from cnfgnn.report.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.report.tables import Column, Mean, Table
+from cnfgnn.runs import Run
 from cnfgnn.simulation import seen_sensors
 
-GIB = 2**30
+FEWEST_SEEN = 2  # sensors: on a single one a graph network learns nothing
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ RESULT = (
 
 def forecasting(study: Study) -> Outcome:
     """All methods: test RMSE as in the paper, and masked metrics apart."""
-    published = TEST_RMSE[study.like] if study.of_paper else {}
+    published = TEST_RMSE[study.network] if study.network else {}
     rows = [
         _result(line, published=published.get((line.cells["method"], line.cells.get("size") or "63k")))
         for line in (*study.floors, *study.lines)
@@ -53,8 +55,8 @@ def forecasting(study: Study) -> Outcome:
 
 def strategies(study: Study) -> Outcome:
     """Five ways of training the same model: errors, bytes until the best round, validation by round."""
-    published = TEST_RMSE[study.like] if study.of_paper else {}
-    costs = {c.method: c.gib for c in COSTS if c.data == study.like and c.parameters != 727_000}
+    published = TEST_RMSE[study.network] if study.network else {}
+    costs = {c.method: c.gib for c in COSTS if c.data == study.network and c.parameters != 727_000}
     rows = []
     for line in (*study.floors, *study.lines):
         method = line.cells["method"]
@@ -63,19 +65,21 @@ def strategies(study: Study) -> Outcome:
                 line,
                 published=published.get((method, "63k")),
                 gib=_gib(line),
-                published_gib=costs.get(method) if study.of_paper else None,
+                published_gib=costs.get(method),
             )
         )
     columns = [METHOD[0], RESULT[0], *_published(study), Column("gib", "GiB until the best round")]
-    if study.of_paper:
+    if study.network:
         columns.append(Column("published_gib", f"GiB {study.published()}"))
     title = f"Training strategies on {study.data.name}, unmasked"
     table = Table("strategies", title, [*columns, *RESULT[1:]], rows, study.notes())
-    curves = {line.cells["method"]: [_curve(run) for run in line.runs] for line in study.lines}
-    drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}")
+    kind = _judged_by(study)
+    curves = {line.cells["method"]: [_curve(run, kind) for run in line.runs] for line in study.lines}
+    drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}, {kind}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
-    return Outcome([table, _masked(study, METHOD[:1])], {"curves": drawn, "bytes": cost})
+    shown = {"curves": drawn, "bytes": cost} if points else {"curves": drawn}  # where nothing was moved yet
+    return Outcome([table, _masked(study, METHOD[:1])], shown)
 
 
 def rounds(study: Study) -> Outcome:
@@ -107,7 +111,7 @@ def inductive(study: Study) -> Outcome:
     rows = []
     for line in (*study.floors, *lines):
         method, share = line.cells["method"], line.cells.get("training.seen")
-        published = INDUCTIVE_RMSE[study.like].get(method) if study.of_paper else None
+        published = INDUCTIVE_RMSE[study.network].get(method) if study.network else None
         rows.append(
             _result(
                 line,
@@ -119,7 +123,7 @@ def inductive(study: Study) -> Outcome:
     columns = [*what, RESULT[0], *_published(study), Column("seen", "RMSE seen")]
     columns += [Column("unseen", "RMSE unseen"), *RESULT[1:]]
     title = f"Inductive learning on {study.data.name}, unmasked"
-    table = Table("inductive", title, columns, rows, study.notes())
+    table = Table("inductive", title, columns, rows, (*study.notes(), *_left_out(study.data)))
     points: dict[str, list[figures.Inductive]] = {}
     for line in lines:
         values = [line.mean("rmse", of) for of in ("overall", "seen", "unseen")]
@@ -130,6 +134,18 @@ def inductive(study: Study) -> Outcome:
     drawn = partial(figures.inductive, points, f"Inductive learning on {study.data.name}")
     masked = masked_table("inductive-masked", _masked_title(study), [*study.floors, *lines], study.data, what)
     return Outcome([table, masked], {"inductive": drawn})
+
+
+def enough_seen(data: Dataset, share: float) -> bool:
+    """Whether so many sensors train at this share that there is something to learn from a neighbour."""
+    return int(len(data.readings.ids) * share) >= FEWEST_SEEN
+
+
+def _left_out(data: Dataset) -> list[str]:
+    few = [f"{share:.0%}" for share in FRACTIONS if not enough_seen(data, share)]
+    return (
+        [f"Left out, because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."] if few else []
+    )
 
 
 def deviations(study: Study) -> Outcome:
@@ -149,8 +165,12 @@ def deviations(study: Study) -> Outcome:
         columns = [*what, RESULT[0], Column("change", "RMSE changes by", 1, True), *RESULT[1:]]
         title = f"Deviations on {study.data.name}, {kind}"
         name = "deviations" if kind == "unmasked" else "deviations-masked"
-        note = "Changes are of the same seeds, each against its own."
-        tables.append(Table(name, title, columns, rows, (*study.notes(), note)))
+        notes = (
+            "Changes are of the same seeds, each against its own.",
+            "Where missing readings are masked, a sensor is judged on windows in which it measured anything,"
+            " elsewhere on all: that line's errors, of both kinds, are of fewer windows.",
+        )
+        tables.append(Table(name, title, columns, rows, (*study.notes(), *notes)))
     return Outcome(tables)
 
 
@@ -209,12 +229,12 @@ def _mae(line: Line, rmse: str) -> Mean | None:
 
 def _change(line: Line, shipped: Line, figure: str) -> Mean | None:
     ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
-    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if seed in theirs]
+    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]  # none of an error of 0
     return Mean.of(changes) if changes else None
 
 
 def _published(study: Study) -> list[Column]:
-    return [Column("published", f"RMSE {study.published()}")] if study.of_paper else []
+    return [Column("published", f"RMSE {study.published()}")] if study.network else []
 
 
 def _masked(study: Study, what: Sequence[Column]) -> Table:
@@ -233,8 +253,16 @@ def _gib(line: Line) -> Mean | None:
     return Mean.of([run.progress.best.training_bytes.per_node / GIB for run in line.runs])
 
 
-def _curve(run: Any) -> list[float]:
-    return [done.validation.rmse for done in run.progress.history]
+def _judged_by(study: Study) -> str:
+    """By which kind of errors rounds were compared."""
+    kinds = {run.config.data.missing for row in study.rows for run in row.runs}
+    return "masked" if kinds == {"masked"} else "unmasked"
+
+
+def _curve(run: Run, kind: str) -> list[float]:
+    """By the errors that decide which round is best."""
+    rounds = [done.validation for done in run.progress.history]
+    return [errors.masked_rmse if kind == "masked" else errors.rmse for errors in rounds]
 
 
 def _with_settings(line: Line, *keys: str) -> Line:
