@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,18 @@ def renamed(data: Dataset, ids: tuple[str, ...]) -> Dataset:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_judged_as_it_was_at_the_end_of_training(method: str, trained: Callable[..., Run]) -> None:
     run = trained(method)
+    assert vars(evaluate_run(run, DATA).overall) == run.events()[-1]["overall"]
+
+
+def test_a_run_trained_on_a_device_that_is_not_here_is_judged_on_the_cpu(
+    trained: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(trained("at-fedavg").folder, tmp_path / "moved")
+    settings = (folder / "config.toml").read_text()
+    assert 'device = "cpu"' in settings
+    (folder / "config.toml").write_text(settings.replace('device = "cpu"', 'device = "cuda"'))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run = Run.open(folder)
     assert vars(evaluate_run(run, DATA).overall) == run.events()[-1]["overall"]
 
 

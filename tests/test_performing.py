@@ -13,7 +13,7 @@ import pytest
 
 from cnfgnn.comparing import Plan
 from cnfgnn.data.source import open_data
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.performing import Unobserved, done, perform
 from cnfgnn.running import Unwatched
 from cnfgnn.runs import Run
@@ -96,6 +96,14 @@ def test_a_run_that_fails_does_not_hold_up_the_others(jobs: int, tmp_path: Path)
         "at-fedavg-seed2",
     }
     assert len(observer.ended) == 4
+
+
+def test_a_line_that_cannot_be_is_refused_before_any_is_begun(tmp_path: Path) -> None:
+    plan = read(tmp_path, TINY + "[only.gru-local.training]\nclient_batch = 5000\n")
+    data = open_data(plan.cases()[0].config)
+    with pytest.raises(ConfigError, match="5000"):
+        perform(plan, data, tmp_path / "runs", Noted())
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_done_can_be_shown_without_starting_anything(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_runs_that_cannot_be_trained_leave_nothing_and_end_with_their_code(jobs:
     assert ended.returncode == ConfigError.exit_code, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "minibatches of 128" in ended.stderr.splitlines()[-1]
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gru-gn-central-seed1"]
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_log_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -107,8 +107,7 @@ def test_floors_stand_in_every_table_and_masked_figures_in_a_table_of_their_own(
     for kind, figure in ((name, "rmse"), (f"{name}-masked", "masked_rmse")):
         rows = tables[kind]["rows"]
         assert [row["method"] for row in rows[:2]] == ["last value", "daily average"]
-        column = "rmse" if figure in ("rmse",) or name == "deviations" else "masked_rmse"
-        shown = [row[column]["mean"] for row in rows[:2]]
+        shown = [row[figure]["mean"] for row in rows[:2]]
         floors = [last_value(data, config.data).overall, daily_average(data, config.data).overall]
         assert shown == pytest.approx([getattr(errors, figure) for errors in floors])
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from cnfgnn.algorithm.methods import method_of
 from cnfgnn.comparing import Plan, Row, runs_of
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
+from cnfgnn.simulation import check_batches
 
 POLL_S = 0.2  # how often processes are asked whether they have ended
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
@@ -66,7 +69,12 @@ def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: i
 
     A run that fails does not hold up the others; the first failure is raised when they have ended.
     """
-    lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in plan.cases(data)]
+    cases = plan.cases(data)
+    for case in cases:  # all of them before the first is begun
+        d = case.config.data
+        windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
+        check_batches(case.config, method_of(case.method), windows.count("train"))
+    lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in cases]
     # seed by seed: whoever stops a long plan early has every line with the seeds that are done
     in_turn = [runs[k] for k in range(len(plan.seeds)) for _, runs in lines]
     waiting = [run for run in in_turn if not run.finished]

@@ -179,7 +179,7 @@ def _agree(
             kind = "training" if split == "train" else split
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:
-        _check_batches(config, method, windows.count("train"))
+        check_batches(config, method, windows.count("train"))
         scaler = Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
@@ -190,7 +190,7 @@ def _agree(
     return everyone, windows, scaler, keeping
 
 
-def _check_batches(config: Config, method: Method, windows: int) -> None:
+def check_batches(config: Config, method: Method, windows: int) -> None:
     """Refuse a minibatch that there are too few windows for: its size would not be what the settings say."""
     used = []
     if method.strategy != "split":

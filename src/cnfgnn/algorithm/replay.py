@@ -34,7 +34,8 @@ class Memory:
     @contextmanager
     def recording(self) -> Iterator[torch.cuda.CUDAGraph]:
         """Have what happens inside recorded instead of done."""
-        self._stream, here = self._stream or torch.cuda.Stream(), torch.cuda.current_stream()
+        here = torch.cuda.current_stream(self.device)
+        self._stream = self._stream or torch.cuda.Stream(self.device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(here)
         with _no_collection(), torch.cuda.stream(self._stream):

@@ -7,14 +7,13 @@ from typing import Any
 
 from cnfgnn.algorithm.cost import GIB, Size, operations, training_bytes
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.errors import RunError
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.report.lines import METHOD, NAMES, Line, Study
-from cnfgnn.report.published import COSTS, GFLOPS_ON_DEVICE, NETWORKS, Cost
+from cnfgnn.report.published import AT_METR_LA_AS_LISTED, COSTS, GFLOPS_ON_DEVICE, NETWORKS
 from cnfgnn.report.studies import Outcome
 from cnfgnn.report.tables import Column, Mean, Table
 from cnfgnn.runs import Run
-
-LISTED = Cost("metr-la", "at", 64_000, 49, 1, float("nan"))  # with the server rounds that the paper lists
 
 
 def cost(study: Study | None) -> Outcome:
@@ -26,19 +25,19 @@ def cost(study: Study | None) -> Outcome:
 def recomputed() -> Table:
     """The paper's totals, from its own formulas and the sizes it lists."""
     rows: list[dict[str, Any]] = []
-    for cost in (*COSTS, LISTED):
+    for cost in (*COSTS, AT_METR_LA_AS_LISTED):
         network = NETWORKS[cost.data]
         size = Size(network.nodes, network.edges, cost.parameters, network.train * 64)
         gib = training_bytes(cost.method, size, cost.rounds, cost.server_rounds) / GIB
         rows.append(
             {
-                "data": next(name for like, name in NAMES.items() if like == cost.data),
+                "data": NAMES[cost.data],
                 "method": cost.method,
                 "parameters": cost.parameters,
                 "rounds": cost.rounds,
                 "server_rounds": cost.server_rounds,
                 "gib": gib,
-                "published": cost.gib,
+                "published": cost.gib if cost in COSTS else None,
             }
         )
     columns = [Column("data", "data"), Column("method", "method"), Column("parameters", "parameters")]
@@ -108,12 +107,13 @@ def counted(study: Study) -> Table:
 def _by_formula(run: Run, study: Study) -> int:
     """With the true number of parameters."""
     start, graph = run.events()[0], study.data.graph
-    size = Size(
-        nodes=graph.nodes,
-        edges=int((graph.senders != graph.receivers).sum()),
-        parameters=start["parameters"]["node"],
-        hidden=start["windows"]["train"] * run.config.model.hidden,
-    )
+    try:
+        parameters, windows = int(start["parameters"]["node"]), int(start["windows"]["train"])
+    except (KeyError, TypeError, ValueError) as error:
+        path = run.folder / "events.jsonl"
+        raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
+    edges = int((graph.senders != graph.receivers).sum())
+    size = Size(graph.nodes, edges, parameters, windows * run.config.model.hidden)
     return training_bytes(run.config.method, size, run.progress.best.r_g, run.config.training.server_rounds)
 
 

@@ -153,16 +153,15 @@ def deviations(study: Study) -> Outcome:
     what = (Column("method", "method"), Column("label", "changed"))
     base = {line.cells["method"]: line for line in study.lines if not line.cells["label"]}
     tables = []
-    for kind, figure in (("unmasked", "rmse"), ("masked", "masked_rmse")):
-        rows = [_result(line, rmse=line.mean(figure), mae=_mae(line, figure)) for line in study.floors]
+    for kind, rmse, mae in (("unmasked", "rmse", "mae"), ("masked", "masked_rmse", "masked_mae")):
+        rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.floors]
         for line in study.lines:
-            shipped = base.get(line.cells["method"])
-            change = _change(line, shipped, figure) if shipped and line.cells["label"] else None
-            label = line.cells["label"] or "as shipped"
-            rows.append(
-                _result(line, rmse=line.mean(figure), mae=_mae(line, figure), change=change, label=label)
-            )
-        columns = [*what, RESULT[0], Column("change", "RMSE changes by", 1, True), *RESULT[1:]]
+            shipped, label = base.get(line.cells["method"]), line.cells["label"]
+            change = _change(line, shipped, rmse) if shipped and label else None
+            figures_of = {rmse: line.mean(rmse), mae: line.mean(mae)}
+            rows.append(line.with_cells(**figures_of, change=change, label=label or "as shipped"))
+        columns = [*what, Column(rmse, "RMSE"), Column("change", "RMSE changes by", 1, True)]
+        columns += [Column(mae, "MAE"), *RESULT[2:]]
         title = f"Deviations on {study.data.name}, {kind}"
         name = "deviations" if kind == "unmasked" else "deviations-masked"
         notes = (
@@ -220,11 +219,6 @@ def subgraphs(data: Dataset, shares: Sequence[float]) -> Outcome:
 
 def _result(line: Line, **more: Any) -> dict[str, Any]:
     return line.with_cells(**({"rmse": line.mean("rmse"), "mae": line.mean("mae")} | more))
-
-
-def _mae(line: Line, rmse: str) -> Mean | None:
-    """Of the same kind as the root mean squared error of that name."""
-    return line.mean(rmse.replace("rmse", "mae"))
 
 
 def _change(line: Line, shipped: Line, figure: str) -> Mean | None:
