@@ -8,31 +8,16 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from cnfgnn.cli import app
-from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs import Run
+from tests.commands import COMMAND, ENVIRONMENT, said
 
 SMALL = [f"--set=model.{name}=4" for name in ("hidden", "embedding")] + ["--set=model.gn_widths=[6, 5]"]
-COMMAND = [sys.executable, "-m", "cnfgnn"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def said(*arguments: object, fails: bool = False) -> str:
-    """What a command prints, in this process; or the one sentence with which it ends."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    if fails:
-        assert isinstance(result.exception, CnfgnnError), result.output
-        return str(result.exception)
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
 
 
 @pytest.fixture(scope="module")

@@ -13,24 +13,10 @@ from cnfgnn.comparing import Case, Plan, like_of, runs_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.runs import Run
+from tests.commands import A_PLAN
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-TINY = """
-methods = ["cnfgnn", "gru-local"]
-seeds = [1, 2]
-[city]
-sensors = 3
-days = 2
-[model]
-hidden = 4
-[training]
-rounds = 1
-client_rounds = 1
-[only.cnfgnn.model]
-embedding = 3
-[quick.training]
-client_lr = 0.5
-"""
+TINY = A_PLAN + "[quick.training]\nclient_lr = 0.5\n"
 
 
 def plan(tmp_path: Path, text: str = TINY) -> Plan:

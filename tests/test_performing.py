@@ -17,21 +17,9 @@ from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.performing import Unobserved, done, perform
 from cnfgnn.running import Unwatched
 from cnfgnn.runs import Run
+from tests.commands import A_PLAN
 
-TINY = """
-methods = ["cnfgnn", "gru-local"]
-seeds = [1, 2]
-[city]
-sensors = 3
-days = 2
-[model]
-hidden = 4
-[training]
-rounds = 2
-client_rounds = 1
-[only.cnfgnn.model]
-embedding = 3
-"""
+TINY = A_PLAN
 
 
 class Noted(Unobserved):

@@ -38,7 +38,7 @@ def test_every_method_is_in_the_table_with_what_it_can_do() -> None:
 
 def test_every_command_it_names_exists() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name in re.findall(r"cnfgnn (train|forecast|evaluate|report|runs|compare|data)\b", README):
+    for name in re.findall(r"cnfgnn (train|forecast|evaluate|report|reproduce|runs|compare|data)\b", README):
         assert name in commands
     for target in re.findall(r"`?make (\w+)", README):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from cnfgnn.algorithm.methods import Like
-from cnfgnn.cli import app
 from cnfgnn.comparing import Plan, network_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
-from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.performing import Unobserved, at_once, done
 from cnfgnn.report.lines import Study
 from cnfgnn.report.studies import _curve, forecasting, inductive
@@ -30,20 +26,16 @@ from cnfgnn.reproducing import _experiment
 from cnfgnn.running import Unwatched
 from cnfgnn.runs import Run
 from cnfgnn.terminal import print_study
+from tests import commands
+from tests.commands import ENVIRONMENT
 
-COMMAND = [sys.executable, "-m", "cnfgnn", "reproduce"]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+COMMAND = [*commands.COMMAND, "reproduce"]
 TINY = ["--set=city.sensors=4", "--set=city.days=2", "--set=model.hidden=4", "--quick"]
 
 
 def said(*arguments: object, fails: bool = False) -> str:
-    """What the command prints, in this process; or the one sentence with which it ends."""
-    result = CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
-    if fails:
-        assert isinstance(result.exception, CnfgnnError), result.output
-        return str(result.exception)
-    assert result.exit_code == 0, result.output + repr(result.exception)
-    return result.output
+    """Of `cnfgnn reproduce`."""
+    return commands.said("reproduce", *arguments, fails=fails)
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_the_list_of_sensors_does_the_same_by_keyboard(browser: Browser, one: Pa
     browser.open(one)
     before = browser.measured()
     browser.find("#sensor").send_keys(Keys.ARROW_DOWN)
-    browser.until(lambda: browser.sensor() == 1 and browser.measured() != before)
+    assert browser.until(lambda: browser.sensor() == 1 and browser.measured() != before)
 
 
 def test_the_horizon_changes_the_colours(browser: Browser, one: Path) -> None:

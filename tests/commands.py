@@ -1,0 +1,38 @@
+"""The command line in tests: in this process for what it says, in another for how it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from typer.testing import CliRunner
+
+from cnfgnn.cli import app
+from cnfgnn.errors import CnfgnnError
+
+COMMAND = [sys.executable, "-m", "cnfgnn"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+A_PLAN = """
+methods = ["cnfgnn", "gru-local"]
+seeds = [1, 2]
+[city]
+sensors = 3
+days = 2
+[model]
+hidden = 4
+[training]
+rounds = 2
+client_rounds = 1
+[only.cnfgnn.model]
+embedding = 3
+"""
+
+
+def said(*arguments: object, fails: bool = False) -> str:
+    """What a command prints, in this process; or the one sentence with which it ends."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if fails:
+        assert isinstance(result.exception, CnfgnnError), result.output
+        return str(result.exception)
+    assert result.exit_code == 0, result.output + repr(result.exception)
+    return result.output
