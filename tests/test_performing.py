@@ -74,6 +74,36 @@ def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
+    plan = read(tmp_path)
+    data = open_data(plan.cases()[0].config)
+    perform(plan, data, tmp_path / "runs", Noted())
+    longer, observer = plan.with_changes({"training.rounds": 4}), Noted()
+    rows = perform(longer, data, tmp_path / "runs", observer, jobs)
+    assert observer.planned == (4, 0)
+    assert perform(longer, data, tmp_path / "runs", again := Noted()) is not None
+    assert again.planned == (4, 4)
+    for one, other in zip(rows, perform(longer, data, tmp_path / "straight", Noted()), strict=True):
+        assert [run.config for run in one.runs] == [run.config for run in other.runs]
+        for ours, theirs in zip(one.runs, other.runs, strict=True):
+            assert [e["event"] for e in ours.events()] == ["start", *["round"] * 4, "test"]
+            if jobs == 1:  # processes have other threads: other last bits
+                assert ours.progress.history == theirs.progress.history
+                assert ours.test()["overall"] == theirs.test()["overall"]
+
+
+def test_a_run_without_its_states_is_kept_as_it_ended(tmp_path: Path) -> None:
+    plan = read(tmp_path)
+    data = open_data(plan.cases()[0].config)
+    perform(plan, data, tmp_path / "runs", Noted())
+    for state in (tmp_path / "runs").glob("*/checkpoints/server/*"):
+        state.unlink()
+    rows = perform(plan.with_changes({"training.rounds": 4}), data, tmp_path / "runs", observer := Noted())
+    assert observer.planned == (4, 4)
+    assert {len(run.progress.history) for row in rows for run in row.runs} == {2}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_fails_does_not_hold_up_the_others(jobs: int, tmp_path: Path) -> None:
     plan, observer = read(tmp_path, TINY + "[only.gru-local.training]\nclient_lr = 1e30\n"), Noted()
     data = open_data(plan.cases()[0].config)

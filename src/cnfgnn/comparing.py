@@ -194,6 +194,12 @@ def network_of(data: Dataset) -> Like | None:
     return next((like for like in LIKES if like.replace("-", "") in letters), None)
 
 
+def ended_early(run: Run, case: Case) -> bool:
+    """Whether the plan has more rounds for a finished run than it was begun for."""
+    wanted, rounds = case.config.training, len(run.progress.history)
+    return rounds < wanted.rounds and rounds + 1 - run.progress.best.r_g <= wanted.patience
+
+
 def _method_and_size(text: str) -> tuple[str, str]:
     name, _, size = text.partition(" ")
     return method_of(name).name, size.strip() or "63k"

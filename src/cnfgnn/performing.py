@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from cnfgnn.algorithm.methods import method_of
-from cnfgnn.comparing import Plan, Row, runs_of
+from cnfgnn.comparing import Plan, Row, ended_early, runs_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
@@ -67,7 +67,8 @@ class Unobserved:
 def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: int = 1) -> list[Row]:
     """A row for each case of the plan, once all its runs are done; those that were done before are kept.
 
-    A run that fails does not hold up the others; the first failure is raised when they have ended.
+    One that was begun for fewer rounds than the plan has now goes on, as if it had never ended. A run that
+    fails does not hold up the others; the first failure is raised when they have ended.
     """
     cases = plan.cases(data)
     for case in cases:  # all of them before the first is begun
@@ -75,6 +76,10 @@ def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: i
         windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
         check_batches(case.config, method_of(case.method), windows.count("train"))
     lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in cases]
+    for case, runs in lines:
+        for run in runs:
+            if run.finished and ended_early(run, case) and _has_its_states(run):
+                run.extend(case.config.training.rounds, case.config.training.patience)
     # seed by seed: whoever stops a long plan early has every line with the seeds that are done
     in_turn = [runs[k] for k in range(len(plan.seeds)) for _, runs in lines]
     waiting = [run for run in in_turn if not run.finished]
@@ -104,6 +109,13 @@ def done(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
     if not rows:
         raise RunError(folder, f"holds no finished run of {plan.source.name}")
     return rows
+
+
+def _has_its_states(run: Run) -> bool:
+    """Whether every owner's last state is there: a run that was copied for its results alone has none."""
+    owners = [folder.name for folder in (run.folder / "checkpoints").glob("*")]
+    tag = run.progress.history[-1].tag
+    return "server" in owners and all(run.store(owner).has(tag) for owner in owners)
 
 
 def _forget_unless_used(run: Run) -> None:

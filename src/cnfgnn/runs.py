@@ -256,6 +256,15 @@ class Run:
             raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
         return event
 
+    def extend(self, rounds: int, patience: int) -> None:
+        """Let a finished run go on from its last state: what it was judged at its end is taken back."""
+        with self.locked():
+            known = (self.folder / "events.jsonl").read_bytes()[: self.manifest["events"]]
+            self.config = self.config.with_changes({"training.rounds": rounds, "training.patience": patience})
+            write_whole(self.folder / "config.toml", config_file.dump(self.config).encode())
+            self.manifest |= {"events": known.rstrip(b"\n").rfind(b"\n") + 1, "finished": False}
+            self._write_manifest()
+
     def _write_manifest(self) -> None:
         write_whole(
             self.folder / "manifest.json", json.dumps(self.manifest, indent=1, allow_nan=False).encode()

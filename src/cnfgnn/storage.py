@@ -83,6 +83,9 @@ class FolderStore:
             raise RunError(path, "this state is damaged: its content does not match its digest")
         return tensors
 
+    def has(self, tag: str) -> bool:
+        return self._path(tag).is_file()
+
     def _path(self, tag: str) -> Path:
         return self.folder / f"{tag}.safetensors"
 

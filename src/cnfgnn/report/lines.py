@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cnfgnn.algorithm.methods import Like, method_of
-from cnfgnn.comparing import Row, network_of
+from cnfgnn.comparing import Row, ended_early, network_of
 from cnfgnn.config import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.evaluation import Scores
@@ -92,7 +92,7 @@ class Study:
                 f"Computed in {', '.join(precisions)}; {_counted('seed', seeds)} (mean ± standard deviation"
                 " where a line has several)."
             )
-        short = [row.case.name for row in self.rows if any(_ended_early(run, row) for run in row.runs)]
+        short = [row.case.name for row in self.rows if any(ended_early(run, row.case) for run in row.runs)]
         if short:
             said.append(
                 f"Begun for fewer rounds than the plan has now, and kept as they are: {', '.join(short)}."
@@ -114,12 +114,6 @@ def line_of(row: Row) -> Line:
 
 def _counted(what: str, numbers: Sequence[int]) -> str:
     return f"{what}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
-
-
-def _ended_early(run: Run, row: Row) -> bool:
-    """Whether the plan would have had more rounds of it."""
-    wanted, rounds = row.case.config.training, len(run.progress.history)
-    return rounds < wanted.rounds and rounds + 1 - run.progress.best.r_g <= wanted.patience
 
 
 def _minutes(run: Run) -> float:
