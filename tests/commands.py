@@ -1,4 +1,4 @@
-"""The command line in tests: in this process for what it says, in another for how it ends."""
+"""The command line and plans in tests: in this process for what they say, in another for how they end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from cnfgnn.cli import app
 from cnfgnn.errors import CnfgnnError
+from cnfgnn.running import Unwatched
+from cnfgnn.runs import Run
 
 COMMAND = [sys.executable, "-m", "cnfgnn"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -36,3 +38,18 @@ def said(*arguments: object, fails: bool = False) -> str:
         return str(result.exception)
     assert result.exit_code == 0, result.output + repr(result.exception)
     return result.output
+
+
+class Unobserved:
+    """Nobody waits for the plan."""
+
+    def plan(self, runs: int, done: int) -> None: ...
+
+    def watcher(self, run: Run) -> Unwatched:
+        return Unwatched()
+
+    def process(self, run: Run) -> None: ...
+
+    def done(self, run: Run, problem: str | None) -> None: ...
+
+    def end(self) -> None: ...

@@ -14,10 +14,9 @@ import pytest
 from cnfgnn.comparing import Plan
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.performing import Unobserved, done, perform
-from cnfgnn.running import Unwatched
+from cnfgnn.performing import done, perform
 from cnfgnn.runs import Run
-from tests.commands import A_PLAN
+from tests.commands import A_PLAN, Unobserved
 
 TINY = A_PLAN
 
@@ -26,7 +25,6 @@ class Noted(Unobserved):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        super().__init__(Unwatched)
         self.planned: tuple[int, int] = (0, 0)
         self.ended: list[tuple[str, str | None]] = []
         self.rounds: list[int] = []
@@ -81,7 +79,7 @@ def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
     longer, observer = plan.with_changes({"training.rounds": 4}), Noted()
     rows = perform(longer, data, tmp_path / "runs", observer, jobs)
     assert observer.planned == (4, 0)
-    assert perform(longer, data, tmp_path / "runs", again := Noted()) is not None
+    perform(longer, data, tmp_path / "runs", again := Noted())
     assert again.planned == (4, 4)
     for one, other in zip(rows, perform(longer, data, tmp_path / "straight", Noted()), strict=True):
         assert [run.config for run in one.runs] == [run.config for run in other.runs]

@@ -18,16 +18,15 @@ from cnfgnn.comparing import Plan, network_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, StorageError
-from cnfgnn.performing import Unobserved, at_once, done
+from cnfgnn.performing import at_once, done
 from cnfgnn.report.lines import Study
 from cnfgnn.report.studies import _curve, forecasting, inductive
 from cnfgnn.report.tables import Column, Table
 from cnfgnn.reproducing import _experiment
-from cnfgnn.running import Unwatched
 from cnfgnn.runs import Run
 from cnfgnn.terminal import print_study
 from tests import commands
-from tests.commands import ENVIRONMENT
+from tests.commands import ENVIRONMENT, Unobserved
 
 COMMAND = [*commands.COMMAND, "reproduce"]
 TINY = ["--set=city.sensors=4", "--set=city.days=2", "--set=model.hidden=4", "--quick"]
@@ -236,7 +235,7 @@ def test_a_log_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) ->
     run = Run.create(tmp_path / "run", plan.cases()[0].of_seed(1), data)
     (run.folder / "log.txt").mkdir()
     with pytest.raises(StorageError, match=r"log\.txt: cannot be written"):
-        at_once([(run, "city")], Unobserved(Unwatched), jobs=2)
+        at_once([(run, "city")], Unobserved(), jobs=2)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,24 +40,6 @@ class Observer(Protocol):
 
     def process(self, run: Run) -> None:
         """A run in another process has got one round further, or has just begun."""
-
-    def done(self, run: Run, problem: str | None) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class Unobserved:
-    """Nobody waits."""
-
-    def __init__(self, watcher: Callable[[], Watcher]) -> None:
-        self._watcher = watcher
-
-    def plan(self, runs: int, done: int) -> None: ...
-
-    def watcher(self, run: Run) -> Watcher:
-        return self._watcher()
-
-    def process(self, run: Run) -> None: ...
 
     def done(self, run: Run, problem: str | None) -> None: ...
 

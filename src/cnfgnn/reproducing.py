@@ -32,7 +32,6 @@ from cnfgnn.report.studies import (
 )
 from cnfgnn.report.views import views
 from cnfgnn.runs import Run, plain
-from cnfgnn.simulation import seen_sensors
 from cnfgnn.storage import make_folder, write_whole
 
 TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
@@ -142,7 +141,6 @@ def _without_single_sensors(plan: Plan, data: Dataset) -> Plan:
     shares = plan.changes.get("grid.training.seen")
     if shares is None:
         return plan
-    seen_sensors(data, shares[0])  # refuses data without positions before anything is begun
     enough = [share for share in shares if enough_seen(data, share)]
     if not enough:
         raise ConfigError("training.seen", f"{data.name} has too few sensors for inductive training")

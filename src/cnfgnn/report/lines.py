@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cnfgnn.algorithm.methods import Like, method_of
@@ -63,7 +64,7 @@ class Study:
         """Which of the paper's networks the data are, at least in part; whatever settings were used."""
         return network_of(self.data)
 
-    @property
+    @cached_property
     def lines(self) -> list[Line]:
         return [line_of(row) for row in self.rows]
 

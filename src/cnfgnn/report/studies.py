@@ -138,7 +138,8 @@ def inductive(study: Study) -> Outcome:
 
 def enough_seen(data: Dataset, share: float) -> bool:
     """Whether so many sensors train at this share that there is something to learn from a neighbour."""
-    return int(len(data.readings.ids) * share) >= FEWEST_SEEN
+    seen = seen_sensors(data, share)
+    return seen is None or int(seen.sum()) >= FEWEST_SEEN
 
 
 def _left_out(data: Dataset) -> list[str]:
