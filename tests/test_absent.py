@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from cnfgnn.algorithm.clients import Clients
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
@@ -143,3 +144,63 @@ def test_the_ledger_counts_only_those_who_were_there(data: Dataset) -> None:
         moved.append(experiment.ledger.total("training"))
     assert moved[1].per_node * 2 == moved[0].per_node
     assert moved[1].per_site * 2 == moved[0].per_site
+
+
+@pytest.mark.parametrize(
+    "method", ["at-fedavg", "at", "sl", "sl-fedavg", "gru-local", "gru-fedavg", "gru-fmtl"]
+)
+def test_a_site_that_lost_everything_but_its_saved_state_catches_up_to_the_last_bit(
+    method: str, data: Dataset
+) -> None:
+    ends = []
+    for restarts in (False, True):
+        experiment = simulate(data, small(method), groups=[[0, 1], [2, 3], [4, 5]])
+        strategy, carrier = server(experiment), transport(experiment)
+        strategy.round(1)
+        strategy.score("validation")
+        strategy.save("round-1", ())
+        if restarts:
+            rows, old = carrier.groups[1]
+            carrier.groups[1] = rows, Clients(old.series, old.compute, old.store, old.name)
+            strategy.nodes.up[rows] = False  # what a transport says of a site that does not know its part
+        strategy.round(2)
+        ends.append(strategy.score("test"))
+        assert ("recovery" in {item.purpose for item in experiment.ledger.items}) == restarts
+    assert torch.equal(*ends)
+
+
+def test_a_site_that_missed_the_census_is_counted_when_it_comes(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    nodes = server(experiment).nodes
+    has = {split: has.clone() for split, has in nodes.has.items()}
+    for split in nodes.has:
+        nodes.has[split][2:4] = False
+    nodes.up[2:4] = nodes._counted[2:4] = False
+    nodes.weights()
+    assert nodes.up.all()
+    assert all(torch.equal(nodes.has[split], has[split]) for split in has)
+
+
+def test_too_few_sites_are_waited_for_and_asked_again(data: Dataset) -> None:
+    """Those who answered are not asked twice; those who come back are told what they missed."""
+    undisturbed = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    for one in (undisturbed, experiment):
+        server(one).round(1)
+        server(one).score("validation")
+        server(one).save("round-1", ())
+    carrier, waited = transport(experiment), []
+
+    def wait(answered: torch.Tensor) -> bool:
+        few = len(answered) < 6
+        if few:
+            carrier.away = set()
+            waited.append(answered.tolist())
+        return few
+
+    carrier.wait = wait  # type: ignore[method-assign]
+    carrier.away = {"site-0", "site-2"}
+    for one in (undisturbed, experiment):
+        server(one).round(2)
+    assert waited == [[2, 3]]
+    assert torch.equal(server(experiment).score("test"), server(undisturbed).score("test"))

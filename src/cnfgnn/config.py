@@ -12,6 +12,7 @@ from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take all memory before it fails
 Missing = Literal["as-truth", "masked"]
+Wire = Literal["full", "bf16"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
@@ -64,6 +65,7 @@ class TrainingConfig:
     sampling: float = 0.0  # k of scheduled sampling, 0 = free running
     fmtl_lambda: float = 0.1
     fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
+    wire: Wire = "full"  # how h_c, h_G and their gradients travel: as they are computed, or in two bytes each
     seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
 
 

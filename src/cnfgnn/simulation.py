@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Transport
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.keeping import How, Keeping, choose
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.methods import Method, check_method
-from cnfgnn.algorithm.nodes import Nodes, NodeSettings, Transport
+from cnfgnn.algorithm.nodes import Nodes, NodeSettings
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.series import Scaler, Series
 from cnfgnn.algorithm.server import Alternating, Split
@@ -226,6 +227,7 @@ def _settings(config: Config, keeping: How) -> NodeSettings:
         sampling=training.sampling,
         missing=config.data.missing,
         keeping=keeping,
+        wire=training.wire,
     )
 
 

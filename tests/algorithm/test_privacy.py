@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.nodes import Call, Payload
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows

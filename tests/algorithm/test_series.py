@@ -82,7 +82,9 @@ def test_a_window_needs_an_observed_input_and_an_observed_target() -> None:
     assert s.has(w.starts["train"], w, "masked").tolist() == [[False, False, False, False]]
     s = series([[1.0, NAN, NAN, 4.0, 5.0, NAN, NAN]])
     assert s.has(w.starts["train"], w, "masked").tolist() == [[True, False, True, False]]
-    assert s.has(w.starts["train"], w, "as-truth").all()
+    assert s.has(w.starts["train"], w, "as-truth").tolist() == [[True, False, True, False]]
+    zeros = series([[1.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]])
+    assert zeros.has(w.starts["train"], w, "as-truth").all()
 
 
 def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.dispatch import ASKS, TELLS, run
-from cnfgnn.algorithm.nodes import Call, Nodes
+from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError

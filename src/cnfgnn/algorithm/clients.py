@@ -240,6 +240,8 @@ class Clients:
 
     def restore(self, tag: str) -> None:
         state, device = self.store.read(tag), self.compute.device
+        if not state:
+            return  # it was not there yet when others kept theirs: it goes on as it was prepared
         self.load(**part(state, "theta."))
         self.h_G, self.adam, self.pulling = None, None, pull_of(state, device)
         if adam := part(state, "adam.", device):

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.nodes import Call
 from cnfgnn.errors import CnfgnnError, NodeError
 
 TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")
 ASKS = ("census", "weights", "encode", "backward", "score")
+_NARROWED = ("encode", "backward")  # whose answers `training.wire` is about
 _REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
 
 
-def _at_home(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]:
+def _at_home(call: Call, compute: Compute) -> dict[str, Tensor]:
     """The tensors where and in the type in which this group computes; whole numbers stay what they are, and
-    so does bf16, in which only what is kept for long comes."""
+    so does bf16 of embeddings, which are kept for long."""
 
     def stays(dtype: torch.dtype) -> bool:
-        return not dtype.is_floating_point or dtype == torch.bfloat16
+        return not dtype.is_floating_point or (dtype == torch.bfloat16 and call.verb == "embed")
 
-    return {k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in tensors.items()}
+    return {
+        k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in call.tensors.items()
+    }
 
 
 def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -35,13 +38,14 @@ def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
             raise NodeError(clients.name, call.verb, "there is no such verb")
         verb: Callable[..., Tensor | dict[str, Tensor] | None] = getattr(clients, call.verb)
         try:
-            answer = verb(**call.numbers, **_at_home(call.tensors, clients.compute))
+            answer = verb(**call.numbers, **_at_home(call, clients.compute))
         except CnfgnnError:
             raise
         except Exception as error:  # whatever a call from outside makes fail, it must say where
             reason = (str(error).splitlines() or [""])[0][:300]  # torch adds a page of its own insides
             raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {reason}") from error
         if isinstance(answer, Tensor):
-            answer = {_REPLY[call.verb]: answer}
+            narrow = call.verb in _NARROWED and clients.settings.wire == "bf16"
+            answer = {_REPLY[call.verb]: answer.bfloat16() if narrow else answer}
         replies.append(answer or {})
     return replies

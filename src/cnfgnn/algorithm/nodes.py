@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Call, Number, Transport, for_rows
 from cnfgnn.algorithm.draws import Draw
 from cnfgnn.algorithm.keeping import How
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
-from cnfgnn.config import Missing
+from cnfgnn.config import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params
 
-Number = int | float | str | bool
-
-
-@dataclass(frozen=True)
-class Call:
-    """One verb with its arguments; a tensor is (1, ...) if all nodes get the same, else a row per node."""
-
-    verb: str
-    numbers: Mapping[str, Number] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The nodes' answers: for each call named tensors, a row per node asked, zeros where it was absent."""
-
-    replies: Sequence[Mapping[str, Tensor]]
-    present: Tensor  # (rows,) bool
-
-
-class Transport(Protocol):
-    """Carries calls to the nodes. `sites` holds each site's rows; `exchange` runs the calls in order on every
-    site that has one of `rows`, and answers node-major."""
-
-    @property
-    def sites(self) -> Sequence[Tensor]: ...
-
-    def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload: ...
+_LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
+_NARROWED = ("h_G", "grad_h_c")  # what `training.wire` is about, on its way to the nodes
 
 
 @dataclass(frozen=True)
@@ -63,13 +37,15 @@ class NodeSettings:
     sampling: float
     missing: Missing
     keeping: How  # one choice for all: were it each site's own, results would depend on who shares a site
+    wire: Wire
 
 
 class Nodes:
     """The verbs, typed. A tell waits for the next ask and rides with it; the ledger counts both.
 
-    A site that was away has missed what defines its state; when it is back it is told again, before anything
-    else, what it must know to take part: how to prepare, and the weights that everybody has.
+    A site that was away has missed what defines its state, and may have lost all of it; when it is back it is
+    told again, before anything else, what it must know to take part: how to prepare, which of its own states
+    to go back to, and the weights, anchors and embeddings that were sent since.
     """
 
     def __init__(
@@ -80,8 +56,10 @@ class Nodes:
         self.rows = torch.arange(sum(len(site) for site in transport.sites)) if rows is None else rows
         self.up = torch.ones(len(self.rows), dtype=torch.bool)  # who answered last
         self.has: dict[Split, Tensor] = {}
+        self.wire: torch.dtype | None = None  # of hidden states and gradients; None: as they are computed
         self._waiting: list[tuple[Purpose, Call]] = []
-        self._lesson: dict[str, Call] = {}  # what a returning site is told: verb -> its last call
+        self._lesson: dict[str, list[Call]] = {}  # what a returning site is told: verb -> its last calls
+        self._counted = self.up.clone()  # who has answered a census
         self._recovering = False
 
     def __len__(self) -> int:
@@ -92,7 +70,8 @@ class Nodes:
         self.flush()
         some = Nodes(self.transport, self.ledger, self.rows[rows])
         some.has = {split: has[rows.to(has.device)] for split, has in self.has.items()}
-        some._lesson = {verb: for_rows(call, rows) for verb, call in self._lesson.items()}
+        some._lesson = {v: [for_rows(call, rows) for call in calls] for v, calls in self._lesson.items()}
+        some._counted, some.wire = self._counted[rows], self.wire
         return some
 
     # ---- ask ----------------------------------------------------------------------------------------
@@ -101,8 +80,8 @@ class Nodes:
         """Each node's (count, sum, sum of squares) over the training split, and the windows it has."""
         numbers: dict[str, Number] = {**_plan(windows), "missing": missing}
         reply = self._ask("census", "set-up", numbers, _starts(windows))
-        has = {split: reply[f"has.{split}"].bool() for split in SPLITS}
-        return reply["moments"], has
+        self._counted = self.up.clone()
+        return reply["moments"], _has(reply)
 
     def weights(self) -> Params:
         """Every node's weights: (n, ...)."""
@@ -117,7 +96,7 @@ class Nodes:
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
         """Each node's gradient of its loss with respect to its h_G: (n b h) -> (n b h)."""
         numbers = _numbers(draw, step=step, learn=learn)
-        return self._ask("backward", "training", numbers, {"h_G": h_G})["grad_h_G"]
+        return self._ask("backward", "training", numbers, {"h_G": h_G})["grad_h_G"].to(h_G.dtype)
 
     def score(self, split: Split) -> Tensor:
         """Summed errors of each node at each step: (n t 8)."""
@@ -128,16 +107,21 @@ class Nodes:
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale, number the windows and initialise weights from the seed."""
         numbers = {**vars(settings), **_plan(windows), "mean": mean, "std": std}
-        self._lesson = {"prepare": self._tell("prepare", "set-up", numbers, _starts(windows))}
+        self.wire = torch.bfloat16 if settings.wire == "bf16" else None
+        self._lesson = {"prepare": [self._tell("prepare", "set-up", numbers, _starts(windows))]}
 
     def load(self, theta: Params, purpose: Purpose = "training") -> None:
         """Go on from these weights."""
-        self._lesson["load"] = self._tell("load", purpose, {}, theta)
+        self._lesson["load"] = [self._tell("load", purpose, {}, theta)]
 
     def embed(self, h_G: Tensor, purpose: Purpose = "training", draw: Draw | None = None) -> None:
         """Keep these graph embeddings, of one minibatch or of all windows: fixed during the next update, or
         to be scored with."""
-        self._tell("embed", purpose, _numbers(draw, judge=purpose == "evaluation"), {"h_G": h_G})
+        judge = purpose == "evaluation"
+        call = self._tell("embed", purpose, _numbers(draw, judge=judge), {"h_G": h_G})
+        if not judge:
+            first = draw is None or draw.number == 0
+            self._lesson["embed"] = [call] if first else [*self._lesson.get("embed", []), call]
 
     def update(self, r_g: int, r_c: int, step: int) -> None:
         """Train for r_c epochs on your own data."""
@@ -151,7 +135,7 @@ class Nodes:
     def pull(self, anchor: Params, weight: Tensor) -> None:
         """During the next updates, be drawn to the anchor with this weight: (n, ...), (n,)."""
         tensors = {**{f"anchor.{k}": w for k, w in anchor.items()}, "weight": weight}
-        self._tell("pull", "training", {}, tensors)
+        self._lesson["pull"] = [self._tell("pull", "training", {}, tensors)]
 
     def forecast(self) -> None:
         """Keep your forecasts of the window that lies ahead; nothing comes back."""
@@ -160,10 +144,12 @@ class Nodes:
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Keep your state under this name, and of the others only those named."""
         self._tell("save", "training", {"tag": tag, "keep": " ".join(keep)})
+        self._lesson["restore"] = [Call("restore", {"tag": tag})]
 
     def restore(self, tag: str) -> None:
         """Go back to the state of that name."""
-        self._tell("restore", "training", {"tag": tag})
+        restore = self._tell("restore", "training", {"tag": tag})
+        self._lesson = {"prepare": self._lesson.get("prepare", []), "restore": [restore]}
 
     # -------------------------------------------------------------------------------------------------
 
@@ -195,7 +181,10 @@ class Nodes:
         numbers: Mapping[str, Number] | None = None,
         tensors: Mapping[str, Tensor] | None = None,
     ) -> Call:
-        call = Call(verb, numbers or {}, tensors or {})
+        tensors = tensors or {}
+        if self.wire is not None:
+            tensors = {k: t.to(self.wire) if k in _NARROWED else t for k, t in tensors.items()}
+        call = Call(verb, numbers or {}, tensors)
         self._waiting.append(("recovery" if self._recovering else purpose, call))
         return call
 
@@ -212,13 +201,14 @@ class Nodes:
     def _exchange(self) -> Sequence[Mapping[str, Tensor]]:
         """Deliver what waits to everybody, after those who are behind have been told what they missed."""
         waiting, self._waiting = self._waiting, []
-        if not self.up.all() and self._lesson:
-            behind = (~self.up).nonzero().flatten()
-            lesson = [for_rows(call, behind) for call in self._lesson.values()]
-            back = self.transport.exchange(lesson, self.rows[behind]).present
-            for call in lesson:
-                self._count("recovery", call.verb, "down", call.tensors, back, self.rows[behind])
-        payload = self.transport.exchange([call for _, call in waiting], self.rows)
+        calls = [call for _, call in waiting]
+        self._teach((~self.up).nonzero().flatten())
+        payload = self.transport.exchange(calls, self.rows)
+        while self.transport.wait(self.rows[payload.present]):
+            late = (~payload.present).nonzero().flatten()
+            self._teach(late)
+            again = self.transport.exchange([for_rows(call, late) for call in calls], self.rows[late])
+            payload = payload.joined(again, late)
         self.up = payload.present
         if not self.up.any():
             raise NodeError("everybody", waiting[-1][1].verb, "no node answered")
@@ -226,6 +216,27 @@ class Nodes:
             self._count(purpose, call.verb, "down", call.tensors, self.up, self.rows)
             self._count(purpose, call.verb, "up", reply, self.up, self.rows)
         return payload.replies
+
+    def _teach(self, behind: Tensor) -> None:
+        """Tell those in these places what they must know to take part."""
+        if not len(behind) or "prepare" not in self._lesson:
+            return
+        lesson = [for_rows(call, behind) for verb in _LESSON for call in self._lesson.get(verb, [])]
+        new = not bool(self._counted[behind].all())
+        if new:  # they were not there when windows were counted
+            told = lesson[0]
+            plan = {name: told.numbers[name] for name in ("history", "horizon", "ahead", "missing")}
+            lesson.append(Call("census", plan, told.tensors))
+        payload = self.transport.exchange(lesson, self.rows[behind])
+        for call, reply in zip(lesson, payload.replies, strict=True):
+            self._count("recovery", call.verb, "down", call.tensors, payload.present, self.rows[behind])
+            self._count("recovery", call.verb, "up", reply, payload.present, self.rows[behind])
+        back = behind[payload.present]
+        if new and len(back):
+            for split, has in _has(payload.replies[-1]).items():
+                if split in self.has:
+                    self.has[split][back] = has[payload.present].to(self.has[split].device)
+            self._counted[back] = True
 
     def _count(
         self,
@@ -252,10 +263,8 @@ class Nodes:
         self.ledger.add(Item(purpose, verb, direction), Bytes(per_node, per_site))
 
 
-def for_rows(call: Call, rows: Tensor) -> Call:
-    """The call with each per-node tensor cut down to these rows."""
-    tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
-    return Call(call.verb, call.numbers, tensors)
+def _has(reply: Mapping[str, Tensor]) -> dict[Split, Tensor]:
+    return {split: reply[f"has.{split}"].bool() for split in SPLITS}
 
 
 def _numbers(draw: Draw | None, **more: Number) -> dict[str, Number]:

@@ -68,9 +68,7 @@ class Series:
         self, starts: npt.NDArray[np.int64], windows: Windows, treatment: Missing
     ) -> npt.NDArray[np.bool_]:
         """(n w): the windows a node can learn from or be judged on."""
-        if treatment == "as-truth":
-            return np.ones((self.nodes, len(starts)), dtype=np.bool_)
-        return observed_windows(~self.missing, starts, windows)
+        return observed_windows(~self.absent(treatment), starts, windows)
 
     def trained_on(
         self, windows: Windows, treatment: Missing
@@ -128,6 +126,8 @@ class Prepared:
         if self.masked:
             observed = self._cut(self.observed, starts)[:, :, self.history :]
             weight = (observed if has is None else observed & has[:, :, None]).to(x.dtype)
+        elif has is not None:
+            weight = has[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
         y = self._cut(self.targets, starts)[:, :, self.history :]
         return Batch(x, y, clock[:, self.history :], weight), has
 

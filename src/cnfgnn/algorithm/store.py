@@ -14,4 +14,5 @@ class Store(Protocol):
     def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
         """Keep a state under this name, then forget all others but those named."""
 
-    def read(self, tag: str) -> dict[str, Tensor]: ...
+    def read(self, tag: str) -> dict[str, Tensor]:
+        """The state of that name; nothing where an owner may lack one, because it joined later."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Call, Payload, for_rows
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
-from cnfgnn.algorithm.nodes import Call, Payload, for_rows
 from cnfgnn.errors import NodeError
 
 
@@ -51,6 +51,10 @@ class InProcess:
             _gathered([(where, reply[k]) for where, reply in answers], len(rows)) for k in range(len(calls))
         ]
         return Payload(replies, present)
+
+    def wait(self, answered: Tensor) -> bool:
+        """Nobody will come back while we wait for them here."""
+        return False
 
 
 def _gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:

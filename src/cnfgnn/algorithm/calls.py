@@ -1,0 +1,60 @@
+"""What travels between server and nodes, and the one thing that must carry it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+Number = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One verb with its arguments; a tensor is (1, ...) if all nodes get the same, else a row per node."""
+
+    verb: str
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The nodes' answers: for each call named tensors, a row per node asked, zeros where it was absent."""
+
+    replies: Sequence[Mapping[str, Tensor]]
+    present: Tensor  # (rows,) bool
+
+    def joined(self, late: Payload, places: Tensor) -> Payload:
+        """With the answers of those in these places, who were asked again."""
+        replies, present = [], self.present.clone()
+        present[places] = late.present
+        for first, second in zip(self.replies, late.replies, strict=True):
+            whole = dict(first)
+            for name, rows in second.items():
+                everybody = whole.get(name, rows.new_zeros(len(present), *rows.shape[1:])).clone()
+                everybody[places.to(rows.device)] = rows
+                whole[name] = everybody
+            replies.append(whole)
+        return Payload(replies, present)
+
+
+class Transport(Protocol):
+    """Carries calls to the nodes. `sites` holds each site's rows; `exchange` runs the calls in order on every
+    site that has one of `rows`, and answers node-major. `wait` says whether those rows are too few to go on
+    with, and if so returns only when more can be asked."""
+
+    @property
+    def sites(self) -> Sequence[Tensor]: ...
+
+    def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload: ...
+
+    def wait(self, answered: Tensor) -> bool: ...
+
+
+def for_rows(call: Call, rows: Tensor) -> Call:
+    """The call with each per-node tensor cut down to these rows."""
+    tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
+    return Call(call.verb, call.numbers, tensors)
