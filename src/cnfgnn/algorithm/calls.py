@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Number = int | float | str | bool
@@ -58,3 +59,23 @@ def for_rows(call: Call, rows: Tensor) -> Call:
     """The call with each per-node tensor cut down to these rows."""
     tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
     return Call(call.verb, call.numbers, tensors)
+
+
+def gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
+    """Answers of several groups as one, node-major; zeros where nobody answered."""
+    if not parts:
+        return {}
+    rows, first = parts[0]
+    if len(parts) == 1 and whole(rows, n):
+        return first
+    everybody: dict[str, Tensor] = {}
+    for name, example in first.items():
+        everybody[name] = example.new_zeros(n, *example.shape[1:])
+        for where, reply in parts:
+            everybody[name][where.to(example.device)] = reply[name]
+    return everybody
+
+
+def whole(rows: Tensor, n: int) -> bool:
+    """Whether these are all n rows, in order."""
+    return len(rows) == n and torch.equal(rows, torch.arange(n))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, for_rows
+from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered, whole
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
 from cnfgnn.errors import NodeError
@@ -42,35 +42,16 @@ class InProcess:
                     where,
                     run(
                         clients,
-                        [call if _whole(where, len(rows)) else for_rows(call, where) for call in calls],
+                        [call if whole(where, len(rows)) else for_rows(call, where) for call in calls],
                     ),
                 )
             )
             present[where] = True
         replies = [
-            _gathered([(where, reply[k]) for where, reply in answers], len(rows)) for k in range(len(calls))
+            gathered([(where, reply[k]) for where, reply in answers], len(rows)) for k in range(len(calls))
         ]
         return Payload(replies, present)
 
     def wait(self, answered: Tensor) -> bool:
         """Nobody will come back while we wait for them here."""
         return False
-
-
-def _gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
-    """Answers of several groups as one, node-major; zeros where nobody answered."""
-    if not parts:
-        return {}
-    rows, first = parts[0]
-    if len(parts) == 1 and _whole(rows, n):
-        return first
-    whole: dict[str, Tensor] = {}
-    for name, example in first.items():
-        whole[name] = example.new_zeros(n, *example.shape[1:])
-        for where, reply in parts:
-            whole[name][where.to(example.device)] = reply[name]
-    return whole
-
-
-def _whole(rows: Tensor, n: int) -> bool:
-    return len(rows) == n and torch.equal(rows, torch.arange(n))

@@ -1,0 +1,230 @@
+"""Both ends of the federated transport joined by hand: faults on demand, no network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.series import Series
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import NodeError
+from cnfgnn.simulation import Experiment, federate, simulate
+from cnfgnn.storage import MemoryStore
+from cnfgnn.transports.flare import messages
+from cnfgnn.transports.flare.allowed import Sizes
+from cnfgnn.transports.flare.answering import Answering, Terms
+from cnfgnn.transports.flare.link import Link
+from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.flare.transport import FlareTransport, Site, Stopped
+from tests.conftest import server, small
+
+GROUPS = ([0], [1, 2], [3, 4, 5])
+
+
+class Wires:
+    """Sites in this process, each with its store; `cut` names those that cannot be reached."""
+
+    def __init__(self, data: Dataset, config: Config, groups: Sequence[Sequence[int]] = GROUPS) -> None:
+        self.data, self.config, self.groups = data, config, groups
+        self.stores = [MemoryStore() for _ in groups]
+        self.ends = [self.fresh(k) for k in range(len(groups))]
+        self.cut: set[str] = set()
+        self.bend: dict[str, Callable[[bytes], bytes]] = {}  # what becomes of a site's answers
+        self.asked = 0
+
+    def fresh(self, k: int) -> Answering:
+        def join(terms: Terms) -> Clients:
+            series = Series.of(self.data.readings, np.array(self.groups[k]))
+            return Clients(series, Compute.of(self.config.compute), self.stores[k], f"site-{k}")
+
+        return Answering(join, lambda: {"name": f"site-{k}"})
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        self.asked += 1
+        if site in self.cut:
+            raise Unreachable("cut")
+        answer = self.ends[int(site.removeprefix("site-"))].answer(request)
+        return self.bend.get(site, lambda same: same)(answer)
+
+    def transport(self, min_sites: int = 1) -> FlareTransport:
+        rows = [torch.tensor(group) for group in self.groups]
+        sites = [
+            Site(f"site-{k}", rows[k], Link(f"site-{k}", self, "session"), Sizes(len(rows[k])))
+            for k in range(len(rows))
+        ]
+        precision = self.config.compute.precision
+        return FlareTransport(
+            sites, Terms(0, 300, len(self.data.readings.times), precision, "run"), min_sites
+        )
+
+
+def federated(wires: Wires, transport: FlareTransport) -> Experiment:
+    d = wires.config.data
+    windows = Windows.of(len(wires.data.readings.times), d.history, d.horizon, d.shares)
+    experiment = federate(
+        transport, wires.data.graph, windows, wires.config, None, "federation", MemoryStore()
+    )
+    transport.setting_up = False
+    return experiment
+
+
+METHODS = ["at-fedavg", "at", "sl", "sl-fedavg", "gru-local", "gru-fedavg", "gru-fmtl"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_federated_method_gives_what_the_simulator_gives(method: str, data: Dataset) -> None:
+    wires = Wires(data, small(method))
+    one, two = federated(wires, wires.transport()), simulate(data, small(method), groups=GROUPS)
+    for experiment in (one, two):
+        for r_g in (1, 2):
+            server(experiment).round(r_g)
+            server(experiment).score("validation")
+            server(experiment).save(f"round-{r_g}", ())
+    torch.testing.assert_close(server(one).score("test"), server(two).score("test"), rtol=0, atol=1e-9)
+    assert one.ledger.items == two.ledger.items
+
+
+def test_what_does_not_fit_into_one_note_travels_in_pieces(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("messages", "link", "answering"):
+        monkeypatch.setattr(f"cnfgnn.transports.flare.{module}.PIECE", 700)
+    assert messages.PIECE == 700
+    wires = Wires(data, small("at-fedavg"))
+    experiment, same = federated(wires, wires.transport()), simulate(data, small("at-fedavg"), groups=GROUPS)
+    for one in (experiment, same):
+        server(one).round(1)
+    assert torch.equal(server(experiment).score("test"), server(same).score("test"))
+    assert wires.asked > 200
+
+
+def test_a_site_that_cannot_be_reached_is_left_out_and_taken_in_again(data: Dataset) -> None:
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    wires.cut = {"site-1"}
+    strategy.round(1)
+    assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
+    site = transport.parties[1]
+    assert "cannot be reached" in site.problem
+    wires.cut = set()
+    _until(lambda: site.reachable)
+    strategy.round(2)
+    assert strategy.nodes.up.all()
+
+
+def test_a_site_that_began_anew_is_told_its_part_and_nothing_is_lost(data: Dataset) -> None:
+    wires = Wires(data, small("at"))
+    experiment, same = federated(wires, wires.transport()), simulate(data, small("at"), groups=GROUPS)
+    for one in (experiment, same):
+        server(one).round(1)
+        server(one).score("validation")
+        server(one).save("round-1", ())
+    wires.ends[2] = wires.fresh(2)
+    server(experiment).nodes.weights()  # it is found out
+    assert server(experiment).nodes.up.tolist() == [True, True, True, False, False, False]
+    for one in (experiment, same):
+        server(one).round(2)
+    torch.testing.assert_close(
+        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+    )
+
+
+def _nan(clients: Clients) -> None:
+    clients.weights = lambda: {k: w * torch.nan for k, w in Clients.weights(clients).items()}  # type: ignore[method-assign]
+
+
+def _large(clients: Clients) -> None:
+    clients.weights = lambda: {k: w * 1e4 for k, w in Clients.weights(clients).items()}  # type: ignore[method-assign]
+
+
+def _wrong(clients: Clients) -> None:
+    clients.weights = lambda: {k: w[..., :1] for k, w in Clients.weights(clients).items()}  # type: ignore[method-assign]
+
+
+def _failing(clients: Clients) -> None:
+    def weights() -> dict[str, torch.Tensor]:
+        raise RuntimeError("out of memory\nand a page more")
+
+    clients.weights = weights  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(_nan, "finite"), (_large, "times as large"), (_wrong, "shape"), (_failing, "out of memory")],
+)
+def test_what_nobody_can_use_is_refused_by_name_and_left_out_of_the_average(
+    fault: Callable[[Clients], None], said: str, data: Dataset
+) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    strategy.round(1)
+    strategy.score("validation")
+    fault(wires.ends[1].clients)  # type: ignore[arg-type]
+    strategy.round(2)
+    site = transport.parties[1]
+    assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
+    assert site.refused == 1
+    assert "site-1" in site.problem
+    assert said in site.problem
+    assert "weights" in site.problem
+    assert strategy.theta_bar is not None
+    assert all(torch.isfinite(w).all() for w in strategy.theta_bar.values())
+
+
+def test_below_the_least_number_of_sites_it_waits_and_goes_on_when_they_return(data: Dataset) -> None:
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport(min_sites=3)
+    experiment, same = federated(wires, transport), simulate(data, small("at-fedavg"), groups=GROUPS)
+    for one in (experiment, same):
+        server(one).round(1)
+        server(one).score("validation")
+        server(one).save("round-1", ())
+    wires.cut = {"site-0", "site-2"}
+    worker = threading.Thread(target=server(experiment).round, args=(2,))
+    worker.start()
+    _until(lambda: transport.waiting)
+    wires.cut = set()
+    worker.join(60)
+    server(same).round(2)
+    torch.testing.assert_close(
+        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+    )
+
+
+def test_who_waits_can_be_stopped(data: Dataset) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport = wires.transport(min_sites=3)
+    strategy = server(federated(wires, transport))
+    wires.cut = {"site-0"}
+    transport.stopped = lambda: transport.waiting
+    with pytest.raises(Stopped):
+        strategy.round(1)
+
+
+def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport, whole = wires.transport(), Series.of(data.readings, np.array([1, 2]))
+    short = Series(whole.values[:, :20], whole.missing[:, :20], whole.time_of_day[:20])
+    compute = Compute.of(wires.config.compute)
+    wires.ends[1].join = lambda terms: Clients(short, compute, MemoryStore(), "site-1")
+    with pytest.raises(NodeError, match="'site-1' failed at 'census'"):
+        federated(wires, transport)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    waited = threading.Event()
+    for _ in range(600):
+        if true():
+            return
+        waited.wait(0.05)
+    raise AssertionError("it never came about")
