@@ -1,0 +1,216 @@
+"""Kits: one folder a party, with its certificate, its configuration and what it must know of the project."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.federation import engine_files
+from cnfgnn.federation.project import Project, SitePlan, read_project, read_toml
+
+OPERATOR = "operator@federation.cnfgnn"
+AUTHORITY_DAYS = 3650
+PARTY_DAYS = 730
+NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
+
+
+def make_kits(project: Project, folder: str | Path, also_allowed: Iterable[str] = ()) -> dict[str, Path]:
+    """Kits for the server and every site, whole or not at all, by name; `folder` must not exist yet.
+
+    Each party gets a certificate for two years, signed by an authority made here for ten; its key stays in
+    `folder/authority` and belongs to whoever made the kits. The operator's kit lies in the server's.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists():
+        raise StorageError(folder, "there is such a folder already, and kits are never overwritten")
+    also_allowed = list(also_allowed)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
+        try:
+            made = _provision(project, aside / "engine")
+            whole = aside / "kits"
+            whole.mkdir()
+            _take_authority(made, whole / "authority")
+            _server_kit(project, made, whole / "server", also_allowed)
+            for site in project.sites:
+                _site_kit(site, made / "kits" / site.name, whole / site.name, also_allowed)
+            _close_to_others(whole)
+            whole.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    return {"server": folder / "server", **{site.name: folder / site.name for site in project.sites}}
+
+
+def kind(kit: str | Path) -> str:
+    """Whether a folder is the kit of a "server" or of a "site"."""
+    kit = Path(kit)
+    for found, file in (("server", "fed_server.json"), ("site", "fed_client.json")):
+        if (kit / "startup" / file).is_file():
+            return found
+    raise ConfigError(str(kit), "this folder is no kit of a server or a site")
+
+
+def read_site(kit: str | Path) -> SitePlan:
+    """What a site's kit says about the site; the path of its readings is the owner's to change."""
+    file = Path(kit) / "local" / "site.toml"
+    content = read_toml(file)
+    for key in content:
+        if key not in ("name", "sensors", "readings"):
+            raise ConfigError(f"{file}: {key}", "there is no such key", ("name", "sensors", "readings"))
+    name, sensors, readings = content.get("name"), content.get("sensors"), content.get("readings")
+    if not isinstance(name, str) or not isinstance(sensors, list):
+        raise ConfigError(f"{file}: {'sensors' if isinstance(name, str) else 'name'}", "it is missing")
+    if readings is not None and not isinstance(readings, str):
+        raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
+    return SitePlan(name, tuple(map(str, sensors)), readings or None)
+
+
+def read_server(kit: str | Path) -> Project:
+    """The project as the server's kit knows it: sites, sensors and graph, but no path of readings."""
+    return read_project(Path(kit) / "local" / "project.toml")
+
+
+def _provision(project: Project, workspace: Path) -> Path:
+    """Let the engine make its files; what it made is in `kits`, the authority in `state`."""
+    from nvflare.lighter.constants import CtxKey
+    from nvflare.lighter.entity import Project as Parties
+    from nvflare.lighter.impl.cert import CertBuilder
+    from nvflare.lighter.impl.static_file import StaticFileBuilder
+    from nvflare.lighter.impl.workspace import WorkspaceBuilder
+    from nvflare.lighter.provisioner import Provisioner
+
+    class LastingCertificates(CertBuilder):  # type: ignore[misc]
+        """The engine's, which gives parties 360 days without asking."""
+
+        @staticmethod
+        def _generate_cert(*args: Any, valid_days: int = PARTY_DAYS, **kwargs: Any) -> Any:
+            return CertBuilder._generate_cert(*args, valid_days=valid_days, **kwargs)
+
+    parties = Parties(name=project.name, description="", props={"api_version": 3})
+    server = project.server
+    ports = {"fed_learn_port": server.port, "admin_port": server.admin_port}
+    parties.set_server(server.host, server.organisation, ports)
+    for site in project.sites:
+        parties.add_client(site.name, site.organisation or site.name.replace("-", "_"), {})
+    parties.add_admin(OPERATOR, server.organisation, {"role": "project_admin"})
+    builders = [
+        WorkspaceBuilder(),
+        StaticFileBuilder(config_folder="config", scheme="tcp"),
+        LastingCertificates(root_valid_days=AUTHORITY_DAYS),
+    ]
+    workspace.mkdir(parents=True)
+    context = Provisioner(str(workspace), builders).provision(parties, logger=logging.getLogger(__name__))
+    if context.get(CtxKey.BUILD_ERROR):
+        raise StorageError(workspace, "the engine could not make the kits")
+    made = workspace / project.name
+    Path(context[CtxKey.CURRENT_PROD_DIR]).rename(made / "kits")
+    (made / "kits" / parties.get_server().name).rename(made / "kits" / "server")
+    return made
+
+
+def _take_authority(made: Path, folder: Path) -> None:
+    """Keep the authority's certificate and key, and nobody else's key."""
+    state = json.loads((made / "state" / "cert.json").read_text())
+    folder.mkdir()
+    _write_json(folder / "cert.json", {key: state[key] for key in ("root_cert", "root_pri_key")})
+
+
+def _server_kit(project: Project, made: Path, kit: Path, also_allowed: list[str]) -> None:
+    _common_kit(made / "kits" / "server", kit, engine_files.server_resources(also_allowed))
+    startup = kit / "startup" / "fed_server.json"
+    config = json.loads(startup.read_text())
+    config["servers"][0]["admin_host"] = "127.0.0.1"  # commands come from this machine alone
+    _write_json(startup, config)
+    graph = kit / "local" / "graph"
+    graph.mkdir()
+    shutil.copyfile(project.graph.sensors, graph / "sensors.csv")
+    if project.graph.edges is not None:
+        shutil.copyfile(project.graph.edges, graph / "edges.csv")
+    (kit / "local" / "project.toml").write_text(_project_text(project), encoding="utf-8")
+    _operator_kit(made / "kits" / OPERATOR, kit / "operator")
+
+
+def _operator_kit(made: Path, kit: Path) -> None:
+    _without_scripts(made, kit)
+    startup = kit / "startup" / "fed_admin.json"
+    config = json.loads(startup.read_text())
+    config["admin"]["host"] = "127.0.0.1"
+    _write_json(startup, config)
+
+
+def _site_kit(site: SitePlan, made: Path, kit: Path, also_allowed: list[str]) -> None:
+    _common_kit(made, kit, engine_files.site_resources(also_allowed))
+    (kit / "local" / "site.toml").write_text(_site_text(site), encoding="utf-8")
+
+
+def _common_kit(made: Path, kit: Path, resources: dict[str, Any]) -> None:
+    _without_scripts(made, kit)
+    for default in (kit / "local").iterdir():
+        default.unlink()
+    _write_json(kit / "local" / "resources.json", resources)
+    _write_json(kit / "local" / "authorization.json", engine_files.authorization())
+    _write_json(kit / "local" / "log_config.json", engine_files.log_settings())
+    for name, command in (("start.sh", "up"), ("stop.sh", "down")):
+        script = kit / name
+        script.write_text(f'#!/bin/sh\nexec cnfgnn federation {command} "$(dirname "$0")"\n')
+        script.chmod(0o700)
+
+
+def _without_scripts(made: Path, kit: Path) -> None:
+    shutil.copytree(made, kit, ignore=shutil.ignore_patterns(*NOT_OURS))
+
+
+def _site_text(site: SitePlan) -> str:
+    readings = f"readings = {_toml(site.readings)}" if site.readings else '# readings = "/data/readings.csv"'
+    return (
+        f"# What this site brings to the federation. The path of the readings is yours to change.\n"
+        f"name = {_toml(site.name)}\nsensors = {_toml(site.sensors)}\n{readings}\n"
+    )
+
+
+def _project_text(project: Project) -> str:
+    server = project.server
+    lines = [
+        f"name = {_toml(project.name)}",
+        f"min_sites = {project.min_sites}",
+        "[server]",
+        f"host = {_toml(server.host)}",
+        f"port = {server.port}",
+        f"admin_port = {server.admin_port}",
+        f"organisation = {_toml(server.organisation)}",
+        "[graph]",
+        'sensors = "graph/sensors.csv"',
+        *(['edges = "graph/edges.csv"'] if project.graph.edges is not None else []),
+    ]
+    for site in project.sites:
+        lines += [f"[sites.{_toml(site.name)}]", f"sensors = {_toml(site.sensors)}"]
+        lines += [f"organisation = {_toml(site.organisation)}"] if site.organisation else []
+    return "\n".join([*lines, ""])
+
+
+def _toml(value: str | tuple[str, ...]) -> str:
+    """A text or a list of them; JSON's escapes are TOML's, but for the one character that JSON leaves."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _close_to_others(folder: Path) -> None:
+    """Nobody but the owner may look into a kit."""
+    for place, _, files in os.walk(folder):
+        Path(place).chmod(0o700)
+        for name in files:
+            file = Path(place) / name
+            file.chmod(0o700 if file.suffix == ".sh" else 0o600)
