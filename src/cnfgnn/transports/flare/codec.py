@@ -103,7 +103,12 @@ def _encoded(kind: bytes, parts: Sequence[Part], tensors: Sequence[Mapping[str, 
 
 def _raw(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The tensor's bytes, where they lie if they lie there in order."""
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    if tensor.numel() == 0:
+        return np.empty(0, dtype=np.uint8)
+    row = (
+        tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
+    )  # one row also of one element
+    return row.view(torch.uint8).numpy()
 
 
 # ---- in -----------------------------------------------------------------------------------------------
@@ -151,5 +156,5 @@ def _arrays(payload: memoryview, declared: Sequence[Declared]) -> Iterator[Tenso
             raise Malformed("there is something between two arrays")
         if d.dtype == torch.bool and part.numel() and part.max() > 1:
             raise Malformed("a truth value is neither 0 nor 1")
-        yield part.view(d.dtype).view(d.shape)
+        yield part.view(d.dtype).view(d.shape) if d.bytes else torch.empty(d.shape, dtype=d.dtype)
         position += d.room
