@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from cnfgnn.algorithm import dispatch
@@ -22,16 +25,18 @@ from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.training import train
 from cnfgnn.transports import in_process
 from cnfgnn.transports.flare import allowed
-from cnfgnn.transports.flare.allowed import Refused, Sizes, check_answers, check_calls
+from cnfgnn.transports.flare.allowed import Refused, Sizes, check_answers, check_calls, largest_answer
 from cnfgnn.transports.flare.codec import (
     Answer,
     Malformed,
+    Part,
     decode_answers,
     decode_calls,
     encode_answers,
     encode_calls,
     part_of,
 )
+from cnfgnn.transports.flare.header import DTYPES, Declared
 from cnfgnn.transports.flare.values import check_call_values, check_values
 from tests.conftest import FEDERATED, server, small
 
@@ -45,6 +50,7 @@ PREPARE = Call("prepare", {**vars(SETTINGS), **PLAN, "mean": 50.0, "std": 2.0}, 
 THETA = NodeModel(HIDDEN, LAYERS, EMBEDDING).init(torch.Generator())
 OWN = {name: w.expand(N, *w.shape[1:]) for name, w in THETA.items()}
 ANCHORS = {f"anchor.{name}": w for name, w in OWN.items()}
+MANY = torch.zeros(1, 1, dtype=torch.int64).expand(1, 1 << 25)
 H_G = torch.zeros(N, BATCH, EMBEDDING)
 KNOWN = check_calls([PREPARE], Sizes(N))
 
@@ -151,6 +157,9 @@ def test_every_number_has_its_kind_and_every_tensor_its_type_and_shape(good: Cal
         (Call("pull", {}, {**ANCHORS, "weight": torch.zeros(1)}), "weight has the shape"),
         (Call("census", {**PLAN, "missing": "masked"}, {k: v[0] for k, v in STARTS.items()}), "the shape"),
         (Call("census", {**PLAN, "missing": "masked", "history": 0}, STARTS), "history cannot be 0"),
+        (Call("census", {**PLAN, "missing": "masked"}, {**STARTS, "test": MANY}), r"where \(1, 16777216\)"),
+        (Call("prepare", {**PREPARE.numbers, "mean": float("nan")}, STARTS), "mean cannot be nan"),
+        (Call("prepare", {**PREPARE.numbers, "missing": 900 * "x"}, STARTS), "missing cannot be 'x{59}$"),
         (Call("prepare", {**PREPARE.numbers, "std": 0.0}, STARTS), "std cannot be"),
         (Call("prepare", {**PREPARE.numbers, "hidden": 10**9}, STARTS), "hidden cannot be"),
         (Call("prepare", {**PREPARE.numbers, "hidden": 60_000}, STARTS), "too large"),
@@ -162,6 +171,26 @@ def test_what_a_hostile_server_sends_is_refused(bad: Call, why: str) -> None:
         check_calls([bad], KNOWN)
     assert refusal.value.verb == bad.verb
     assert str(NodeError("a", refusal.value.verb, refusal.value.reason)).endswith(refusal.value.reason)
+
+
+odd_numbers = (
+    st.booleans() | st.integers(-2, 2**63 - 1) | st.floats(-1, 1) | st.sampled_from(["train", "", "é"])
+)
+odd_arrays = st.builds(
+    Declared, st.sampled_from(list(DTYPES.values())), st.lists(st.integers(0, 9), min_size=1).map(tuple)
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(GOOD), st.data(), st.booleans())
+def test_whatever_comes_is_taken_or_refused(good: Call, data: st.DataObject, prepared: bool) -> None:
+    numbers, tensors = dict(good.numbers), dict(part_of(good).tensors)
+    for name in data.draw(st.sets(st.sampled_from(sorted(numbers) or ["x"]), max_size=2)):
+        numbers[name] = data.draw(odd_numbers)
+    for name in data.draw(st.sets(st.sampled_from(sorted(tensors) or ["x"]), max_size=2)):
+        tensors[name] = data.draw(odd_arrays)
+    with contextlib.suppress(Refused):
+        check_calls([Part(good.verb, None, numbers, tensors)], KNOWN if prepared else Sizes(N))
 
 
 @pytest.mark.parametrize("good", [c for c in GOOD if c.verb not in allowed.AT_FIRST], ids=lambda c: c.verb)
@@ -245,6 +274,12 @@ def test_a_census_counts(change: dict[str, Tensor], why: str) -> None:
         answered({**REPLIES[0], **change}, GOOD[0])
 
 
+def test_the_largest_answer_is_that_of_the_widest_type() -> None:
+    asked = [call("forecast"), call("encode", {"split": "test"})]
+    empty = largest_answer(asked[:1], KNOWN)
+    assert largest_answer(asked, KNOWN) == empty + 8 * N * WINDOWS["test"] * HIDDEN
+
+
 # ---- over bytes -----------------------------------------------------------------------------------------
 
 
@@ -261,7 +296,8 @@ class OverBytes:
         check_call_values(there)
         replies = dispatch.run(clients, there)
         sent = encode_answers([Answer(c.verb, None, r) for c, r in zip(there, replies, strict=True)])
-        answers = decode_answers(bytearray(sent), lambda parts: check_answers(parts, calls, known))
+        most = largest_answer(calls, known)
+        answers = decode_answers(bytearray(sent), lambda parts: check_answers(parts, calls, known), most)
         check_values(answers)
         self.known[clients.name] = check_calls(calls, known)
         self.verbs |= {c.verb for c in calls}
