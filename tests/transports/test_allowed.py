@@ -256,6 +256,7 @@ def test_answers_are_to_the_calls_in_their_order() -> None:
         with pytest.raises(Refused, match=why):
             check_answers(some, asked, KNOWN)
     check_answers([parts[0], part_of(Answer("weights", "disk full"))], asked, KNOWN)
+    check_answers([part_of(Answer("score", "split cannot be 'test'"))], asked, KNOWN)
 
 
 @pytest.mark.parametrize(

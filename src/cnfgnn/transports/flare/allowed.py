@@ -271,10 +271,10 @@ def check_answers(answers: Sequence[Part], calls: Sequence[Carried], known: Size
     if len(answers) > len(calls):
         raise Refused(calls[-1].verb, f"{len(answers)} answers came to {len(calls)} calls")
     for answer, call in zip(answers, calls, strict=False):
+        if answer.problem is not None:
+            return  # of whichever verb: a site that refuses a message says so at once
         if answer.verb != call.verb:
             raise Refused(call.verb, f"the answer is to {answer.verb}")
-        if answer.problem is not None:
-            return
         known = known.after(call)
         _check_tensors(call.verb, _up(call, known), answer.tensors)
     if len(answers) < len(calls):
