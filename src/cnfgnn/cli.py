@@ -99,7 +99,7 @@ def train(
     best = result.progress.best
     title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
     terminal.out().print(
-        terminal.errors_table(scores_as_dict(result.test, readings), title, _step_minutes(run))
+        terminal.errors_table(scores_as_dict(result.test, readings.readings.ids), title, _step_minutes(run))
     )
     moved = best.training_bytes
     per_node, per_site = terminal.size(moved.per_node), terminal.size(moved.per_site)
@@ -151,7 +151,7 @@ def evaluate(
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
     opened = Run.open(run)
     readings = _data_of(opened, data)
-    scores = scores_as_dict(evaluate_run(opened, readings, split), readings)
+    scores = scores_as_dict(evaluate_run(opened, readings, split), readings.readings.ids)
     if as_json:
         print(json.dumps(plain({"run": str(run), "split": split, **scores}), allow_nan=False))
         return

@@ -11,12 +11,12 @@ import torch
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.source import open_data
+from cnfgnn.data.source import open_data, step_seconds
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.evaluation import Scores
 from cnfgnn.models.params import Params, part, take
-from cnfgnn.runs import Run, step_seconds
+from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, seen_sensors, simulate
 from cnfgnn.training import evaluate
 

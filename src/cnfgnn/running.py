@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -54,28 +54,48 @@ class Unwatched:
 def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
     """Train until the end, then judge the best round; a run that was interrupted goes on bit for bit."""
     run.check_same_data(data)
+
+    def set_up() -> Experiment:
+        return simulate(data, run.config, store=run.store, tick=watcher.tick)
+
+    return carry(run, set_up, lambda: _about(data), watcher)
+
+
+def carry(
+    run: Run,
+    set_up: Callable[[], Experiment],
+    about: Callable[[], dict[str, Any]],
+    watcher: Watcher,
+    by_phase: bool = False,
+) -> Result:
+    """The same for any experiment on data that `about` describes; `by_phase` loses less of a long round."""
     with run.locked():
         run.rewind()
         progress = run.progress
         try:
-            experiment = simulate(data, run.config, store=run.store, tick=watcher.tick)
+            experiment = set_up()
             if run.manifest["events"] == 0:
-                run.append("start", **_start(experiment, data))
+                run.append("start", **_start(experiment, about()))
                 run.commit(progress, experiment.scaler)
         except CnfgnnError:
             run.discard_if_unused()
             raise
         with _board(run.folder / "tensorboard", len(progress.history)) as board:
-            progress = _trained(run, experiment, progress, watcher, board)
+            progress = _trained(run, experiment, progress, watcher, board, by_phase)
         result = finish(experiment, progress)
         if not run.finished:
-            run.append("test", **_test(result, data, experiment.ledger))
+            run.append("test", **_test(result, run.data["sensors"], experiment.ledger))
             run.commit(progress, experiment.scaler, finished=True)
     return result
 
 
 def _trained(
-    run: Run, experiment: Experiment, progress: Progress, watcher: Watcher, board: SummaryWriter
+    run: Run,
+    experiment: Experiment,
+    progress: Progress,
+    watcher: Watcher,
+    board: SummaryWriter,
+    by_phase: bool,
 ) -> Progress:
     since = time.perf_counter()
 
@@ -96,32 +116,34 @@ def _trained(
 
     watcher.begin(experiment, progress)
     try:
-        return train(experiment, progress, on_round=on_round)
+        on_phase = (lambda progress: run.commit(progress, experiment.scaler)) if by_phase else None
+        return train(experiment, progress, on_round=on_round, on_phase=on_phase)
     finally:
         watcher.end()
 
 
-def _start(experiment: Experiment, data: Dataset) -> dict[str, Any]:
-    readings, m = data.readings, experiment.config.model
+def _about(data: Dataset) -> dict[str, Any]:
+    readings, graph = data.readings, data.graph
+    return {
+        "name": data.name,
+        "sensors": list(readings.ids),
+        "positions": None if readings.positions is None else readings.positions.tolist(),
+        "from": str(readings.times[0]),
+        "to": str(readings.times[-1]),
+        "rows": len(readings.times),
+        "missing": float(readings.missing.mean()),
+        "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
+    }
+
+
+def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
+    m = experiment.config.model
     learner = getattr(experiment.strategy, "gn", None)
     return {
         "version": __version__,
         "torch": torch.__version__,
         "config": asdict(experiment.config),
-        "data": {
-            "name": data.name,
-            "sensors": list(readings.ids),
-            "positions": None if readings.positions is None else readings.positions.tolist(),
-            "from": str(readings.times[0]),
-            "to": str(readings.times[-1]),
-            "rows": len(readings.times),
-            "missing": float(readings.missing.mean()),
-            "edges": [
-                data.graph.senders.tolist(),
-                data.graph.receivers.tolist(),
-                data.graph.weights.tolist(),
-            ],
-        },
+        "data": about,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),
         "memory": vars(experiment.keeping),
@@ -133,18 +155,18 @@ def _start(experiment: Experiment, data: Dataset) -> dict[str, Any]:
     }
 
 
-def _test(result: Result, data: Dataset, ledger: Ledger) -> dict[str, Any]:
+def _test(result: Result, ids: Sequence[str], ledger: Ledger) -> dict[str, Any]:
     return {
         "best_round": result.progress.best.r_g,
         "rounds": len(result.progress.history),
-        **scores_as_dict(result.test, data),
+        **scores_as_dict(result.test, ids),
         "ledger": [row for row in ledger.state() if row[0] != "recovery"],
     }
 
 
-def scores_as_dict(scores: Scores, data: Dataset) -> dict[str, Any]:
+def scores_as_dict(scores: Scores, ids: Sequence[str]) -> dict[str, Any]:
     """Every figure of both kinds: overall, by step ahead, by sensor, and seen apart from unseen."""
-    per_node = dict(zip(data.readings.ids, map(vars, scores.per_node), strict=True))
+    per_node = dict(zip(ids, map(vars, scores.per_node), strict=True))
     unseen = scores.unseen_nodes
     return {
         "overall": vars(scores.overall),

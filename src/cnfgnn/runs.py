@@ -28,11 +28,11 @@ from cnfgnn.algorithm.ledger import Bytes, Ledger
 from cnfgnn.algorithm.series import Scaler
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.source import fingerprint
+from cnfgnn.data.source import description, fingerprint
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
 from cnfgnn.evaluation import Errors
 from cnfgnn.storage import FolderStore, make_folder, write_whole
-from cnfgnn.training import Progress, Round
+from cnfgnn.training import Phase, Progress, Round
 
 FORMAT = 1  # of the folder; a run of a higher one was written by a newer version
 
@@ -50,20 +50,17 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, config: Config, data: Dataset) -> Run:
-        """A new run; a folder that is there already, unless empty, is never touched."""
+        """A new run on these data."""
+        return cls.begin(folder, config, description(data))
+
+    @classmethod
+    def begin(cls, folder: Path, config: Config, about: dict[str, Any]) -> Run:
+        """A new run on data that are described; a folder that is there, unless empty, is never touched."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(folder, "is there already; a run never overwrites another")
-        readings = data.readings
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "data": {
-                "name": data.name,
-                "fingerprint": fingerprint(data),
-                "sensors": list(readings.ids),
-                "rows": len(readings.times),
-                "step_seconds": step_seconds(data),
-                "edges": data.graph.edges,
-            },
+            "data": about,
             "progress": {"history": [], "ledger": []},
             "events": 0,
             "finished": False,
@@ -152,7 +149,9 @@ class Run:
     @property
     def progress(self) -> Progress:
         stored = self.manifest["progress"]
-        return Progress([_round(item) for item in stored["history"]], stored["ledger"])
+        phase = stored.get("phase")
+        history = [_round(item) for item in stored["history"]]
+        return Progress(history, stored["ledger"], phase and Phase(int(phase["r_g"]), int(phase["done"])))
 
     @property
     def scaler(self) -> Scaler:
@@ -212,7 +211,7 @@ class Run:
         """From here on the run goes on after this round; states and events of it are on disk already."""
         path = self.folder / "events.jsonl"
         self.manifest |= {
-            "progress": {"history": [plain(done) for done in progress.history], "ledger": progress.ledger},
+            "progress": plain(progress),
             "scaler": vars(scaler),
             "events": path.stat().st_size if path.exists() else 0,
             "finished": finished,
@@ -290,7 +289,3 @@ def _round(item: dict[str, Any]) -> Round:
         Bytes(**item["training_bytes"]),
         bool(item["best"]),
     )
-
-
-def step_seconds(data: Dataset) -> int:
-    return int(data.readings.step.astype("timedelta64[s]").astype(int))

@@ -30,12 +30,25 @@ class Round:
         return f"round-{self.r_g:05d}"
 
 
+@dataclass(frozen=True)
+class Phase:
+    """How far a round has come that has not ended."""
+
+    r_g: int
+    done: int
+
+    @property
+    def tag(self) -> str:
+        return f"round-{self.r_g:05d}-phase-{self.done}"
+
+
 @dataclass
 class Progress:
     """How far training has come; with the owners' states, all that is needed to go on."""
 
     history: list[Round] = field(default_factory=list)
     ledger: list[list[str | int]] = field(default_factory=list)
+    phase: Phase | None = None  # of the round after the last one
 
     @property
     def best(self) -> Round:
@@ -43,8 +56,16 @@ class Progress:
 
     @property
     def kept(self) -> set[str]:
-        """Tags of the states that must outlive the next save: the last round's and the best one's."""
-        return {self.history[-1].tag, self.best.tag} if self.history else set()
+        """Tags of the states that must outlive the next save: the last one's and the best round's."""
+        kept = {self.history[-1].tag, self.best.tag} if self.history else set()
+        return kept | ({self.phase.tag} if self.phase else set())
+
+    @property
+    def last(self) -> str | None:
+        """The tag of the state to go on from."""
+        if self.phase is not None:
+            return self.phase.tag
+        return self.history[-1].tag if self.history else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,21 +93,33 @@ def train(
     progress: Progress | None = None,
     on_round: Callable[[Progress], None] | None = None,
     rounds: int | None = None,
+    on_phase: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Run global rounds until patience or the number of rounds is used up; go on from `progress` if given.
 
-    When `on_round` is called, every owner has kept its state of the round that ended.
+    When `on_round` is called, every owner has kept its state of the round that ended. With `on_phase` they
+    also keep it where a round has come so far that it would be a pity to lose it.
     """
     strategy, training = experiment.strategy, experiment.config.training
     progress = progress or Progress()
-    if progress.history:
+
+    def reached(r_g: int, done: int) -> None:
+        kept, progress.phase = progress.kept, Phase(r_g, done)
+        strategy.save(progress.phase.tag, kept)
+        progress.ledger = experiment.ledger.state()
+        if on_phase is not None:
+            on_phase(progress)
+
+    if progress.last is not None:
         experiment.ledger.load(progress.ledger)
-        strategy.restore(progress.history[-1].tag)
+        strategy.restore(progress.last)
+    if on_phase is not None:
+        strategy.reached = reached
     for r_g in range(len(progress.history) + 1, (training.rounds if rounds is None else rounds) + 1):
         if progress.history and r_g - progress.best.r_g > training.patience:
             break
         strategy.round(r_g)
-        kept = progress.kept
+        kept, progress.phase = progress.kept, None
         progress.history.append(_judged(experiment, progress, r_g))
         strategy.save(progress.history[-1].tag, kept | progress.kept)
         progress.ledger = experiment.ledger.state()
@@ -97,7 +130,7 @@ def train(
 
 def finish(experiment: Experiment, progress: Progress) -> Result:
     """Go back to the best round and judge it on the test split."""
-    experiment.strategy.restore(progress.best.tag)
+    experiment.strategy.restore(progress.best.tag, to_learn=False)
     return Result(experiment, progress, evaluate(experiment, "test"))
 
 

@@ -70,6 +70,7 @@ def typed(values: Any) -> dict[str, tuple[type, Number]]:
     return {name: (type(value), value) for name, value in values.items()}
 
 
+@settings(deadline=None)
 @given(calls, st.sampled_from([bytes, bytearray, memoryview]))
 def test_calls_come_back_as_they_were(sent: list[Call], kind: type) -> None:
     message = encode_calls(sent)
@@ -82,6 +83,7 @@ def test_calls_come_back_as_they_were(sent: list[Call], kind: type) -> None:
     assert encode_calls(found) == message, "there is one way to write a message"
 
 
+@settings(deadline=None)
 @given(st.lists(st.builds(Answer, names, st.none(), named), max_size=4), st.none() | st.text(max_size=2000))
 def test_answers_come_back_as_they_were(sent: list[Answer], problem: str | None) -> None:
     if problem is not None:
@@ -263,6 +265,7 @@ def test_answers_end_with_the_first_problem_and_have_no_numbers(entries: Any) ->
         decode_answers(message(entries, payload, kind=b"A"))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.booleans())
 def test_random_bytes_are_refused(noise: bytes, framed: bool) -> None:
     with pytest.raises(Malformed):
@@ -277,13 +280,14 @@ SENT = encode_calls(
 )
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(SENT) - 1))
 def test_a_message_that_is_cut_off_is_refused(length: int) -> None:
     with pytest.raises(Malformed):
         decode_calls(SENT[:length])
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(SENT) - 1), st.integers(1, 255)), min_size=1, max_size=3))
 def test_flipped_bytes_raise_nothing_else(flips: list[tuple[int, int]]) -> None:
     damaged = bytearray(SENT)

@@ -166,9 +166,9 @@ class Nodes:
             self._exchange()
 
     @contextmanager
-    def recovering(self) -> Iterator[None]:
+    def recovering(self, yes: bool = True) -> Iterator[None]:
         """What is exchanged in here repeats what was counted before the interruption."""
-        self._recovering = True
+        self._recovering = yes
         try:
             yield
         finally:

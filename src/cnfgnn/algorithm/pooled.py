@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Pooled:
         self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
+        self.reached: Callable[[int, int], None] = lambda r_g, phase: None  # its rounds have no phases
         self._minibatch = Replay(self._learn, Memory(clients.compute.device))
 
     def round(self, r_g: int) -> None:
@@ -89,7 +90,7 @@ class Pooled:
         state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
         self.store.write(tag, state, keep)
 
-    def restore(self, tag: str) -> None:
+    def restore(self, tag: str, to_learn: bool = True) -> None:
         """Go on from what `save` kept, to the last bit."""
         state = self.store.read(tag)
         with torch.no_grad():

@@ -53,6 +53,8 @@ class Server:
         self.batches = Batches(seed, SERVER_BATCHES, windows, training.server_batch, device)
         self.theta_bar: Params | None = None  # what every node has, if they have the same
         self.step = 0  # minibatches of phases (1) and (3) since the start
+        self.phase = 0  # the last one done of a round that has not ended
+        self.reached: Callable[[int, int], None] = lambda r_g, phase: None
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
         """R_s epochs of minibatches: which draw, and the windows it stands for."""
@@ -100,14 +102,16 @@ class Server:
         self.nodes.save(tag, keep)
         self.nodes.flush()
         state = {f"theta_bar.{name}": w for name, w in (self.theta_bar or {}).items()}
-        state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+        state |= {"step": torch.tensor(self.step), "phase": torch.tensor(self.phase)} | (
+            {} if self.gn is None else self.gn.state()
+        )
         self.store.write(tag, state, keep)
 
-    def restore(self, tag: str) -> None:
-        """Go on from what `save` kept, to the last bit."""
+    def restore(self, tag: str, to_learn: bool = True) -> None:
+        """Go on from what `save` kept, to the last bit; what only learning needs, if it will."""
         state = self.store.read(tag)
         self.nodes.restore(tag)
-        self.step = int(state["step"])
+        self.step, self.phase = int(state["step"]), int(state.get("phase", 0))
         self.theta_bar = part(state, "theta_bar.", self.graph.weights.device) or None
         if self.gn is not None:
             self.gn.load(state)
@@ -123,21 +127,31 @@ class Alternating(Server):
         return self.client_rounds * len(self.client_batches) + served
 
     def round(self, r_g: int) -> None:
+        done = self.phase  # of this round, before an interruption
         # (1) Federated learning of on-node models.
-        self.nodes.update(r_g, self.client_rounds, self.step)
-        self.step += self.client_rounds * len(self.client_batches)
-        self.theta_bar = self.share(self.nodes)
-        if self.gn is None:
-            return
-        # (2) Temporal encoding update.
-        encoded = self.encode()
-        # (3) Split Learning of GN.
-        for draw, _ in self.server_batches(r_g):
-            h_c, present = encoded[draw]
-            h_G = self.gn(h_c, self.graph, present)
-            self.gn.descend(self.nodes.backward(h_G, draw, self.step))
-        # (4) On-node graph embedding update.
-        self.embed(encoded)
+        if done < 1:
+            self.nodes.update(r_g, self.client_rounds, self.step)
+            self.step += self.client_rounds * len(self.client_batches)
+            self.theta_bar = self.share(self.nodes)
+            self._reach(r_g, 1)
+        if self.gn is not None:
+            # (2) Temporal encoding update.
+            with self.nodes.recovering(done == 3):
+                encoded = self.encode()
+            # (3) Split Learning of GN.
+            if done < 3:
+                for draw, _ in self.server_batches(r_g):
+                    h_c, present = encoded[draw]
+                    h_G = self.gn(h_c, self.graph, present)
+                    self.gn.descend(self.nodes.backward(h_G, draw, self.step))
+                self._reach(r_g, 3)
+            # (4) On-node graph embedding update.
+            self.embed(encoded)
+        self.phase = 0
+
+    def _reach(self, r_g: int, phase: int) -> None:
+        self.phase = phase
+        self.reached(r_g, phase)
 
     def encode(self) -> Encodings:
         """h_c of all training windows."""
@@ -151,9 +165,9 @@ class Alternating(Server):
             h_G = self.gn.propagate(h_c, self.graph, present)
             self.nodes.embed(h_G.to(self.kept_dtype), draw=piece)
 
-    def restore(self, tag: str) -> None:
-        super().restore(tag)
-        if self.gn is not None:
+    def restore(self, tag: str, to_learn: bool = True) -> None:
+        super().restore(tag, to_learn)
+        if self.gn is not None and to_learn and not self.phase:
             with self.nodes.recovering():  # (2) and (4) once more: the same weights give the same h_G
                 self.embed(self.encode())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,22 @@ def open_data(config: Config) -> Dataset:
         return load(config.data.path)
     c = config.city
     return city(c.sensors, c.days, seed=c.seed, dropout=c.dropout, noise=c.noise)
+
+
+def description(data: Dataset) -> dict[str, Any]:
+    """What a run remembers of its data."""
+    return {
+        "name": data.name,
+        "fingerprint": fingerprint(data),
+        "sensors": list(data.readings.ids),
+        "rows": len(data.readings.times),
+        "step_seconds": step_seconds(data),
+        "edges": data.graph.edges,
+    }
+
+
+def step_seconds(data: Dataset) -> int:
+    return int(data.readings.step.astype("timedelta64[s]").astype(int))
 
 
 def fingerprint(data: Dataset) -> str:

@@ -125,7 +125,7 @@ def floors(data: Dataset, config: DataConfig) -> list[Line]:
     """The last reading repeated, and each sensor's average at that time of day."""
 
     def line(name: str, scores: Scores) -> Line:
-        return Line({"method": name}, [plain(scores_as_dict(scores, data))])
+        return Line({"method": name}, [plain(scores_as_dict(scores, data.readings.ids))])
 
     return [
         line("last value", last_value(data, config)),

@@ -12,9 +12,10 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.series import SUMS
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import step_seconds
 from cnfgnn.errors import DataError
 from cnfgnn.forecasting import reopen
-from cnfgnn.runs import Run, step_seconds
+from cnfgnn.runs import Run
 
 DAYS = 7  # the last ones of the test split that are kept in full
 HOURS = 24

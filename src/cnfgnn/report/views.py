@@ -145,7 +145,9 @@ def _judged(looked: Look | str, seen: list[bool] | None, data: Dataset | str) ->
     if isinstance(looked, str) or isinstance(data, str):
         return None
     mask = None if seen is None else torch.tensor(seen)
-    judged: dict[str, Any] = plain(scores_as_dict(Scores(torch.from_numpy(looked.sums), mask), data))
+    judged: dict[str, Any] = plain(
+        scores_as_dict(Scores(torch.from_numpy(looked.sums), mask), data.readings.ids)
+    )
     return judged
 
 

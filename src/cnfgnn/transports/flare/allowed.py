@@ -6,6 +6,7 @@ follow name, type and shape of everything that can come. The server knows what i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,13 @@ import torch
 from cnfgnn.config import MOST_UNITS
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.transports.flare.header import Malformed, Part
+from cnfgnn.transports.flare.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
 
+WHOLE, BYTE, DOUBLE = (frozenset({t}) for t in (torch.int64, torch.uint8, torch.float64))
 FLOATS = frozenset({torch.float32, torch.float64})
 STATES = FLOATS | {torch.bfloat16}  # h_c, h_G and their gradients
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
-MOST_LAYERS, MOST_STEPS = 100, 1 << 16
+MOST_LAYERS, MOST_STEPS, MOST_WINDOWS = 100, 1 << 16, 1 << 24
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # a site makes a file name of it
 
 Rule = Callable[[Any], bool]
@@ -108,7 +110,11 @@ def _whole(least: int, most: int = 2**63 - 1) -> Rule:
 
 
 def _real(above: float | None = None) -> Rule:
-    return lambda value: type(value) in (int, float) and (above is None or value > above)
+    def holds(value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and math.isfinite(value) and (above is None or value > above)
+
+    return holds
 
 
 def _one_of(*choices: str) -> Rule:
@@ -175,7 +181,7 @@ def _check_numbers(call: Carried) -> None:
     _check_names(call.verb, rules, call.numbers)
     for name, rule in rules.items():
         if not rule(call.numbers[name]):
-            raise Refused(call.verb, f"{name} cannot be {call.numbers[name]!r}")
+            raise Refused(call.verb, f"{name} cannot be {call.numbers[name]!r:.60}")
 
 
 def _check_names(verb: str, wanted: Mapping[str, object], found: Mapping[str, object]) -> None:
@@ -194,9 +200,8 @@ def _down(call: Carried, known: Sizes) -> Wanted:
     """What comes to a site with this call."""
     n, verb = known.n, call.verb
     if verb in AT_FIRST:
-        sizes = {split: call.tensors[split].shape for split in SPLITS if split in call.tensors}
-        ints = frozenset({torch.int64})
-        return {split: (ints, [(1, sizes.get(split, (1, 0))[-1])]) for split in SPLITS}
+        counts = {s: call.tensors[s].shape[-1] for s in SPLITS if s in call.tensors}
+        return {s: (WHOLE, [(1, min(counts.get(s, 0), MOST_WINDOWS))]) for s in SPLITS}
     if verb == "load":
         m = next((array.shape[0] for array in call.tensors.values()), 1)
         return {
@@ -219,13 +224,9 @@ def _down(call: Carried, known: Sizes) -> Wanted:
 def _up(call: Carried, known: Sizes) -> Wanted:
     """What a site must answer to this call."""
     n, verb = known.n, call.verb
-    double = frozenset({torch.float64})
     if verb == "census":
-        has: Wanted = {
-            f"has.{split}": (frozenset({torch.uint8}), [(n, call.tensors[split].shape[1])])
-            for split in SPLITS
-        }
-        return has | {"moments": (double, [(n, 3)])}
+        has: Wanted = {f"has.{s}": (BYTE, [(n, call.tensors[s].shape[1])]) for s in SPLITS}
+        return has | {"moments": (DOUBLE, [(n, 3)])}
     if verb == "weights":
         return {name: (FLOATS, [(n, *shape)]) for name, shape in known.model.items()}
     if verb == "encode":
@@ -235,7 +236,7 @@ def _up(call: Carried, known: Sizes) -> Wanted:
     if verb == "backward":
         return {"grad_h_G": (STATES, [tuple(call.tensors["h_G"].shape)])}
     if verb == "score":
-        return {"sums": (double, [(n, known.horizon, 8)])}
+        return {"sums": (DOUBLE, [(n, known.horizon, 8)])}
     return {}
 
 
@@ -271,11 +272,21 @@ def check_answers(answers: Sequence[Part], calls: Sequence[Carried], known: Size
     if len(answers) > len(calls):
         raise Refused(calls[-1].verb, f"{len(answers)} answers came to {len(calls)} calls")
     for answer, call in zip(answers, calls, strict=False):
+        if answer.problem is not None:
+            return  # of whichever verb: a site that refuses a message says so at once
         if answer.verb != call.verb:
             raise Refused(call.verb, f"the answer is to {answer.verb}")
-        if answer.problem is not None:
-            return
         known = known.after(call)
         _check_tensors(call.verb, _up(call, known), answer.tensors)
     if len(answers) < len(calls):
         raise Refused(calls[len(answers)].verb, "there is no answer")
+
+
+def largest_answer(calls: Sequence[Carried], known: Sizes) -> int:
+    """Bytes that the answers to these calls take at most: nobody needs to receive more."""
+    total = PREFIX.size + MOST_HEADER
+    for call in calls:
+        known = known.after(call)
+        for dtypes, shapes in _up(call, known).values():
+            total += max(Declared(dtype, shape).room for dtype in dtypes for shape in shapes)
+    return total

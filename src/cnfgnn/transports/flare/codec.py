@@ -105,10 +105,9 @@ def _raw(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The tensor's bytes, where they lie if they lie there in order."""
     if tensor.numel() == 0:
         return np.empty(0, dtype=np.uint8)
-    row = (
-        tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
-    )  # one row also of one element
-    return row.view(torch.uint8).numpy()
+    whole = tensor.detach().cpu().contiguous()
+    # strides said anew: those of an expanded tensor with one element are 0, which cannot be seen as bytes
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
 
 
 # ---- in -----------------------------------------------------------------------------------------------
