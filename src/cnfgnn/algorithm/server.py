@@ -113,6 +113,9 @@ class Server:
         self.nodes.restore(tag)
         self.step, self.phase = int(state["step"]), int(state.get("phase", 0))
         self.theta_bar = part(state, "theta_bar.", self.graph.weights.device) or None
+        if self.theta_bar is not None:  # for a site that was away when the others kept theirs
+            with self.nodes.recovering():
+                self.nodes.load(self.theta_bar)
         if self.gn is not None:
             self.gn.load(state)
 

@@ -49,6 +49,27 @@ def load(path: str | Path) -> Dataset:
     return _load_file(path)
 
 
+def load_readings(path: str | Path) -> Readings:
+    """The readings of a folder or file as `load` takes them, on a regular time grid, without a graph."""
+    path = Path(path)
+    file = _readings_of(path) if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(path, "there is no such file or folder")
+    readings = read_readings(file)
+    if file.name not in OWN_READINGS:
+        readings = replace(readings, missing=readings.missing | (readings.values == 0))
+    return readings.on_grid()
+
+
+def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:
+    """Positions and graph of sensors whose readings are elsewhere."""
+    located = read_positions(sensors)
+    positions = _positions(sensors, located, ids)
+    if edges is None:
+        return positions, Graph.nearest(positions)
+    return positions, _own_graph(edges, ids, {*ids, *located})
+
+
 def _readings_of(folder: Path) -> Path:
     """The one file of a folder that holds its readings."""
     own = [folder / name for name in OWN_READINGS if (folder / name).exists()]

@@ -18,6 +18,7 @@ from cnfgnn.federation.project import Project, SitePlan, read_project, read_toml
 OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
+SITE_KEYS = ("name", "sensors", "readings", "device")
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
@@ -65,14 +66,15 @@ def read_site(kit: str | Path) -> SitePlan:
     file = Path(kit) / "local" / "site.toml"
     content = read_toml(file)
     for key in content:
-        if key not in ("name", "sensors", "readings"):
-            raise ConfigError(f"{file}: {key}", "there is no such key", ("name", "sensors", "readings"))
+        if key not in SITE_KEYS:
+            raise ConfigError(f"{file}: {key}", "there is no such key", SITE_KEYS)
     name, sensors, readings = content.get("name"), content.get("sensors"), content.get("readings")
     if not isinstance(name, str) or not isinstance(sensors, list):
         raise ConfigError(f"{file}: {'sensors' if isinstance(name, str) else 'name'}", "it is missing")
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
-    return SitePlan(name, tuple(map(str, sensors)), readings or None)
+    device = str(content.get("device", "auto"))
+    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device)
 
 
 def read_server(kit: str | Path) -> Project:

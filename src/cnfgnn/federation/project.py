@@ -44,6 +44,7 @@ class SitePlan:
     sensors: tuple[str, ...]
     readings: str | None = None
     organisation: str = ""
+    device: str = "auto"  # where its nodes compute: the site's own choice
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
 from cnfgnn.algorithm.draws import NODE_WEIGHTS, generator
 from cnfgnn.errors import NodeError
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.transports.flare.allowed import Sizes, check_answers
-from cnfgnn.transports.flare.answering import MOST_BYTES, Terms
+from cnfgnn.transports.flare.allowed import Sizes, check_answers, largest_answer
+from cnfgnn.transports.flare.answering import Terms
 from cnfgnn.transports.flare.codec import Answer, decode_answers, encode_calls
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.link import Link, Lost
@@ -162,7 +162,7 @@ class FlareTransport:
 
     def _carried(self, site: Site, calls: Sequence[Call]) -> list[Answer]:
         request = encode_calls(calls)
-        answer = site.link.carry(request, MOST_BYTES, **self.terms._asdict())
+        answer = site.link.carry(request, largest_answer(calls, site.known), **self.terms._asdict())
         site.carried += len(request) + len(answer)
         answers = decode_answers(answer, lambda parts: check_answers(parts, calls, site.known))
         check_values(answers)

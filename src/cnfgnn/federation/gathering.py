@@ -1,0 +1,132 @@
+"""Who is there before a task begins, and the stretch of time that their readings cover."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from cnfgnn.errors import NodeError
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.transports.flare.header import Malformed
+from cnfgnn.transports.flare.link import Link
+from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.flare.transport import Stopped
+from cnfgnn.version import __version__
+
+HELLO_WITHIN = 5.0
+AGAIN_AFTER = 0.3
+
+
+@dataclass(frozen=True)
+class Span:
+    """First and last time step in seconds since 1970, the step between two, and whether times are UTC."""
+
+    first: int
+    last: int
+    step: int
+    utc: bool
+
+    @property
+    def rows(self) -> int:
+        return (self.last - self.first) // self.step + 1
+
+
+def gather(
+    links: Mapping[str, Link],
+    plans: Mapping[str, SitePlan],
+    min_sites: int,
+    wait: float,
+    stopped: Callable[[], bool],
+    say: Callable[..., None],
+) -> dict[str, Span]:
+    """Ask all sites how they are until all are ready, or until time is up and enough of them are."""
+    ready: dict[str, Span] = {}
+    problems: dict[str, str] = {}
+    until = time.monotonic() + wait
+    with ThreadPoolExecutor(len(links)) as pool:
+        while True:
+            missing = [name for name in links if name not in ready]
+            found = pool.map(lambda name: _asked(links[name], plans[name]), missing)
+            for name, said in zip(missing, found, strict=True):
+                if isinstance(said, Span):
+                    ready[name] = said
+                else:
+                    problems[name] = said
+            missing = [name for name in links if name not in ready]
+            say(gathered=sorted(ready), missing={name: problems[name] for name in missing})
+            if not missing or (time.monotonic() > until and len(ready) >= min_sites):
+                break
+            if time.monotonic() > until:
+                raise NodeError(missing[0], "hello", problems[missing[0]] or "it does not answer")
+            if stopped():
+                raise Stopped
+            time.sleep(AGAIN_AFTER)
+    _check_alike(ready)
+    return ready
+
+
+def span_of(spans: Mapping[str, Span]) -> Span:
+    """From the first reading of any site to the last."""
+    one = next(iter(spans.values()))
+    first, last = (
+        min(span.first for span in spans.values()),
+        max(span.last for span in spans.values()),
+    )
+    return Span(first, last, one.step, one.utc)
+
+
+def _asked(link: Link, plan: SitePlan) -> Span | str:
+    """A site's span, or why it cannot take part."""
+    try:
+        said = link.hello(HELLO_WITHIN)
+        return _understood(said, plan)
+    except Unreachable as problem:
+        return f"it cannot be reached ({problem})"
+    except Malformed as problem:
+        return str(problem)
+
+
+def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
+    if said.get("version") != __version__:
+        return f"it runs version {said.get('version')}, and the server {__version__}"
+    if said.get("ready") is not True:
+        return str(said.get("problem"))[:300]
+    if said.get("sensors") != list(plan.sensors):
+        return "its kit names other sensors than the server's"
+    numbers = [said.get(name) for name in ("first", "last", "step")]
+    if any(type(number) is not int for number in numbers):
+        return "it does not say when its readings begin and end"
+    first, last, step = numbers
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    assert isinstance(step, int)
+    if not (0 <= first <= last < 2**40 and 0 < step <= 2**31):
+        return "the times of its readings cannot be meant"
+    return Span(first, last, step, bool(said.get("utc")))
+
+
+def _check_alike(spans: Mapping[str, Span]) -> None:
+    """All sites must read at the same steps and by the same kind of clock."""
+    usual = _most_frequent(span.step for span in spans.values())
+    for name, span in spans.items():
+        if span.step != usual:
+            problem = f"readings come every {span.step} s, and the others' every {usual} s"
+            raise NodeError(name, "hello", problem)
+    utc = _most_frequent(span.utc for span in spans.values())
+    for name, span in spans.items():
+        if span.utc != utc:
+            kinds = ["as a clock showed them", "in UTC"]
+            problem = f"its times are {kinds[span.utc]}, and the others' {kinds[utc]}"
+            raise NodeError(name, "hello", problem)
+    first = next(iter(spans.values())).first
+    for name, span in spans.items():
+        if (span.first - first) % usual:
+            raise NodeError(name, "hello", f"its times do not fall on the others' steps of {usual} s")
+
+
+def _most_frequent(values: Iterable[Any]) -> Any:
+    known = list(values)
+    return max(known, key=known.count)

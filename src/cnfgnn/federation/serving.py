@@ -1,0 +1,297 @@
+"""What the server does with a task: find the sites, agree on time steps, then train, judge or forecast.
+
+It knows the graph and no reading; the engine that carries notes is not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.methods import check_method
+from cnfgnn.algorithm.series import Scaler
+from cnfgnn.algorithm.server import Server
+from cnfgnn.config import Config
+from cnfgnn.data.folder import load_network
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
+from cnfgnn.federation.gathering import Span, gather, span_of
+from cnfgnn.federation.kits import read_server
+from cnfgnn.federation.status import Status
+from cnfgnn.running import carry, scores_as_dict
+from cnfgnn.runs import Run
+from cnfgnn.simulation import Experiment, federate
+from cnfgnn.training import Progress, Round, evaluate
+from cnfgnn.transports.flare.allowed import TAG, Sizes
+from cnfgnn.transports.flare.answering import Terms
+from cnfgnn.transports.flare.link import Link
+from cnfgnn.transports.flare.messages import Channel
+from cnfgnn.transports.flare.transport import FlareTransport, Site, Stopped
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job is to do; it travels with the job, where every site can read it."""
+
+    do: str  # train, evaluate, forecast
+    run: str  # the name of its folder in the server's kit
+    token: str = ""  # by which the one who asked knows the status
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
+    resume: bool = False
+    wait: float = 60.0  # seconds for sites that are not there yet
+    split: str = "test"
+
+
+def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) -> None:
+    """Carry out a task; how it ended is in the status file."""
+    status = Status(kit, task.token, do=task.do, run=task.run)
+    try:
+        work = {"train": _train, "evaluate": _evaluate, "forecast": _forecast}[task.do]
+        result = work(Federation(kit, task, channel, stopped, status))
+        status.end("finished", result=result)
+    except Stopped:
+        status.end("stopped")
+    except CnfgnnError as problem:
+        status.end("failed", problem=str(problem), exit_code=problem.exit_code)
+    except Exception as problem:
+        logging.getLogger(__name__).exception("the task failed")
+        status.end("failed", problem=f"{type(problem).__name__}: {problem}"[:500], exit_code=1)
+    finally:
+        if status.transport is not None:
+            status.transport.close()
+
+
+class Federation:
+    """The sites of a kit's project, found over a channel."""
+
+    def __init__(
+        self, kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool], status: Status
+    ) -> None:
+        self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
+        if not TAG.fullmatch(task.run):
+            raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
+        self.project = read_server(kit)
+        self.ids = self.project.sensors
+        self.positions, self.graph = load_network(
+            self.ids, self.project.graph.sensors, self.project.graph.edges
+        )
+        session = secrets.token_hex(8)
+        self.links = {site.name: Link(site.name, channel, session) for site in self.project.sites}
+        self.spans = self._gathered()
+
+    def _gathered(self) -> dict[str, Span]:
+        plans = {site.name: site for site in self.project.sites}
+        return gather(
+            self.links, plans, self.project.min_sites, self.task.wait, self.stopped, self.status.set
+        )
+
+    def span(self) -> Span:
+        """From the first reading of any site to the last."""
+        return span_of(self.spans)
+
+    def connect(self, terms: Terms, config: Config) -> FlareTransport:
+        sites, start = [], 0
+        for plan in self.project.sites:
+            rows = torch.arange(start, start + len(plan.sensors))
+            start += len(plan.sensors)
+            site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
+            site.reachable = plan.name in self.spans
+            sites.append(site)
+        device = Compute.of(config.compute).device
+        transport = FlareTransport(
+            sites, terms, self.project.min_sites, device, self.stopped, self.status.touch
+        )
+        self.status.transport = transport
+        return transport
+
+    def set_up(
+        self, run: Run, terms: Terms, windows: Windows, tick: Callable[[], None], scaler: Scaler | None
+    ) -> Experiment:
+        transport, config = self.connect(terms, run.config), run.config
+        graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
+        experiment = federate(
+            transport, graph, windows, config, None, self.project.name, run.store("server"), tick, scaler
+        )
+        transport.setting_up = False
+        return experiment
+
+    def describe(self, span: Span) -> dict[str, Any]:
+        """What the run remembers of data that it never sees."""
+        known = repr((self.ids, self.graph.senders.tolist(), self.graph.receivers.tolist()))
+        return {
+            "name": self.project.name,
+            "fingerprint": hashlib.sha256(known.encode() + self.graph.weights.tobytes()).hexdigest(),
+            "sensors": list(self.ids),
+            "rows": span.rows,
+            "step_seconds": span.step,
+            "edges": self.graph.edges,
+            "first": span.first,
+            "sites": {site.name: list(site.sensors) for site in self.project.sites},
+        }
+
+    def check_same(self, run: Run) -> None:
+        """Refuse to go on with other sensors or another graph than the run began with."""
+        if "first" not in run.data:
+            raise RunError(run.folder, "is not a federation's run")
+        if run.data["fingerprint"] != self.describe(self.span())["fingerprint"]:
+            raise RunError(run.folder, "began with other sensors or another graph than this kit's")
+
+    @property
+    def folder(self) -> Path:
+        return self.kit / RUNS / self.task.run
+
+
+# ---- the three tasks ------------------------------------------------------------------------------------
+
+
+def _train(federation: Federation) -> dict[str, Any]:
+    task, span = federation.task, federation.span()
+    if task.resume:
+        run = Run.open(federation.folder)
+        federation.check_same(run)
+    else:
+        config = Config().with_changes(task.settings)
+        check_federated(config)
+        run = Run.begin(federation.folder, config, federation.describe(span))
+    watcher = StatusWatcher(federation.status)
+    scaler = run.scaler if run.manifest["events"] else None
+    terms, windows = _terms(run), _windows(run)
+
+    def set_up() -> Experiment:
+        return federation.set_up(run, terms, windows, watcher.tick, scaler)
+
+    result = carry(run, set_up, lambda: _about(federation, run), watcher, by_phase=True)
+    return {"scores": scores_as_dict(result.test, federation.ids), **result.summary()}
+
+
+def _evaluate(federation: Federation) -> dict[str, Any]:
+    run = _finished_round(federation)
+    experiment = federation.set_up(run, _terms(run), _windows(run), lambda: None, run.scaler)
+    _strategy(experiment).restore(run.progress.best.tag, to_learn=False)
+    federation.status.set(state="running", round=run.progress.best.r_g)
+    split: Any = federation.task.split
+    return {"scores": scores_as_dict(evaluate(experiment, split), federation.ids)}
+
+
+def _forecast(federation: Federation) -> dict[str, Any]:
+    run, span = _finished_round(federation), federation.span()
+    d = run.config.data
+    if span.rows < d.history:
+        raise NodeError("everybody", "forecast", f"readings span {span.rows} steps, fewer than {d.history}")
+    terms = Terms(
+        span.first, span.step, span.rows + d.horizon, run.config.compute.precision, federation.task.run
+    )
+    windows = Windows.next(span.rows, d.history, d.horizon)
+    experiment = federation.set_up(run, terms, windows, lambda: None, run.scaler)
+    strategy = _strategy(experiment)
+    strategy.restore(run.progress.best.tag, to_learn=False)
+    federation.status.set(state="running", round=run.progress.best.r_g)
+    strategy.forecast()
+    transport = federation.status.transport
+    assert transport is not None
+    there = [site.name for site in transport.parties if site.present]
+    ahead = np.array([span.last + span.step, span.last + d.horizon * span.step]).astype("datetime64[s]")
+    return {"sites": there, "from": str(ahead[0]), "to": str(ahead[1])}
+
+
+# ---------------------------------------------------------------------------------------------------------
+
+
+class StatusWatcher:
+    """A `Watcher` that notes how training goes in the status."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.minibatch = status, 0
+
+    def begin(self, experiment: Experiment, progress: Progress) -> None:
+        done = len(progress.history)
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds = experiment.config.training.rounds
+        self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
+        if progress.history:
+            self._note(progress.history[-1], progress.best)
+
+    def tick(self) -> None:
+        self.minibatch += 1
+        self.status.set(minibatch=self.minibatch)
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self._note(done, best)
+        self.minibatch = 0
+        self.status.set(round=min(done.r_g + 1, self.rounds), done=done.r_g, minibatch=0, seconds=seconds)
+
+    def end(self) -> None: ...
+
+    def _note(self, done: Round, best: Round) -> None:
+        self.status.set(
+            kind=self.kind,
+            loss=done.loss,
+            error=getattr(done.validation, self.kind),
+            best_error=getattr(best.validation, self.kind),
+            best_round=best.r_g,
+            training_bytes=vars(done.training_bytes),
+            when=time.time(),
+        )
+
+
+def check_federated(config: Config) -> None:
+    """Refuse what cannot be done without everybody's readings in one place."""
+    method = check_method(config)
+    if not method.federated:
+        raise ConfigError("--method", f"{method.name} pools all readings: it cannot run on a federation")
+    if config.training.seen < 1:
+        raise ConfigError("training.seen", "sensors that do not train are a study for the simulator")
+
+
+def _finished_round(federation: Federation) -> Run:
+    run = Run.open(federation.folder)
+    federation.check_same(run)
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet")
+    return run
+
+
+def _strategy(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy
+
+
+def _terms(run: Run) -> Terms:
+    data = run.data
+    return Terms(
+        data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, run.folder.name
+    )
+
+
+def _windows(run: Run) -> Windows:
+    d = run.config.data
+    return Windows.of(run.data["rows"], d.history, d.horizon, d.shares, run.data["name"])
+
+
+def _about(federation: Federation, run: Run) -> dict[str, Any]:
+    """For the run's first event."""
+    graph, terms = federation.graph, _terms(run)
+    ends = np.array([terms.first, terms.first + (terms.rows - 1) * terms.step]).astype("datetime64[s]")
+    return {
+        "name": federation.project.name,
+        "sensors": list(federation.ids),
+        "positions": federation.positions.tolist(),
+        "from": str(ends[0]),
+        "to": str(ends[1]),
+        "rows": terms.rows,
+        "missing": None,
+        "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
+        "sites": run.data["sites"],
+    }

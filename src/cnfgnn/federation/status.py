@@ -1,0 +1,108 @@
+"""How a federation stands, as a small file that the server's job replaces whole, again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.runs import plain
+from cnfgnn.transports.flare.transport import FlareTransport
+
+STATUS = "status.json"
+WRITTEN_EVERY = 0.5  # seconds
+PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
+
+
+class Status:
+    """What the operator sees while a task runs; no reading and no forecast is in it."""
+
+    def __init__(self, kit: Path, token: str, **about: Any) -> None:
+        self.path = kit / STATUS
+        self.transport: FlareTransport | None = None  # once there is one, sites are shown
+        self.fields: dict[str, Any] = {"token": token, "pid": os.getpid(), "state": "gathering", **about}
+        self.fields |= {"began": time.time(), "problem": "", "exit_code": 0}
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._write()
+        threading.Thread(target=self._keep_writing, daemon=True).start()
+
+    def set(self, **fields: Any) -> None:
+        with self._lock:
+            self.fields |= fields
+        self._changed.set()
+
+    def touch(self) -> None:
+        self._changed.set()
+
+    def end(self, state: str, **fields: Any) -> None:
+        """The last word."""
+        self._ended.set()
+        self.set(state=state, ended=time.time(), **fields)
+        self._write()
+
+    def _keep_writing(self) -> None:
+        while not self._ended.wait(WRITTEN_EVERY):
+            if self._changed.is_set():
+                self._changed.clear()
+                try:
+                    self._write()
+                except StorageError:
+                    continue  # a full disk: the run says so when it cannot keep a state
+
+    def _write(self) -> None:
+        with self._lock:
+            whole = {**self.fields, "time": time.time(), **_seen(self.transport)}
+            text = json.dumps(plain(whole), allow_nan=False)
+            aside = self.path.with_name(f".{self.path.name}.partial")
+            try:  # renamed, so that a reader finds all of it; not synced, because it is old in a second
+                aside.write_text(text, encoding="utf-8")
+                aside.chmod(0o600)
+                aside.replace(self.path)
+            except OSError as error:
+                raise StorageError(self.path, error) from error
+
+
+def _seen(transport: FlareTransport | None) -> dict[str, Any]:
+    if transport is None:
+        return {}
+    sites = {
+        site.name: {
+            "present": site.present,
+            "reachable": site.reachable,
+            "last_seen": site.last_seen,
+            "latency": site.latency,
+            "windows": site.windows,
+            "refused": site.refused,
+            "problem": site.problem,
+            "bytes": site.carried,
+            "sensors": len(site.rows),
+        }
+        for site in transport.parties
+    }
+    return {
+        "waiting": transport.waiting,
+        "phase": PHASES.get(transport.verb, 0),
+        "exchanges": transport.exchanges,
+        "engine_seconds": round(transport.engine_seconds, 3),
+        "sites": sites,
+    }
+
+
+def read_status(kit: Path) -> Mapping[str, Any] | None:
+    """The file's content; None if there is none yet."""
+    path = kit / STATUS
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(path, "is damaged and cannot be read") from error
+    if not isinstance(content, dict):
+        raise RunError(path, "is damaged and cannot be read")
+    return content
