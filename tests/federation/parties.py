@@ -66,7 +66,9 @@ def awaited(question: Callable[[], Any], what: str, seconds: float = 60) -> Any:
 @contextmanager
 def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, Path]]]:
     """Kits of a project with its server and the sites `names` up."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # sites import our test's classes
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT)]
+    )  # sites import our test's classes
     project = read_project(write_project(folder))
     made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR])
     try:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.errors import ConfigError
 from cnfgnn.federation import jobs, kits, processes
-from cnfgnn.federation.project import read_project
-from tests.federation.parties import Echo, awaited, connected, federation, write_project
+from tests.federation.parties import CONTROLLER, Echo, awaited, connected, federation
 
 pytestmark = [
     # The engine leaves the sockets of a session to the garbage collector.
@@ -84,21 +80,46 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(
 
 def test_strangers_are_refused(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (project, made):
-        elsewhere = kits.make_kits(project, tmp_path / "other authority")
+        port = project.server.port
+        refused(port, "CERTIFICATE_REQUIRED")
+        stranger = kits.make_kits(project, tmp_path / "other authority")["south"]
+        refused(port, "UNKNOWN_CA", stranger / "startup")
+
         renamed = shutil.copytree(made["north"], tmp_path / "north as south")
         config = renamed / "startup" / "fed_client.json"
         config.write_text(config.read_text().replace('"fqsn": "north"', '"fqsn": "south"'))
         (renamed / "process.json").unlink()
         try:
-            processes.up(elsewhere["south"])
             processes.up(renamed)
-            awaited(lambda: "TLSV1_ALERT_UNKNOWN_CA" in said(elsewhere["south"]), "another authority is refused")
-            awaited(lambda: "south" in said(made["server"]), "a false name is refused")
-            refused_without_certificate(project.server.port)
+            processes.up(stranger)
+            problem = "authenticated as 'north' but claimed endpoint 'south'"
+            awaited(lambda: problem in said(made["server"]), "a false name is refused")
+            awaited(lambda: "CERTIFICATE_VERIFY_FAILED" in said(stranger), "another authority is refused")
             assert connected(made["server"]) == {"north"}
         finally:
-            processes.down(elsewhere["south"])
             processes.down(renamed)
+            processes.down(stranger)
+
+
+def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
+        trace = tmp_path / "ran"
+        with_code = jobs.job_folder(tmp_path / "code", "code", "evil.Controller", {}, "evil.Executor", {})
+        (with_code / "app" / "custom").mkdir()
+        (with_code / "app" / "custom" / "evil.py").write_text(f"open({str(trace)!r}, 'w')")
+        job = session.submit(with_code)
+        awaited(lambda: session.state(job).startswith("FINISHED"), "code is refused")
+        assert "BYOC not permitted" in said(made["server"])
+
+        args = {"log": str(tmp_path / "log"), "sites": ["north"]}
+        foreign = jobs.job_folder(
+            tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo.Unlisted", {}
+        )
+        job = session.submit(foreign)
+        awaited(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
+        assert session.state(job) != "FINISHED:COMPLETED"
+        assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
+        assert not trace.exists()
 
 
 def said(kit: Path) -> str:
@@ -106,14 +127,22 @@ def said(kit: Path) -> str:
     return "".join(file.read_text() for file in files)
 
 
-def refused_without_certificate(port: int) -> None:
+def refused(port: int, alert: str, certificates: Path | None = None) -> None:
+    """Speak TLS as a site does, but check nothing: the server must be the one that refuses."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificates is not None:
+        context.load_cert_chain(certificates / "client.crt", certificates / "client.key")
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-        pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
-        context.wrap_socket(plain) as secure,
+        pytest.raises(ssl.SSLError) as caught,
     ):
+        converse(context, plain)
+    assert alert in str(caught.value)
+
+
+def converse(context: ssl.SSLContext, plain: socket.socket) -> None:
+    with context.wrap_socket(plain) as secure:
         secure.send(b"hello")
         while secure.recv(100):
             pass
