@@ -54,7 +54,7 @@ def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> 
         awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
         for name in ("north", "south"):
             awaited(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
-            assert list((made[name] / "rejoin").iterdir()) == []
+            awaited(lambda name=name: forgot(made[name]), f"{name} forgets the job")
 
 
 def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(tmp_path: Path) -> None:
@@ -68,14 +68,35 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(
         session.abort(echo.id)
         awaited(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
         awaited(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
-        assert list((made["north"] / "rejoin").iterdir()) == []
+        awaited(lambda: forgot(made["north"]), "north forgets the job")
 
         # South was away when the job ended: it starts it again and is told at once that it is over.
         processes.up(made["south"])
         awaited(lambda: "south" in connected(made["server"]), "south is back")
-        awaited(lambda: list((made["south"] / "rejoin").iterdir()) == [], "south forgets the job")
+        awaited(lambda: forgot(made["south"]), "south forgets the job")
         with pytest.raises(ConfigError, match="there is no such job"):
             session.state("0bd6bd6e-0000-0000-0000-000000000000")
+
+
+def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
+        echo = Echo(session, tmp_path, ["north", "south"])
+        north = echo.pid("north")
+        assert not isinstance(echo.answers()["south"], int)
+        processes.up(made["south"])
+        south = echo.pid("south")
+
+        parent = processes.running(made["south"])
+        assert parent is not None
+        for pid in (parent, south):
+            os.kill(pid, signal.SIGKILL)
+        processes.up(made["south"])
+        echo.pid("south", other_than=south)
+        assert echo.pid("north") == north
+        echo.stop()
+        awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        awaited(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
+        awaited(lambda: forgot(made["south"]), "south forgets the job")
 
 
 def test_strangers_are_refused(tmp_path: Path) -> None:
@@ -120,6 +141,10 @@ def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
         assert session.state(job) != "FINISHED:COMPLETED"
         assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
         assert not trace.exists()
+
+
+def forgot(kit: Path) -> bool:
+    return list((kit / "rejoin").iterdir()) == []
 
 
 def said(kit: Path) -> str:
