@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,12 @@ def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
         assert session.state(job) != "FINISHED:COMPLETED"
         assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
         assert not trace.exists()
+
+
+@pytest.mark.parametrize("module", ["launcher", "late_sites"])
+def test_processes_that_only_start_others_do_not_load_pytorch(module: str) -> None:
+    program = f"import cnfgnn.federation.{module}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def forgot(kit: Path) -> bool:
