@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "version",
     "errors",
+    "files",
     "config",
     "config_file",
     "data",
@@ -33,7 +34,8 @@ ORDER = [
     "report",
     "reproducing",
     "federation",
-    "",  # the package itself: the Python API
+    "api",
+    "",  # the package itself: offers the Python API
     "terminal",
     "cli_data",
     "cli_report",

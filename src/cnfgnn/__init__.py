@@ -2,72 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cnfgnn.algorithm.methods import METHODS, preset
-from cnfgnn.config import Config
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
-from cnfgnn.data.graph import Graph
-from cnfgnn.data.readings import Readings
-from cnfgnn.data.synthetic import city
-from cnfgnn.data.windows import Split
-from cnfgnn.errors import CnfgnnError
-from cnfgnn.evaluation import Scores
-from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
-from cnfgnn.running import Unwatched, Watcher, carry_on
-from cnfgnn.runs import Run
-from cnfgnn.simulation import simulate
-from cnfgnn.training import Result, finish, train
 from cnfgnn.version import __version__
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from cnfgnn.api import (
+        METHODS,
+        CnfgnnError,
+        Config,
+        Dataset,
+        Graph,
+        Readings,
+        Result,
+        Run,
+        city,
+        evaluate,
+        fit,
+        forecast,
+        load,
+        preset,
+        resume,
+    )
 
 
-def fit(
-    data: Dataset,
-    config: Config | str = "cnfgnn",
-    out: str | Path | None = None,
-    watcher: Watcher | None = None,
-    **changes: Any,
-) -> Result:
-    """Train a method on a data set, go back to its best round and judge it on the test split.
+def __getattr__(name: str) -> object:
+    """The Python API on first use: a process that only starts others needs neither PyTorch nor its memory."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from cnfgnn import api
 
-    `config` is a method's name or a whole configuration; settings can be changed by name with a double
-    underscore for the dot: fit(data, "at", training__rounds=3, seed=2). With `out` the run is kept in that
-    folder, from which `resume`, `evaluate` and `forecast` take it up; without, in memory.
-    """
-    settings = preset(config) if isinstance(config, str) else config
-    settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
-    watcher = watcher or Unwatched()
-    if out is not None:
-        return carry_on(Run.create(Path(out), settings, data), data, watcher)
-    experiment = simulate(data, settings, tick=watcher.tick)
-    return finish(experiment, train(experiment))
-
-
-def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
-    """Go on with an interrupted run, bit for bit as if it had never stopped."""
-    opened = _opened(run)
-    return carry_on(opened, data or own_data(opened), watcher or Unwatched())
-
-
-def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = "test") -> Scores:
-    """Errors of a run's best round from sums per node and step (n t 8), on its own data or on others."""
-    opened = _opened(run)
-    return evaluate_run(opened, data or own_data(opened), split)
-
-
-def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
-    """The readings that follow the last ones: a row per step ahead, a column per sensor (t n)."""
-    opened = _opened(run)
-    return forecast_run(opened, data or own_data(opened))
-
-
-def _opened(run: Run | str | Path) -> Run:
-    return run if isinstance(run, Run) else Run.open(Path(run))
+    return getattr(api, name)
 
 
 __all__ = [

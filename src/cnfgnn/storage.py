@@ -1,9 +1,8 @@
-"""Files that are whole or not there, and the states that owners keep in them."""
+"""The states that owners keep, in memory or in files."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -12,30 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cnfgnn.errors import RunError, StorageError
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, rename: a reader finds the old file or the new one, never a part."""
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        aside.unlink(missing_ok=True) if aside.is_file() else None
-        raise StorageError(path, error) from error
-
-
-def make_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(folder, error) from error
-    return folder
+from cnfgnn.errors import RunError
+from cnfgnn.files import make_folder as make_folder
+from cnfgnn.files import write_whole as write_whole
 
 
 class MemoryStore:
@@ -98,12 +76,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
     return sha.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -65,6 +65,7 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "process_launcher",
                 "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
             ),
+            _component("late_sites", LATE_SITES),
         ],
     }
 

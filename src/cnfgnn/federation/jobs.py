@@ -12,7 +12,7 @@ from typing import Any
 
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.kits import OPERATOR
-from cnfgnn.storage import make_folder, write_whole
+from cnfgnn.files import make_folder, write_whole
 
 OPERATOR_KIT = "operator"
 APP = "app"

@@ -18,7 +18,7 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
-from cnfgnn.storage import write_whole
+from cnfgnn.files import write_whole
 
 MARKERS = "rejoin"  # folder in the kit: one file for each job this site takes part in
 # The job ended, was aborted, or can never run here: the job itself is wrong, and everyone must know.

@@ -1,0 +1,115 @@
+"""Real processes for tests: a project on free ports of this machine, up, and down again whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import RunError
+from cnfgnn.federation import jobs, kits, processes
+from cnfgnn.federation.project import Project, read_project
+
+ROOT = Path(__file__).parents[2]
+CONTROLLER, EXECUTOR = "tests.federation.echo.EchoController", "tests.federation.echo.EchoExecutor"
+
+
+def write_project(folder: Path, **changes: object) -> Path:
+    """Two sites and three sensors; `changes` replace whole lines by their key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = "".join(f"s{i},34.{i},-118.{i}\n" for i in range(4))
+    (folder / "sensors.csv").write_text("id,latitude,longitude\n" + rows)
+    port, admin_port = free_ports(2)
+    lines = {
+        "name": '"city"',
+        "min_sites": 1,
+        "[server]": None,
+        "host": '"127.0.0.1"',
+        "port": port,
+        "admin_port": admin_port,
+        "[graph]": None,
+        "sensors": '"sensors.csv"',
+        "[sites.north]": None,
+        "sensors ": '["s0"]',
+        "readings": '"/data/north"',
+        "[sites.south]": None,
+        " sensors": '["s2", "s1"]',
+    }
+    text = "\n".join(key if value is None else f"{key} = {value}" for key, value in (lines | changes).items())
+    (folder / "PROJECT.toml").write_text(text)
+    return folder / "PROJECT.toml"
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def awaited(question: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """The first answer that counts as true; a test waits for what must happen, never for a time."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if answer := question():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"in vain: {what}")
+
+
+@contextmanager
+def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, Path]]]:
+    """Kits of a project with its server and the sites `names` up."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT)]
+    )  # sites import our test's classes
+    project = read_project(write_project(folder))
+    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR])
+    try:
+        for name in ("server", *names):
+            processes.up(made[name])
+        awaited(lambda: connected(made["server"]) == set(names), f"{names} connected")
+        yield project, made
+    finally:
+        for kit in made.values():
+            processes.down(kit)
+
+
+def connected(server: Path) -> set[str]:
+    try:
+        with jobs.connect(server, timeout=5) as session:
+            return {site.name for site in session.connected()}
+    except RunError:
+        return set()
+
+
+class Echo:
+    """A job that runs until it is told to stop, and what its sites answered last."""
+
+    def __init__(self, session: jobs.Session, folder: Path, sites: list[str]) -> None:
+        self.log = folder / "echo.jsonl"
+        args = {"log": str(self.log), "sites": sites}
+        self.session = session
+        self.id = session.submit(jobs.job_folder(folder / "job", "echo", CONTROLLER, args, EXECUTOR, {}))
+
+    def answers(self) -> dict[str, Any]:
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return dict(json.loads(lines[-1])) if lines else {}
+
+    def pid(self, site: str, other_than: int | None = None) -> int:
+        """The process that answers for a site, once there is one."""
+
+        def found() -> int | None:
+            answer = self.answers().get(site)
+            return answer if isinstance(answer, int) and answer != other_than else None
+
+        return int(awaited(found, f"an answer of {site}"))
+
+    def stop(self) -> None:
+        self.log.with_suffix(".stop").touch()

@@ -1,0 +1,150 @@
+"""Kits: whole or not at all, closed to others, and with no more in them than their party needs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.federation import engine_files, kits, processes
+from cnfgnn.federation.project import Project, SitePlan, read_project
+from tests.federation.parties import write_project
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "edges.csv").write_text("from,to,distance\ns0,s1,100\ns1,s2,200\n")
+    return read_project(write_project(tmp_path, sensors='"sensors.csv"\nedges = "edges.csv"'))
+
+
+def files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+
+
+def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Project) -> None:
+    made = kits.make_kits(project, tmp_path / "kits")
+    assert {path.name for path in (tmp_path / "kits").iterdir()} == {"authority", "north", "server", "south"}
+    common = {f"local/{name}.json" for name in ("authorization", "log_config", "resources")}
+    common |= {"start.sh", "stop.sh", "startup/rootCA.pem"}
+    site = {"local/site.toml", "startup/client.crt", "startup/client.key", "startup/fed_client.json"}
+    assert files(made["north"]) == common | site
+    assert kits.kind(made["north"]) == "site"
+    assert kits.kind(made["server"]) == "server"
+    assert kits.read_site(made["north"]) == SitePlan("north", ("s0",), "/data/north")
+    assert kits.read_site(made["south"]) == SitePlan("south", ("s2", "s1"), None)
+
+    known = kits.read_server(made["server"])
+    assert known.sensors == project.sensors
+    assert known.min_sites == project.min_sites
+    assert known.server == project.server
+    assert all(site.readings is None for site in known.sites)
+    assert known.graph.edges is not None
+    assert known.graph.edges.read_text() == (tmp_path / "edges.csv").read_text()
+    assert "/data/north" not in "".join((made["server"] / file).read_text() for file in files(made["server"]))
+
+
+def test_kits_are_closed_to_others_and_hold_one_key_each(tmp_path: Path, project: Project) -> None:
+    kits.make_kits(project, tmp_path / "kits")
+    for place, folders, names in os.walk(tmp_path / "kits"):
+        for name in (*folders, *names):
+            assert (Path(place) / name).stat().st_mode & 0o077 == 0, name
+    keys = [
+        path
+        for path in (tmp_path / "kits").rglob("*")
+        if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
+    ]
+    relative = {str(key.relative_to(tmp_path / "kits")) for key in keys}
+    sites = {f"{name}/startup/client.key" for name in ("north", "south", "server/operator")}
+    assert relative == {"authority/cert.json", "server/startup/server.key", *sites}
+    assert set(json.loads((tmp_path / "kits/authority/cert.json").read_text())) == {
+        "root_cert",
+        "root_pri_key",
+    }
+
+
+def test_certificates_last(tmp_path: Path, project: Project) -> None:
+    made = kits.make_kits(project, tmp_path / "kits")
+    startup = made["north"] / "startup"
+    for name, days in (("rootCA.pem", 3650), ("client.crt", 730)):
+        certificate = x509.load_pem_x509_certificate((startup / name).read_bytes())
+        lasts = certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        assert abs(lasts - datetime.timedelta(days=days)) < datetime.timedelta(days=2)
+
+
+def test_jobs_may_name_our_classes_only(tmp_path: Path, project: Project) -> None:
+    made = kits.make_kits(project, tmp_path / "kits")
+    for name, allowed in (("server", engine_files.CONTROLLER), ("north", engine_files.EXECUTOR)):
+        local = made[name] / "local"
+        resources = json.loads((local / "resources.json").read_text())
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["class_allow_list"] == [allowed]
+        rights = json.loads((local / "authorization.json").read_text())["permissions"]
+        assert list(rights) == ["project_admin"]
+        assert {rights["project_admin"][key] for key in ("byoc", "shell_commands", "operate")} == {"none"}
+        assert "/tmp" not in json.dumps(resources)
+
+
+def test_commands_reach_the_server_from_its_own_machine_only(tmp_path: Path, project: Project) -> None:
+    made = kits.make_kits(project, tmp_path / "kits")
+    server = json.loads((made["server"] / "startup" / "fed_server.json").read_text())["servers"][0]
+    assert server["admin_host"] == "127.0.0.1"
+    assert server["connection_security"] == "mtls"
+    assert server["service"]["scheme"] == "tcp"
+
+
+def test_kits_are_never_overwritten_and_never_half_written(
+    tmp_path: Path, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kits").mkdir()
+    with pytest.raises(StorageError, match="never overwritten"):
+        kits.make_kits(project, tmp_path / "kits")
+    before = set(tmp_path.iterdir())
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kits, "_close_to_others", full)
+    with pytest.raises(StorageError, match="No space left"):
+        kits.make_kits(project, tmp_path / "more")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_an_owner_may_change_where_the_readings_are(tmp_path: Path, project: Project) -> None:
+    kit = kits.make_kits(project, tmp_path / "kits")["south"]
+    file = kit / "local" / "site.toml"
+    file.write_text(file.read_text() + 'readings = "/elsewhere"\n')
+    assert kits.read_site(kit).readings == "/elsewhere"
+    file.write_text(file.read_text() + "secret = 3\n")
+    with pytest.raises(ConfigError, match="there is no such key"):
+        kits.read_site(kit)
+    file.write_text('name = "south"\n')
+    with pytest.raises(ConfigError, match="sensors: it is missing"):
+        kits.read_site(kit)
+    file.write_text('name = "south"\nsensors = ["a"]\nreadings = 3\n')
+    with pytest.raises(ConfigError, match="readings: it must be"):
+        kits.read_site(kit)
+
+
+def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
+    for act in (kits.kind, processes.up, processes.down, processes.running):
+        with pytest.raises(ConfigError, match="no kit of a server or a site"):
+            act(tmp_path)
+
+
+def test_a_process_file_of_a_dead_or_another_process_does_not_count(tmp_path: Path, project: Project) -> None:
+    kit = kits.make_kits(project, tmp_path / "kits")["north"]
+    assert processes.running(kit) is None
+    for content in (
+        "",
+        "{}",
+        "[]",
+        '{"pid": "x", "started": 0}',
+        json.dumps({"pid": os.getpid(), "started": 1.0}),
+    ):
+        (kit / "process.json").write_text(content)
+        assert processes.running(kit) is None

@@ -1,0 +1,181 @@
+"""Real processes on this machine: jobs that come back by themselves, and parties that are not let in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cnfgnn.errors import ConfigError
+from cnfgnn.federation import jobs, kits, processes
+from tests.federation.parties import CONTROLLER, Echo, awaited, connected, federation
+
+pytestmark = [
+    # The engine leaves the sockets of a session to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> None:
+    with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
+        echo = Echo(session, tmp_path, ["north", "south"])
+        north, south = echo.pid("north"), echo.pid("south")
+        assert processes.jobs_of(made["north"]) == [north]
+        assert session.running_jobs() == [echo.id]
+
+        os.kill(north, signal.SIGKILL)
+        again = echo.pid("north", other_than=north)
+        assert echo.answers()["south"] == south
+
+        parent = processes.running(made["south"])
+        assert parent is not None
+        for pid in (parent, south):
+            os.kill(pid, signal.SIGKILL)
+        awaited(lambda: not isinstance(echo.answers()["south"], int), "the server notices that south is away")
+        assert processes.running(made["south"]) is None
+        assert processes.up(made["south"]) == processes.running(made["south"])
+        south = echo.pid("south", other_than=south)
+
+        # Of a parent alone: its job goes on, until `up` replaces both.
+        parent = processes.running(made["north"])
+        assert parent is not None
+        os.kill(parent, signal.SIGKILL)
+        processes.up(made["north"])
+        echo.pid("north", other_than=again)
+
+        assert session.state(echo.id) == "RUNNING"
+        echo.stop()
+        awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        for name in ("north", "south"):
+            awaited(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
+            awaited(lambda name=name: forgot(made[name]), f"{name} forgets the job")
+
+
+def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(tmp_path: Path) -> None:
+    with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
+        echo = Echo(session, tmp_path, ["north", "south"])
+        echo.pid("north"), echo.pid("south")
+        assert processes.down(made["south"])
+        assert not processes.down(made["south"])
+        assert processes.running(made["south"]) is None
+        assert processes.jobs_of(made["south"]) == []
+        session.abort(echo.id)
+        awaited(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
+        awaited(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
+        awaited(lambda: forgot(made["north"]), "north forgets the job")
+
+        # South was away when the job ended: it starts it again and is told at once that it is over.
+        processes.up(made["south"])
+        awaited(lambda: "south" in connected(made["server"]), "south is back")
+        awaited(lambda: forgot(made["south"]), "south forgets the job")
+        with pytest.raises(ConfigError, match="there is no such job"):
+            session.state("0bd6bd6e-0000-0000-0000-000000000000")
+
+
+def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
+        echo = Echo(session, tmp_path, ["north", "south"])
+        north = echo.pid("north")
+        assert not isinstance(echo.answers()["south"], int)
+        processes.up(made["south"])
+        south = echo.pid("south")
+
+        parent = processes.running(made["south"])
+        assert parent is not None
+        for pid in (parent, south):
+            os.kill(pid, signal.SIGKILL)
+        processes.up(made["south"])
+        echo.pid("south", other_than=south)
+        assert echo.pid("north") == north
+        echo.stop()
+        awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        awaited(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
+        awaited(lambda: forgot(made["south"]), "south forgets the job")
+
+
+def test_strangers_are_refused(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (project, made):
+        port = project.server.port
+        refused(port, "CERTIFICATE_REQUIRED")
+        stranger = kits.make_kits(project, tmp_path / "other authority")["south"]
+        refused(port, "UNKNOWN_CA", stranger / "startup")
+
+        renamed = shutil.copytree(made["north"], tmp_path / "north as south")
+        config = renamed / "startup" / "fed_client.json"
+        config.write_text(config.read_text().replace('"fqsn": "north"', '"fqsn": "south"'))
+        (renamed / "process.json").unlink()
+        try:
+            processes.up(renamed)
+            processes.up(stranger)
+            problem = "authenticated as 'north' but claimed endpoint 'south'"
+            awaited(lambda: problem in said(made["server"]), "a false name is refused")
+            awaited(lambda: "CERTIFICATE_VERIFY_FAILED" in said(stranger), "another authority is refused")
+            assert connected(made["server"]) == {"north"}
+        finally:
+            processes.down(renamed)
+            processes.down(stranger)
+
+
+def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
+        trace = tmp_path / "ran"
+        with_code = jobs.job_folder(tmp_path / "code", "code", "evil.Controller", {}, "evil.Executor", {})
+        (with_code / "app" / "custom").mkdir()
+        (with_code / "app" / "custom" / "evil.py").write_text(f"open({str(trace)!r}, 'w')")
+        job = session.submit(with_code)
+        awaited(lambda: session.state(job).startswith("FINISHED"), "code is refused")
+        assert "BYOC not permitted" in said(made["server"])
+
+        args = {"log": str(tmp_path / "log"), "sites": ["north"]}
+        foreign = jobs.job_folder(
+            tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo.Unlisted", {}
+        )
+        job = session.submit(foreign)
+        awaited(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
+        assert session.state(job) != "FINISHED:COMPLETED"
+        assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
+        assert not trace.exists()
+
+
+@pytest.mark.parametrize("module", ["launcher", "late_sites"])
+def test_processes_that_only_start_others_do_not_load_pytorch(module: str) -> None:
+    program = f"import cnfgnn.federation.{module}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def forgot(kit: Path) -> bool:
+    return list((kit / "rejoin").iterdir()) == []
+
+
+def said(kit: Path) -> str:
+    files = [file for file in (kit / "log.txt", kit / "console.txt") if file.exists()]
+    return "".join(file.read_text() for file in files)
+
+
+def refused(port: int, alert: str, certificates: Path | None = None) -> None:
+    """Speak TLS as a site does, but check nothing: the server must be the one that refuses."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificates is not None:
+        context.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        pytest.raises(ssl.SSLError) as caught,
+    ):
+        converse(context, plain)
+    assert alert in str(caught.value)
+
+
+def converse(context: ssl.SSLContext, plain: socket.socket) -> None:
+    with context.wrap_socket(plain) as secure:
+        secure.send(b"hello")
+        while secure.recv(100):
+            pass
