@@ -23,6 +23,7 @@ ORDER = [
     "transports",
     "evaluation",
     "storage",
+    "writing",
     "floors",
     "simulation",
     "training",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import typer
 from rich.table import Table
 
@@ -18,7 +17,8 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic import city
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import DataError, RunError
-from cnfgnn.storage import make_folder, write_whole
+from cnfgnn.storage import make_folder
+from cnfgnn.writing import write_folder
 
 data_app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Look at data, or make them."
@@ -99,21 +99,3 @@ def synthesize(
     print(
         f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {data.graph.edges} edges"
     )
-
-
-def write_folder(data: Dataset, out: Path, parquet: bool = False) -> None:
-    """A data set as the files that `load` reads."""
-    readings, graph = data.readings, data.graph
-    frame = pd.DataFrame(
-        readings.values, index=pd.DatetimeIndex(readings.times, name="time"), columns=readings.ids
-    )
-    if readings.positions is not None:
-        located = pd.DataFrame(readings.positions, columns=["latitude", "longitude"], index=readings.ids)
-        write_whole(out / "sensors.csv", located.to_csv(index_label="id").encode())
-    names = np.array(readings.ids)
-    edges = {"from": names[graph.senders], "to": names[graph.receivers], "weight": graph.weights}
-    write_whole(out / "edges.csv", pd.DataFrame(edges).to_csv(index=False).encode())
-    if parquet:
-        write_whole(out / "readings.parquet", frame.to_parquet())
-    else:
-        write_whole(out / "readings.csv", frame.to_csv().encode())

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cnfgnn.cli import app
-from cnfgnn.cli_data import write_folder
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs import Run
+from cnfgnn.writing import write_folder
 from tests.conftest import network
 from tests.report.conftest import tiny
 

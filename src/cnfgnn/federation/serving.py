@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.series import Scaler
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
+from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
@@ -295,3 +296,9 @@ def _about(federation: Federation, run: Run) -> dict[str, Any]:
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
         "sites": run.data["sites"],
     }
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """A configuration as a task carries it."""
+    settings = flat(asdict(config))
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

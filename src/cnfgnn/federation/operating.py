@@ -1,0 +1,135 @@
+"""Tasks as the operator gives them: handed to the server, followed to their end, stopped."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.federation.engine_files import CONTROLLER, EXECUTOR
+from cnfgnn.federation.jobs import Session, connect, job_folder
+from cnfgnn.federation.kits import kind, read_server
+from cnfgnn.federation.processes import running
+from cnfgnn.federation.serving import Task
+from cnfgnn.federation.status import read_status
+
+LOOKS_EVERY = 0.25  # seconds
+ASKS_ENGINE_EVERY = 5.0
+OVER = ("finished", "stopped", "failed")
+
+
+class TaskError(CnfgnnError):
+    """A task that failed at the server, with the exit code of what went wrong there."""
+
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
+
+
+def check_up(kit: Path) -> None:
+    """Refuse a kit that is no server's or whose server does not run."""
+    if kind(kit) != "server":
+        raise ConfigError(str(kit), "this is a site's kit: tasks are given at the server's")
+    if running(kit) is None:
+        raise RunError(kit, f"its server does not run: cnfgnn federation up {kit}")
+
+
+@contextmanager
+def session_when_ready(kit: Path, timeout: float = 30.0) -> Iterator[Session]:
+    """A session with a server that may have started a moment ago."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            context = connect(kit)
+            session = context.__enter__()
+            break
+        except RunError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+    try:
+        yield session
+    finally:
+        context.__exit__(None, None, None)
+
+
+def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
+    """Give a task to the server, show its status to `watch` until it is over, and bring its result.
+
+    Ctrl-C stops the task at the server too; a training that was stopped can be resumed.
+    """
+    check_up(kit)
+    task = replace(task, token=secrets.token_hex(8))
+    with session_when_ready(kit) as session:
+        _wait_until_free(kit, session)
+        with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
+            # how many sites are enough is ours to say, by name: the engine need not wait for any but one
+            job = job_folder(
+                Path(folder) / "job", task.do, CONTROLLER, {"task": asdict(task)}, EXECUTOR, {}, min_clients=1
+            )
+            job_id = session.submit(job)
+        try:
+            return _followed(kit, session, job_id, task, watch)
+        except KeyboardInterrupt:
+            session.abort(job_id)
+            _until_over(kit, task)
+            raise
+
+
+def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None:
+    """The engine takes some seconds to clear away a task that is over; one that is not is left alone."""
+    until = time.monotonic() + timeout
+    while session.running_jobs():
+        status = read_status(kit) or {}
+        at_work = status.get("state") not in OVER and psutil.pid_exists(int(status.get("pid", 0)))
+        if at_work or time.monotonic() > until:
+            raise RunError(kit, "its server is busy with another task: cnfgnn federation status")
+        time.sleep(LOOKS_EVERY)
+
+
+def _followed(
+    kit: Path, session: Session, job_id: str, task: Task, watch: Callable[[Mapping[str, Any]], None]
+) -> Mapping[str, Any]:
+    asked = time.monotonic()
+    while True:
+        status = read_status(kit)
+        if status is not None and status.get("token") == task.token:
+            watch(status)
+            if status.get("state") in OVER:
+                break
+        if time.monotonic() - asked > ASKS_ENGINE_EVERY:
+            asked = time.monotonic()
+            if session.state(job_id).startswith("FINISHED") and not _over(kit, task):
+                ending = f"; go on with --resume {task.run}" if task.do == "train" else ""
+                raise TaskError(f"the server's process for this task ended before it was done{ending}", 3)
+        time.sleep(LOOKS_EVERY)
+    if status["state"] == "failed":
+        raise TaskError(str(status["problem"]), int(status["exit_code"]) or 1)
+    if status["state"] == "stopped":
+        raise TaskError("the task was stopped", 130)
+    result: Mapping[str, Any] = status["result"]
+    return result
+
+
+def _over(kit: Path, task: Task) -> bool:
+    status = read_status(kit)
+    return status is not None and status.get("token") == task.token and status.get("state") in OVER
+
+
+def _until_over(kit: Path, task: Task, timeout: float = 20.0) -> None:
+    until = time.monotonic() + timeout
+    while time.monotonic() < until and not _over(kit, task):
+        time.sleep(LOOKS_EVERY)
+
+
+def plan_of(kit: Path) -> Mapping[str, int]:
+    """The sites of a server's kit and how many sensors each owns."""
+    return {site.name: len(site.sensors) for site in read_server(kit).sites}

@@ -1,0 +1,126 @@
+"""A federation of real processes on this machine, for tests: the synthetic city dealt out to sites."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.folder import load
+from cnfgnn.data.synthetic import city
+from cnfgnn.federation import processes
+from cnfgnn.federation.example import write_example
+from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.operating import perform
+from cnfgnn.federation.project import read_project
+from cnfgnn.federation.serving import RUNS, Task, settings_of
+from cnfgnn.federation.status import read_status
+from cnfgnn.runs import Run
+from cnfgnn.writing import write_folder
+
+SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
+
+# The engine leaves the sockets of a session to the garbage collector.
+ENGINE_WARNINGS = [
+    pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class Living:
+    """Kits and processes of one project; tasks run in a thread so that a test can meddle meanwhile."""
+
+    def __init__(self, folder: Path, kits: Mapping[str, Path]) -> None:
+        self.folder, self.kits, self.server = folder, kits, kits["server"]
+        self.result: Mapping[str, Any] = {}
+        self.problem: BaseException | None = None
+        self.worker: threading.Thread | None = None
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return read_status(self.server) or {}
+
+    def run(self, name: str = "one") -> Run:
+        return Run.open(self.server / RUNS / name)
+
+    def begin(self, task: Task) -> None:
+        before = self.status.get("token")
+
+        def work() -> None:
+            try:
+                self.result = perform(self.server, task, lambda status: None)
+            except BaseException as problem:
+                self.problem = problem
+
+        self.result, self.problem = {}, None
+        self.worker = threading.Thread(target=work, daemon=True)
+        self.worker.start()
+        awaited(lambda: self.problem is not None or self.status.get("token") not in (None, before), "a start")
+
+    def end(self, timeout: float = 240.0) -> Mapping[str, Any]:
+        assert self.worker is not None
+        self.worker.join(timeout)
+        assert not self.worker.is_alive(), self.status
+        if self.problem is not None:
+            raise self.problem
+        return self.result
+
+    def train(self, config: Config, name: str = "one", **more: Any) -> Mapping[str, Any]:
+        self.begin_training(config, name, **more)
+        return self.end()
+
+    def begin_training(self, config: Config, name: str = "one", **more: Any) -> None:
+        self.begin(Task("train", name, settings=settings_of(config), **more))
+
+    def during(self, round_: int, phase: int = 0) -> None:
+        """Wait until training is in this round and, if one is given, this phase."""
+
+        def there() -> bool:
+            status = self.status
+            if self.problem is not None:
+                raise self.problem
+            now = (status.get("round", 0), status.get("phase", 0))
+            return now[0] > round_ or (now[0] == round_ and now[1] >= phase)
+
+        awaited(there, f"round {round_}, phase {phase}")
+
+
+@contextmanager
+def living(
+    folder: Path,
+    data: Dataset,
+    sites: Mapping[str, Sequence[int]] = SITES,
+    min_sites: int = 1,
+    up: bool = True,
+) -> Iterator[Living]:
+    """Make the kits, start everybody, and end every process whatever happens."""
+    made = make_kits(read_project(write_example(folder / "example", data, sites, min_sites)), folder / "kits")
+    try:
+        if up:
+            for kit in made.values():
+                processes.up(kit)
+        yield Living(folder, made)
+    finally:
+        for kit in made.values():
+            processes.down(kit)
+
+
+def dealt(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:
+    """A small city as it reads back from the files that sites have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_folder(city(sensors, days, seed=seed), folder)
+    return load(folder)
+
+
+def awaited(true: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+    until = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < until, f"never came about: {what}"
+        time.sleep(0.05)
