@@ -199,10 +199,8 @@ def forecast(kit: ServerArgument, run: RunName, wait: WaitOption = 60.0) -> None
     from cnfgnn.federation.serving import Task
 
     result = _performed(kit, Task("forecast", run, wait=wait))
-    sites = ", ".join(result["sites"])
-    print(
-        f"forecasts from {result['from']} to {result['to']} are at {sites}: forecasts/latest.csv in each kit"
-    )
+    print(f"forecasts from {result['from']} to {result['to']} are at {', '.join(result['sites'])}")
+    print("each has its own: forecasts/latest.csv in its kit")
 
 
 @federation_app.command()

@@ -46,10 +46,12 @@ class SiteLines:
     """A line for each round, each site that goes or comes, and one every half minute in between."""
 
     def __init__(self) -> None:
-        self.said, self.done, self.state = time.monotonic(), 0, ""
+        self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
         self.away: dict[str, str] = {}
 
     def __call__(self, status: Mapping[str, Any]) -> None:
+        if status.get("token") != self.token:
+            self.token, self.done, self.state = str(status.get("token")), status.get("done", 0), ""
         self._sites(status)
         state = "waiting" if status.get("waiting") else str(status.get("state"))
         if state != self.state:
@@ -62,7 +64,7 @@ class SiteLines:
     def end(self) -> None: ...
 
     def _sites(self, status: Mapping[str, Any]) -> None:
-        away = {name: problem for name, problem in dict(status.get("missing") or {}).items()}
+        away = dict(status.get("missing") or {})
         for name, site in dict(status.get("sites") or {}).items():
             if not site["reachable"]:
                 away[name] = site["problem"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,16 +67,20 @@ def _reached(kit: Path) -> str:
             socket.create_connection((host, int(port)), REACHED_WITHIN) as plain,
             context.wrap_socket(plain) as secure,
         ):
-            name = dict(part[0] for part in (secure.getpeercert() or {}).get("subject", ()))
+            name = _common_name(secure)
             secure.settimeout(0.5)
-            try:  # a server that does not like our certificate says so only now
+            with contextlib.suppress(TimeoutError):  # who does not like our certificate says so only now
                 secure.recv(1)
-            except TimeoutError:
-                pass
     except ssl.SSLError as error:
         reason = error.reason or str(error)
         raise NodeError(host, "handshake", f"certificates do not match ({reason})") from error
     except OSError as error:
         problem = f"port {port} cannot be reached ({error.strerror or error})"
         raise NodeError(host, "handshake", problem) from error
-    return f"server: {host}:{port} answers as {name.get('commonName', 'unknown')}, certificates match"
+    return f"server: {host}:{port} answers as {name}, certificates match"
+
+
+def _common_name(secure: ssl.SSLSocket) -> str:
+    certificate = secure.getpeercert() or {}
+    subject: Any = certificate.get("subject", ())
+    return str(dict(part[0] for part in subject).get("commonName", "unknown"))

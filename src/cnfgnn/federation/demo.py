@@ -50,11 +50,12 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
             processes.up(kit)
         say("server and sites are up, as processes of their own with mTLS between them")
         accident = _Accident(kits[KILLED], say)
-        result = perform(
-            kits["server"],
-            Task("train", "demo", settings=settings_of(config)),
-            lambda status: (watch(status), accident(status))[0],
-        )
+
+        def watched(status: Mapping[str, Any]) -> None:
+            watch(status)
+            accident(status)
+
+        result = perform(kits["server"], Task("train", "demo", settings=settings_of(config)), watched)
         accident.over()
         ahead = perform(kits["server"], Task("forecast", "demo"), watch)
         say(f"forecasts from {ahead['from']} to {ahead['to']} lie at {', '.join(ahead['sites'])}")
