@@ -41,12 +41,15 @@ def needs_the_engine() -> None:
 def init(
     project: Annotated[Path, typer.Argument(help="PROJECT.toml: server, sites, their sensors, the graph.")],
     out: Annotated[Path, typer.Option(help="The new folder of kits.")] = Path("kits"),
+    authority: Annotated[
+        Path | None, typer.Option(help="Of kits made earlier, to renew certificates or to add a site.")
+    ] = None,
 ) -> None:
     """Make a kit for the server and for each site: certificates, settings, and how to start."""
     from cnfgnn.federation.kits import make_kits
     from cnfgnn.federation.project import read_project
 
-    kits = make_kits(read_project(project), out)
+    kits = make_kits(read_project(project), out, authority=authority)
     for name, kit in kits.items():
         print(f"{name}: {kit}")
     print(f"authority: {out.absolute() / 'authority'} (keep it: it can make further kits)")

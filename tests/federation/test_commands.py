@@ -61,6 +61,10 @@ def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Pa
     assert "this is the server's kit" in refused("check", kits["server"])
     stranger = make_kits(read_project(project), tmp_path / "others")["north"]
     assert "certificates do not match" in refused("check", stranger)
+    authority = kits["server"].parent / "authority"
+    said("federation", "init", project, "--out", tmp_path / "renewed", "--authority", authority)
+    assert "certificates match" in said("federation", "check", tmp_path / "renewed" / "north")
+    assert "not the authority" in refused("init", project, "--out", tmp_path / "x", "--authority", tmp_path)
 
     toml = kits["south"] / "local" / "site.toml"
     right = toml.read_text()
