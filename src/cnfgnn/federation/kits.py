@@ -205,6 +205,7 @@ def _project_text(project: Project) -> str:
     lines = [
         f"name = {_toml(project.name)}",
         f"min_sites = {project.min_sites}",
+        f"piece_kib = {project.piece_kib}",
         "[server]",
         f"host = {_toml(server.host)}",
         f"port = {server.port}",

@@ -12,6 +12,7 @@ from typing import Any
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.transports.flare.messages import LARGEST_PIECE, PIECE
 
 # The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -20,7 +21,7 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # kits of these names are not a site's
 
-PROJECT_KEYS = ("name", "min_sites", "server", "graph", "sites")
+PROJECT_KEYS = ("name", "min_sites", "piece_kib", "server", "graph", "sites")
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")
 SITE_KEYS = ("sensors", "readings", "organisation")
@@ -64,6 +65,7 @@ class Project:
     sites: tuple[SitePlan, ...]
     graph: GraphFiles
     min_sites: int = 1
+    piece_kib: int = PIECE >> 10  # of what is sent in one message, at most
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -85,7 +87,8 @@ def read_project(path: str | Path) -> Project:
     if server.host in [site.name for site in sites]:
         raise ConfigError(f"sites.{server.host}", "a site needs another name than the server's host")
     min_sites = _whole(content, "min_sites", 1, 1, len(sites))
-    return Project(name, server, sites, graph, min_sites)
+    piece_kib = _whole(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
+    return Project(name, server, sites, graph, min_sites, piece_kib)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
