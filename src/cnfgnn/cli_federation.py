@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cnfgnn import terminal
-from cnfgnn.cli_settings import resolve
+from cnfgnn.cli_settings import (
+    ChangesOption,
+    ConfigOption,
+    LikeOption,
+    MethodOption,
+    SeedOption,
+    SizeOption,
+    resolve,
+)
 from cnfgnn.config import Config
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import ConfigError
@@ -141,12 +149,12 @@ def check(kit: KitArgument = Path()) -> None:
 @federation_app.command()
 def train(
     kit: ServerArgument,
-    method: Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")] = None,
-    node_size: Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")] = None,
-    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")] = None,
+    method: MethodOption = None,
+    node_size: SizeOption = None,
+    like: LikeOption = None,
+    config: ConfigOption = None,
+    changes: ChangesOption = None,
+    seed: SeedOption = None,
     name: Annotated[str | None, typer.Option(help="The new run's name.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the run of this name.")] = None,
     wait: WaitOption = 60.0,

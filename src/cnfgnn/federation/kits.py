@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config_file import read_toml
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
-from cnfgnn.federation.project import Project, SitePlan, read_project, read_toml
+from cnfgnn.federation.project import Project, SitePlan, read_project
 
 OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650

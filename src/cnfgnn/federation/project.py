@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
-from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.errors import ConfigError
 from cnfgnn.transports.flare.messages import LARGEST_PIECE, PIECE
 
 # The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
@@ -89,18 +89,6 @@ def read_project(path: str | Path) -> Project:
     min_sites = _whole(content, "min_sites", 1, 1, len(sites))
     piece_kib = _whole(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
     return Project(name, server, sites, graph, min_sites, piece_kib)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file, or one sentence why it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(path, f"it cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError:
-        raise DataError(path, "it is not UTF-8 text") from None
-    except ValueError as error:
-        raise DataError(path, f"it is not TOML ({error})") from None
 
 
 def _server(table: Mapping[str, Any]) -> ServerPlace:
