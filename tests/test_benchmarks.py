@@ -128,7 +128,7 @@ def test_the_naive_node_computes_what_ours_does() -> None:
     naive.load_state_dict(weights)
     batch = Batch(torch.randn(1, 4, 12, 2), torch.randn(1, 4, 12), torch.rand(4, 12))
     h_G = torch.randn(1, 4, 6)
-    h_c = model.encode(theta, batch.x)
+    h_c = model.encode(theta, batch)
     torch.testing.assert_close(naive.encode(batch.x[0]), h_c[0])
     torch.testing.assert_close(
         naive.decode(batch, 0, h_c[0], h_G[0]), model.decode(theta, batch, h_c, h_G)[0]

@@ -49,6 +49,14 @@ class ModelConfig:
     gn_widths: tuple[int, ...] = (256, 256, 128)
     gn_layers: int = 2
     global_input: Literal["empty", "zero"] = "empty"  # Deviation D2: u at the graph network's input
+    # beyond the paper, see models/options.py
+    encoder: Literal["gru", "perceptron"] = "gru"
+    decoder: Literal["autoregressive", "direct"] = "autoregressive"
+    change: bool = False  # forecast what is added to the last reading
+    calendar: int = 0  # width of learned embeddings of time of day and day of week
+    personal: int = 0  # width of the sensor's own embedding, which never leaves it
+    personal_head: bool = False  # the sensor's own addition to the last layer, which never leaves it
+    sent: int = 0  # how many numbers of h_c are sent; 0: all
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,8 @@ class TrainingConfig:
     server_lr: float = 1e-3
     optimizer_state: Literal["fresh", "kept"] = "fresh"  # of the nodes, from round to round
     sampling: float = 0.0  # k of scheduled sampling, 0 = free running
+    loss: Literal["square", "absolute"] = "square"
+    schedule: Literal["constant", "cosine"] = "constant"  # of both learning rates, over the rounds
     fmtl_lambda: float = 0.1
     fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
     wire: Wire = "full"  # how h_c, h_G and their gradients travel: as they are computed, or in two bytes each
@@ -118,6 +128,14 @@ class Config:
         _at_least(1, "model.layers", m.layers)
         _at_least(0, "model.embedding", m.embedding)
         _at_least(1, "model.gn_layers", m.gn_layers)
+        _at_least(0, "model.calendar", m.calendar)
+        _at_least(0, "model.personal", m.personal)
+        _at_least(0, "model.sent", m.sent)
+        if m.sent > m.hidden * m.layers:
+            raise ConfigError("model.sent", f"h_c has {m.hidden * m.layers} numbers, not {m.sent}")
+        beyond = m.encoder != "gru" or m.decoder != "autoregressive" or m.change or m.personal_head
+        if m.layers > 1 and (beyond or m.calendar or m.personal):
+            raise ConfigError("model.layers", "a node model with more than the paper's has one layer")
         _at_least(0, "seed", self.seed)
         _at_least(0, "compute.memory", self.compute.memory)
         if self.seed >= 2**63:

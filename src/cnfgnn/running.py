@@ -16,10 +16,9 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.evaluation import Scores
-from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size
 from cnfgnn.runs import Run
-from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.simulation import Experiment, model_of, simulate
 from cnfgnn.training import Progress, Result, Round, finish, train
 from cnfgnn.version import __version__
 
@@ -137,7 +136,6 @@ def _about(data: Dataset) -> dict[str, Any]:
 
 
 def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
-    m = experiment.config.model
     learner = getattr(experiment.strategy, "gn", None)
     return {
         "version": __version__,
@@ -148,7 +146,7 @@ def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
         "scaler": vars(experiment.scaler),
         "memory": vars(experiment.keeping),
         "parameters": {
-            "node": size(NodeModel(m.hidden, m.layers, m.embedding).init(torch.Generator())),
+            "node": size(model_of(experiment.config).init(torch.Generator())),
             "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),
         },
         "seen": None if experiment.seen is None else experiment.seen.tolist(),

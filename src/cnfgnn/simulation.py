@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -30,7 +30,10 @@ from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params
+from cnfgnn.models.plus import PlusModel, node_model
 from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.in_process import InProcess
 
@@ -212,7 +215,8 @@ def _keeping(config: Config, method: Method, compute: Compute, sequences: int) -
     if method.strategy != "alternating" or not method.graph_network:
         return Keeping()
     m = config.model
-    return choose(compute, config.compute.memory, sequences * m.hidden * m.layers, sequences * m.embedding)
+    width = m.sent or m.hidden * m.layers
+    return choose(compute, config.compute.memory, sequences * width, sequences * m.embedding)
 
 
 def _settings(config: Config, keeping: How) -> NodeSettings:
@@ -230,7 +234,17 @@ def _settings(config: Config, keeping: How) -> NodeSettings:
         missing=config.data.missing,
         keeping=keeping,
         wire=training.wire,
+        **{name: getattr(model, name) for name in (f.name for f in fields(Options))},
+        loss=training.loss,
+        decay_rounds=training.rounds if training.schedule == "cosine" else 0,
     )
+
+
+def model_of(config: Config) -> NodeModel | PlusModel:
+    """The node model of a configuration."""
+    m, d = config.model, config.data
+    options = Options(**{f.name: getattr(m, f.name) for f in fields(Options)})
+    return node_model(m.hidden, m.layers, m.embedding, d.history, d.horizon, options)
 
 
 def _share(

@@ -75,7 +75,7 @@ class Naive:
         }
         everything = list(range(len(self.starts)))
         with torch.no_grad():
-            h_c = torch.cat([self.model.encode(self.theta, self.cut(i, everything).x) for i in range(self.n)])
+            h_c = torch.cat([self.model.encode(self.theta, self.cut(i, everything)) for i in range(self.n)])
         for epoch in range(self.config.training.server_rounds):
             for windows in self.epoch(SERVER_BATCHES, r_g, epoch, self.config.training.server_batch):
                 h_G = self.propagate(h_c, windows)
@@ -121,7 +121,7 @@ class Naive:
         k, batch = self.config.training.sampling, self.cut(i, windows)
         p = k / (k + math.exp(self.step / k))
         truth = torch.tensor([mix(self.config.seed, COINS, self.step, t) / 2**64 < p for t in range(HORIZON)])
-        h_c = self.model.encode(theta, batch.x) if h_c is None else h_c
+        h_c = self.model.encode(theta, batch) if h_c is None else h_c
         y_hat = self.model.decode(theta, batch, h_c, h_G[None], truth)
         assert batch.weight is not None
         total: Tensor = ((y_hat - batch.y).square() * batch.weight).sum() / batch.weight.sum().clamp(min=1)

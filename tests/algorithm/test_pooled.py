@@ -27,7 +27,7 @@ def test_a_round_equals_end_to_end_training(method: str, data: Dataset) -> None:
     edges = Edges.of(data.graph, torch.device("cpu"), torch.float64)
     for step, draw in enumerate(clients.client_batches.epoch(1, 0)):
         batch, has = clients.data.batch("train", clients.client_batches[draw])
-        h_c = clients.model.encode(theta, batch.x)
+        h_c = clients.model.encode(theta, batch)
         h_G = None if gn is None else gn(h_c, edges, has)
         loss = clients.losses(theta, batch, h_G, clients.coins[step], h_c).sum()
         for optimizer in optimizers:

@@ -36,7 +36,7 @@ def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], lis
     _, windows = next(server.server_batches(1))
     theta = {name: w.requires_grad_() for name, w in own(clients.theta, clients.series.nodes).items()}
     batch, has = clients.data.batch("train", windows)
-    h_c = clients.model.encode(theta, batch.x)
+    h_c = clients.model.encode(theta, batch)
     h_G = server.gn.gn(h_c, server.graph, has)
     loss = clients.losses(theta, batch, h_G, clients.coins[0], h_c).sum()
     weights = list(server.gn.gn.parameters())

@@ -72,7 +72,7 @@ def test_node_models_have_the_papers_numbers_of_parameters(model: NodeModel, par
 def test_forecasts_equal_torch_gru_on_every_node(model: NodeModel) -> None:
     theta, b = weights(model, N), batch()
     h_G = torch.randn(N, B, model.embedding, dtype=torch.float64) if model.embedding else None
-    y_hat = model.decode(theta, b, model.encode(theta, b.x), h_G)
+    y_hat = model.decode(theta, b, model.encode(theta, b), h_G)
     torch.testing.assert_close(y_hat, reference(theta, model, b, h_G, None), rtol=0, atol=1e-13)
 
 
@@ -81,15 +81,15 @@ def test_nodes_that_share_a_model_forecast_as_with_copies_of_it(model: NodeModel
     theta, b = weights(model, 1), batch()
     h_G = torch.randn(N, B, model.embedding, dtype=torch.float64) if model.embedding else None
     copies = own(theta, N)
-    shared = model.decode(theta, b, model.encode(theta, b.x), h_G)
-    apart = model.decode(copies, b, model.encode(copies, b.x), h_G)
+    shared = model.decode(theta, b, model.encode(theta, b), h_G)
+    apart = model.decode(copies, b, model.encode(copies, b), h_G)
     torch.testing.assert_close(shared, apart, rtol=0, atol=1e-13)
 
 
 def test_without_embeddings_the_decoder_starts_from_zeros_in_their_place() -> None:
     model, b = NodeModel(6, 1, 4), batch()
     theta = weights(model, N)
-    h_c = model.encode(theta, b.x)
+    h_c = model.encode(theta, b)
     zeros = torch.zeros(N, B, 4, dtype=torch.float64)
     torch.testing.assert_close(model.decode(theta, b, h_c, None), model.decode(theta, b, h_c, zeros))
 
@@ -97,7 +97,7 @@ def test_without_embeddings_the_decoder_starts_from_zeros_in_their_place() -> No
 def test_scheduled_sampling_feeds_the_truth_where_the_coin_says_so() -> None:
     model, b = NodeModel(6, 1, 0), batch()
     theta, coins = weights(model, N), torch.tensor([True, False, True, True, False])
-    y_hat = model.decode(theta, b, model.encode(theta, b.x), None, coins)
+    y_hat = model.decode(theta, b, model.encode(theta, b), None, coins)
     fed = coins[1:].expand(N, B, -1)  # coin t feeds the truth of step t - 1
     torch.testing.assert_close(y_hat, reference(theta, model, b, None, fed), rtol=0, atol=1e-13)
 
@@ -106,23 +106,23 @@ def test_a_missing_truth_is_never_fed() -> None:
     model, b = NodeModel(6, 1, 0), batch(missing=True)
     assert b.weight is not None
     theta, coins = weights(model, N), torch.ones(HORIZON, dtype=torch.bool)
-    y_hat = model.decode(theta, b, model.encode(theta, b.x), None, coins)
+    y_hat = model.decode(theta, b, model.encode(theta, b), None, coins)
     torch.testing.assert_close(
         y_hat, reference(theta, model, b, None, b.weight[..., :-1] > 0), rtol=0, atol=1e-13
     )
     poisoned = Batch(b.x, torch.where(b.weight > 0, b.y, torch.nan), b.clock, b.weight)
-    again = model.decode(theta, poisoned, model.encode(theta, b.x), None, coins)
+    again = model.decode(theta, poisoned, model.encode(theta, b), None, coins)
     assert torch.equal(y_hat, again)
 
 
 def test_gradients_of_a_node_are_its_own_whatever_the_grouping() -> None:
     model, b = NodeModel(4, 1, 0), batch()
     theta = {name: w.requires_grad_() for name, w in weights(model, N).items()}
-    loss = model.decode(theta, b, model.encode(theta, b.x), None).square().sum()
+    loss = model.decode(theta, b, model.encode(theta, b), None).square().sum()
     together = torch.autograd.grad(loss, list(theta.values()))
     for i in range(N):
         row = {name: w[i : i + 1].detach().requires_grad_() for name, w in theta.items()}
         alone = Batch(b.x[i : i + 1], b.y[i : i + 1], b.clock)
-        loss = model.decode(row, alone, model.encode(row, alone.x), None).square().sum()
+        loss = model.decode(row, alone, model.encode(row, alone), None).square().sum()
         for grad, whole in zip(torch.autograd.grad(loss, list(row.values())), together, strict=True):
             torch.testing.assert_close(grad[0], whole[i], rtol=0, atol=1e-12)

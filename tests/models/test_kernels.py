@@ -86,7 +86,7 @@ def test_sequences(
         monkeypatch.setattr(NodeModel, "_fits_kernels", lambda self, x: by_kernels)
         half = by_kernels and kind == torch.bfloat16
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
-            y_hat = model.decode(theta, batch, model.encode(theta, batch.x), h_G, truth)
+            y_hat = model.decode(theta, batch, model.encode(theta, batch), h_G, truth)
         loss = (y_hat - batch.y).square().mean()
         return [y_hat, *torch.autograd.grad(loss, sources)]
 

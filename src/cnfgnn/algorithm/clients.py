@@ -23,6 +23,7 @@ from cnfgnn.algorithm.draws import (
     Batches,
     Coins,
     Draw,
+    decay,
     generator,
 )
 from cnfgnn.algorithm.keeping import kept_dtype
@@ -33,8 +34,9 @@ from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split
-from cnfgnn.models.gru import Batch, NodeModel
-from cnfgnn.models.params import Params, models, own, part, rows
+from cnfgnn.models.gru import Batch
+from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
+from cnfgnn.models.plus import node_model
 
 
 class Clients:
@@ -78,7 +80,8 @@ class Clients:
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
-        self.model = NodeModel(s.hidden, s.layers, s.embedding)
+        self.model = node_model(s.hidden, s.layers, s.embedding, windows.history, windows.horizon, s.options)
+        self.sent = s.sent or s.hidden * s.layers  # numbers of h_c that leave
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.pulling = None, None, None
         self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
@@ -90,6 +93,7 @@ class Clients:
         self._own()
         if self.adam is None or not self.settings.keep_optimizer:
             self.adam = Adam(self.theta, self.settings.client_lr)
+        self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
         minibatch = Replay(self._learn, self._learning)
         for epoch in range(r_c):
             for draw in self.client_batches.epoch(r_g, epoch):
@@ -118,14 +122,14 @@ class Clients:
     ) -> Tensor:
         """ClientEncode: h_c of one minibatch, or of every window of the split."""
         if r_g is not None and epoch is not None and number is not None:
-            return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])
+            return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])[..., : self.sent]
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
         h_c = torch.empty(shape, dtype=self.kept_dtype, device=self.compute.device)
         for some in self.data.chunks(split):
             h_c[:, some] = self._encoded(split, some)
         if split == "train":
             self._h_c = h_c
-        return h_c
+        return h_c[..., : self.sent]
 
     def backward(self, h_G: Tensor, r_g: int, epoch: int, number: int, step: int, learn: bool) -> Tensor:
         """ClientBackward: d loss / d h_G; with `learn` the node also keeps its own gradients for `step`."""
@@ -133,7 +137,7 @@ class Clients:
         windows = self.server_batches[draw]
         if not learn:
             h_c = self._at(self._h_c, windows)
-            h_c = self.encode("train", *draw) if h_c is None else h_c
+            h_c = self._encoded("train", windows) if h_c is None else h_c
             grad_h_G = self._answer(windows, h_c, h_G.detach(), self.coins[step])
             assert grad_h_G is not None
             return grad_h_G
@@ -141,7 +145,7 @@ class Clients:
         h_G = h_G.detach().requires_grad_()
         self._own()
         theta = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
-        h_c = self.encode("train", *draw).requires_grad_()
+        h_c = self._encoded("train", windows).detach().requires_grad_()
         losses = self.losses(self.theta, batch, h_G, self.coins[step], h_c)
         grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *theta.values()])
         self._decoder_grads = draw, dict(zip(theta, grads, strict=True)), grad_h_c
@@ -165,11 +169,13 @@ class Clients:
         batch, has = self.data.batch("train", self.server_batches[draw])
         encoder = {name: w for name, w in self.theta.items() if name.startswith("encoder")}
         with self.compute.autocast():
-            h_c = self.model.encode(self.theta, batch.x)
-        total = (own_grad + grad_h_c).to(h_c.dtype)
+            h_c = self.model.encode(self.theta, batch)
+        own_grad[..., : self.sent] += grad_h_c
+        total = own_grad.to(h_c.dtype)
         grads |= dict(zip(encoder, torch.autograd.grad(h_c, list(encoder.values()), total), strict=True))
         if self.adam is None:
             self.adam = Adam(self.theta, self.settings.client_lr)
+        self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
         self.adam.step(self.theta, grads, _active(has))
         self._h_c = None
 
@@ -178,16 +184,17 @@ class Clients:
     ) -> Tensor:
         """(n,): each node's mean squared error over the targets it has, on scaled values."""
         with self.compute.autocast():
-            return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c))
+            return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.settings.loss)
 
     # ---- what the server tells ----------------------------------------------------------------------
 
     def load(self, **theta: Tensor) -> None:
         # a copy: shared weights may be the very tensors that another group of this process also got
-        self.theta = {
+        loaded = {
             name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
             for name, w in theta.items()
         }
+        self.theta = with_personal(loaded, self.theta, self.series.nodes)
         self._stand_still()
 
     def embed(self, h_G: Tensor, judge: bool, **draw: int) -> None:
@@ -209,7 +216,7 @@ class Clients:
     def weights(self) -> Params:
         """One row per node, also where all have the same."""
         n = self.series.nodes
-        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in self.theta.items()}
+        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in shared(self.theta).items()}
 
     @torch.no_grad()
     def score(self, split: Split) -> Tensor:
@@ -251,10 +258,10 @@ class Clients:
     # -------------------------------------------------------------------------------------------------
 
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
-        x = self.data.batch(split, windows)[0].x
-        with self.compute.autocast():
-            groups = self.compute.some(*x.shape[:2])
-            return torch.cat([self.model.encode(rows(self.theta, some), x[some]) for some in groups])
+        batch, _ = self.data.batch(split, windows)
+        with self.compute.autocast(), torch.no_grad():
+            groups = self.compute.some(*batch.x.shape[:2])
+            return torch.cat([self.model.encode(rows(self.theta, s), batch.rows(s)) for s in groups])
 
     @torch.no_grad()
     def forecasts_of(self, split: Split, windows: slice) -> Tensor:

@@ -96,3 +96,8 @@ class Coins:
     def _tossed(self, step: int) -> list[bool]:
         p = truth_probability(step, self.k)
         return [mix(self.seed, COINS, step, t) / 2**64 < p for t in range(self.horizon)]
+
+
+def decay(r_g: int, rounds: int) -> float:
+    """What is left of a learning rate in a round, falling along half a cosine; 1 if `rounds` is 0."""
+    return 1.0 if rounds == 0 else 0.5 * (1 + math.cos(math.pi * min(r_g - 1, rounds) / rounds))

@@ -27,8 +27,9 @@ class GraphLearner:
     """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
-        gn = GraphNetwork(model.hidden, model.embedding, model.gn_widths, model.gn_layers)
-        gn.init(generator(seed, SERVER_WEIGHTS), model.hidden if model.global_input == "zero" else 0)
+        width = model.sent or model.hidden
+        gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers)
+        gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
         self.gn = gn.to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
@@ -36,7 +37,7 @@ class GraphLearner:
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and _fit(model.gn_widths)
-        self.adam = Adam({"gn": self.weights}, lr)
+        self.lr, self.adam = lr, Adam({"gn": self.weights}, lr)
         self.compute = compute
         self._graph: Edges | None = None
         self._kept: tuple[Tensor, list[Tensor]] | None = None  # of the forward pass, for the way back
@@ -67,6 +68,12 @@ class GraphLearner:
         with self.compute.autocast():
             h_G: Tensor = functional_call(self.gn, views, (h_c, graph, present))
         return h_G.to(h_c.dtype)
+
+    def slow_down(self, left: float) -> None:
+        """Go on with this share of the learning rate."""
+        if self.adam.lr != self.lr * left:
+            self.adam.lr = self.lr * left
+            self._graph = None  # what was recorded has the old rate in it
 
     def step(self, grad: Tensor) -> None:
         """Take one step along the gradient of `weights`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
 from cnfgnn.config import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
+from cnfgnn.models.gru import Loss
+from cnfgnn.models.options import Decoder, Encoder, Options
 from cnfgnn.models.params import Params
 
 _LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
@@ -38,6 +40,19 @@ class NodeSettings:
     missing: Missing
     keeping: How  # one choice for all: were it each site's own, results would depend on who shares a site
     wire: Wire
+    encoder: Encoder = "gru"
+    decoder: Decoder = "autoregressive"
+    change: bool = False
+    calendar: int = 0
+    personal: int = 0
+    personal_head: bool = False
+    sent: int = 0
+    loss: Loss = "square"
+    decay_rounds: int = 0  # over which learning rates fall to nothing; 0: they stay
+
+    @property
+    def options(self) -> Options:
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
 class Nodes:

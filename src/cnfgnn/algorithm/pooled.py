@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.draws import decay
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.store import Store
@@ -29,23 +30,34 @@ class Pooled:
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
         self.reached: Callable[[int, int], None] = lambda r_g, phase: None  # its rounds have no phases
-        self._minibatch = Replay(self._learn, Memory(clients.compute.device))
+        self._memory = Memory(clients.compute.device)
+        self._minibatch = Replay(self._learn, self._memory)
 
     def round(self, r_g: int) -> None:
         """One epoch over all windows."""
         clients = self.clients
+        self._slow_down(r_g)
         for draw in clients.client_batches.epoch(r_g, 0):
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
         clients.load(**self.theta)
 
+    def _slow_down(self, r_g: int) -> None:
+        settings = self.clients.settings
+        if settings.decay_rounds:
+            left = decay(r_g, settings.decay_rounds)
+            self.adam.lr = settings.client_lr * left
+            self._minibatch = Replay(self._learn, self._memory)  # what was recorded has the old rate in it
+            if self.gn is not None:
+                self.gn.slow_down(left)
+
     def _learn(self, windows: Tensor, truth: Tensor | None) -> None:
         """One minibatch: everything takes a step along the gradient of everybody's loss."""
         clients, weights = self.clients, list(self.theta.values())
         batch, has = clients.data.batch("train", windows)
         with clients.compute.autocast():
-            h_c = clients.model.encode(self.theta, batch.x)
+            h_c = clients.model.encode(self.theta, batch)
         if self.gn is None:
             loss = clients.losses(self.theta, batch, None, truth, h_c).sum()
             grads = list(torch.autograd.grad(loss, weights))

@@ -14,6 +14,7 @@ from cnfgnn.config import Missing
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.models.gru import Batch
+from cnfgnn.models.plus import SLOTS
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
 
@@ -46,15 +47,18 @@ class Series:
         values: npt.NDArray[np.floating],
         missing: npt.NDArray[np.bool_],
         time_of_day: npt.NDArray[np.float64],
+        weekday: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
+        self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
 
     @classmethod
     def of(cls, readings: Readings, rows: npt.NDArray[np.int64] | None = None) -> Series:
         """The series of some sensors (all, unless rows are given)."""
         kept = slice(None) if rows is None else rows
-        return cls(readings.values[:, kept].T, readings.missing[:, kept].T, readings.time_of_day)
+        missing = readings.missing[:, kept].T
+        return cls(readings.values[:, kept].T, missing, readings.time_of_day, readings.weekday)
 
     @property
     def nodes(self) -> int:
@@ -111,6 +115,8 @@ class Prepared:
         self.observed = torch.tensor(~series.missing, device=device)
         self._steps = torch.arange(self.length, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
+        slot = np.minimum((series.time_of_day * SLOTS).astype(np.int64), SLOTS - 1)
+        self.moments = torch.tensor(np.stack([slot, series.weekday], axis=1), device=device)  # (T 2)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
         self.has: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
         for split in SPLITS:
@@ -129,7 +135,8 @@ class Prepared:
         elif has is not None:
             weight = has[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
         y = self._cut(self.targets, starts)[:, :, self.history :]
-        return Batch(x, y, clock[:, self.history :], weight), has
+        moment = self.moments[starts + self.history - 1]
+        return Batch(x, y, clock[:, self.history :], weight, moment), has
 
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, a few at a time."""

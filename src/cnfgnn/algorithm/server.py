@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw
+from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, decay
 from cnfgnn.algorithm.encodings import Encodings, encodings
 from cnfgnn.algorithm.keeping import How, kept_dtype
 from cnfgnn.algorithm.learner import GraphLearner
@@ -48,6 +48,7 @@ class Server:
         self.gn, self.share, self.store, self.tick = gn, share, store, tick
         self.keeping, self.kept_dtype = keeping, kept_dtype(keeping, graph.weights.dtype)
         self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
+        self.decay_rounds = training.rounds if training.schedule == "cosine" else 0
         device = graph.weights.device
         self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
         self.batches = Batches(seed, SERVER_BATCHES, windows, training.server_batch, device)
@@ -58,6 +59,8 @@ class Server:
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
         """R_s epochs of minibatches: which draw, and the windows it stands for."""
+        if self.gn is not None:
+            self.gn.slow_down(decay(r_g, self.decay_rounds))
         for r_s in range(self.server_rounds):
             for draw in self.batches.epoch(r_g, r_s):
                 yield draw, self.batches[draw]

@@ -91,6 +91,11 @@ class Readings:
         share: npt.NDArray[np.float64] = seconds.astype(np.float64) / DAY.astype(np.float64)
         return share
 
+    @property
+    def weekday(self) -> npt.NDArray[np.int64]:
+        """(T,) 0 to 6, Monday first."""
+        return weekday(self.times.astype("datetime64[s]").astype(np.int64))
+
     def select(self, ids: Sequence[str]) -> Readings:
         """The readings of some sensors, in the order asked for."""
         position = {sensor: column for column, sensor in enumerate(self.ids)}
@@ -128,3 +133,8 @@ class Readings:
         values[rows], missing[rows] = self.values, self.missing
         times = (seconds[0] + step * np.arange(total)).astype("datetime64[s]")
         return replace(self, times=times, values=values, missing=missing)
+
+
+def weekday(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0 to 6, Monday first, of seconds since 1970, which began on a Thursday."""
+    return (seconds // int(DAY.astype(int)) + 3) % 7

@@ -10,7 +10,7 @@ import numpy as np
 
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.folder import load_readings
-from cnfgnn.data.readings import DAY, Readings
+from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.transports.flare.answering import Terms
@@ -60,4 +60,4 @@ class OwnReadings:
         missing[:, rows[within]] = self.readings.missing[within].T
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
-        return Series(values, missing, (seconds % day) / day)
+        return Series(values, missing, (seconds % day) / day, weekday(seconds))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from cnfgnn.models import kernels
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.params import Params, models, uniform
+
+Loss = Literal["square", "absolute"]
 
 
 @dataclass(frozen=True)
@@ -25,21 +28,24 @@ class Batch:
     y       (n b t)    scaled truth
     clock   (b t)      time of day of the targets, which everybody knows
     weight  (n b t)    1 where a target counts, 0 where it is missing; None if all count
+    moment  (b 2)      of the last input: which slot of the day, which day of the week
     """
 
     x: Tensor
     y: Tensor
     clock: Tensor
     weight: Tensor | None = None
+    moment: Tensor | None = None
 
     def rows(self, some: slice) -> Batch:
         """The same windows of some nodes."""
         weight = None if self.weight is None else self.weight[some]
-        return Batch(self.x[some], self.y[some], self.clock, weight)
+        return Batch(self.x[some], self.y[some], self.clock, weight, self.moment)
 
-    def losses(self, y_hat: Tensor) -> Tensor:
-        """(n,): each node's mean squared error over the targets it has, on scaled values."""
-        error = (y_hat.to(self.y.dtype) - self.y).square()
+    def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:
+        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
+        error = y_hat.to(self.y.dtype) - self.y
+        error = error.square() if kind == "square" else error.abs()
         if self.weight is None:
             return error.mean(dim=(1, 2))
         return (error * self.weight).sum(dim=(1, 2)) / self.weight.sum(dim=(1, 2)).clamp(min=1)
@@ -76,15 +82,16 @@ class NodeModel:
         """The decoder's hidden size: it starts from [h_c ; h_G]."""
         return self.hidden + self.embedding
 
-    def encode(self, theta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """h_c: the encoder's final state, layers side by side; (n b t d) -> (n b layers*h)."""
+        x = batch.x
         n, b = x.shape[:2]
         if self._fits_kernels(x):
             from cnfgnn.models.kernels import sequences
 
-            h_c = sequences.encode(_fold(x, models(theta)), sequences.Weights.of(theta, "encoder.0"))
+            h_c = sequences.encode(fold(x, models(theta)), sequences.Weights.of(theta, "encoder.0"))
             return h_c.reshape(n, b, -1)
-        inputs = list(_fold(x, models(theta)).unbind(2))  # t of (m B d)
+        inputs = list(fold(x, models(theta)).unbind(2))  # t of (m B d)
         finals = []
         for layer in range(self.layers):
             cell = Cell(theta, f"encoder.{layer}")
@@ -103,7 +110,7 @@ class NodeModel:
         h_c: Tensor | None = None,
     ) -> Tensor:
         """y_hat (n b t), from h_c where that is known already."""
-        return self.decode(theta, batch, self.encode(theta, batch.x) if h_c is None else h_c, h_G, truth)
+        return self.decode(theta, batch, self.encode(theta, batch) if h_c is None else h_c, h_G, truth)
 
     def decode(
         self,
@@ -120,23 +127,23 @@ class NodeModel:
         """
         n, b, steps = batch.y.shape
         m = models(theta)
-        states = list(_fold(h_c, m).chunk(self.layers, dim=-1))
+        states = list(fold(h_c, m).chunk(self.layers, dim=-1))
         if self.embedding:
             h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
-            states = [torch.cat([states[0], _fold(h_G, m)], dim=-1)]
+            states = [torch.cat([states[0], fold(h_G, m)], dim=-1)]
         if self._fits_kernels(batch.x):
             return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
         cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
-        clock = _fold(batch.clock.expand(n, b, steps), m)
-        value = _fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
-        frame = _fold(batch.x[:, :, -1], m)
+        clock = fold(batch.clock.expand(n, b, steps), m)
+        value = fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
+        frame = fold(batch.x[:, :, -1], m)
         y_hat: list[Tensor] = []
         for t in range(steps):
             if t > 0:
                 value = y_hat[-1]
                 if truth is not None:
                     value = torch.where(
-                        self._fed(batch, truth, t, m), _fold(batch.y[:, :, t - 1 : t], m), value
+                        self.fed(batch, truth, t, m), fold(batch.y[:, :, t - 1 : t], m), value
                     )
                 frame = torch.cat([value, clock[..., t - 1 : t]], dim=-1)
             below = frame
@@ -164,24 +171,24 @@ class NodeModel:
         if truth is not None:
             where = truth.expand(1, 1, steps)
             if batch.weight is not None:  # of the reading before
-                where = where & _fold(batch.weight.roll(1, dims=-1) > 0, m)
-            fed = sequences.Fed(_fold(batch.y, m), where)
+                where = where & fold(batch.weight.roll(1, dims=-1) > 0, m)
+            fed = sequences.Fed(fold(batch.y, m), where)
         return sequences.decode(
             start,
-            _fold(last[..., 0], m),
-            _fold(clock, m),
+            fold(last[..., 0], m),
+            fold(clock, m),
             fed,
             sequences.Weights.of(theta, "decoder.0"),
             (theta["output.weight"], theta["output.bias"]),
         )
 
     @staticmethod
-    def _fed(batch: Batch, truth: Tensor, t: int, m: int) -> Tensor:
+    def fed(batch: Batch, truth: Tensor, t: int, m: int) -> Tensor:
         if batch.weight is None:
             return truth[t]
-        return truth[t] & _fold(batch.weight[:, :, t - 1 : t] > 0, m)
+        return truth[t] & fold(batch.weight[:, :, t - 1 : t] > 0, m)
 
 
-def _fold(x: Tensor, m: int) -> Tensor:
+def fold(x: Tensor, m: int) -> Tensor:
     """(n b ...) -> (m B ...): all nodes in one batch if they share their weights."""
     return x if m == x.shape[0] else x.reshape(1, -1, *x.shape[2:])

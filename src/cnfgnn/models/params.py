@@ -29,6 +29,26 @@ def part(state: Mapping[str, Tensor], prefix: str, device: torch.device | None =
     return found if device is None else {name: w.to(device) for name, w in found.items()}
 
 
+def is_personal(name: str) -> bool:
+    """Whether weights of this name belong to one node and never leave it."""
+    return ".personal." in name
+
+
+def shared(theta: Mapping[str, Tensor]) -> Params:
+    """The weights that nodes may share."""
+    return {name: w for name, w in theta.items() if not is_personal(name)}
+
+
+def with_personal(loaded: Params, before: Mapping[str, Tensor], n: int) -> Params:
+    """Weights that came, with what is personal among those before, should it not have come too; one row for
+    each of n nodes, also where all begin alike."""
+    mine = {name: w for name, w in before.items() if is_personal(name)} | loaded
+    return {
+        **shared(mine),
+        **{k: w.expand(n, *w.shape[1:]).clone() for k, w in mine.items() if is_personal(k)},
+    }
+
+
 def own(theta: Mapping[str, Tensor], n: int) -> Params:
     """A copy of its own for each of n nodes: (1, ...) or (n, ...) -> (n, ...)."""
     return {name: w.detach().expand(n, *w.shape[1:]).clone() for name, w in theta.items()}

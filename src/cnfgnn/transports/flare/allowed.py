@@ -16,7 +16,8 @@ import torch
 
 from cnfgnn.config import MOST_UNITS
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.params import shared
+from cnfgnn.models.plus import model_told
 from cnfgnn.transports.flare.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
 
 WHOLE, BYTE, DOUBLE = (frozenset({t}) for t in (torch.int64, torch.uint8, torch.float64))
@@ -80,20 +81,20 @@ class Sizes:
         """What is known once this call, which has been checked, is carried out."""
         if call.verb != "prepare":
             return self
-        hidden, layers, embedding = (call.numbers[name] for name in ("hidden", "layers", "embedding"))
+        hidden, layers, sent = (call.numbers[name] for name in ("hidden", "layers", "sent"))
         with torch.device("meta"):  # shapes alone
-            theta = NodeModel(hidden, layers, embedding).init(torch.Generator())
+            theta = model_told(call.numbers).init(torch.Generator())
         if self.n * sum(w.numel() for w in theta.values()) > MOST_PARAMETERS:
             raise Refused("prepare", "the model is too large")
         return replace(
             self,
             prepared=True,
-            hidden=hidden * layers,
-            embedding=embedding,
+            hidden=sent or hidden * layers,
+            embedding=call.numbers["embedding"],
             horizon=call.numbers["horizon"],
             server_batch=call.numbers["server_batch"],
             windows={split: call.tensors[split].shape[1] for split in SPLITS},
-            model={name: tuple(w.shape[1:]) for name, w in theta.items()},
+            model={name: tuple(w.shape[1:]) for name, w in shared(theta).items()},
         )
 
     def drawn(self, numbers: Mapping[str, Any]) -> int:
@@ -149,6 +150,15 @@ _SETTINGS: dict[str, Rule] = {
     "sampling": lambda value: _real()(value) and value >= 0,
     "keeping": _one_of("full", "bf16", "recomputed"),
     "wire": _one_of("full", "bf16"),
+    "encoder": _one_of("gru", "perceptron"),
+    "decoder": _one_of("autoregressive", "direct"),
+    "change": _flag,
+    "calendar": _whole(0, MOST_UNITS),
+    "personal": _whole(0, MOST_UNITS),
+    "personal_head": _flag,
+    "sent": _whole(0, MOST_UNITS),
+    "loss": _one_of("square", "absolute"),
+    "decay_rounds": _whole(0),
     "mean": _real(),
     "std": _real(0),
 }

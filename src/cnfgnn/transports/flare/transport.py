@@ -18,7 +18,7 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
 from cnfgnn.algorithm.draws import NODE_WEIGHTS, generator
 from cnfgnn.errors import NodeError
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.plus import model_told
 from cnfgnn.transports.flare.allowed import Sizes, check_answers, largest_answer
 from cnfgnn.transports.flare.answering import Terms
 from cnfgnn.transports.flare.codec import Answer, decode_answers, encode_calls
@@ -191,8 +191,8 @@ class FlareTransport:
             if call.verb == "load":
                 self._norm = norm(call.tensors)
             elif call.verb == "prepare":
-                numbers = [int(call.numbers[name]) for name in ("hidden", "layers", "embedding", "seed")]
-                self._norm = norm(NodeModel(*numbers[:3]).init(generator(numbers[3], NODE_WEIGHTS)))
+                seed = int(call.numbers["seed"])
+                self._norm = norm(model_told(call.numbers).init(generator(seed, NODE_WEIGHTS)))
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         """Hidden states and gradients go to where the graph network is."""

@@ -1,0 +1,97 @@
+"""The node model with more than the paper's: each part alone and all together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.models.options import Options
+from cnfgnn.models.params import Params, is_personal, own
+from cnfgnn.models.plus import PlusModel, node_model
+
+N, B, HISTORY, HORIZON = 3, 5, 6, 4
+ALL = Options("perceptron", "direct", True, 3, 2, True)
+EACH = [
+    Options(encoder="perceptron"),
+    Options(decoder="direct"),
+    Options(change=True),
+    Options(calendar=3),
+    Options(personal=2),
+    Options(personal_head=True),
+    Options(encoder="perceptron", personal_head=True),
+    ALL,
+]
+
+
+def model(options: Options) -> PlusModel:
+    return PlusModel(6, 4, HISTORY, HORIZON, options)
+
+
+def batch(seed: int = 0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(N, B, HISTORY, 2, generator=g), torch.randn(N, B, HORIZON, generator=g)
+    moment = torch.stack([torch.arange(B) * 50, torch.arange(B) % 7], dim=1)
+    return Batch(x.double(), y.double(), torch.rand(B, HORIZON, generator=g).double(), None, moment)
+
+
+def weights(one: PlusModel) -> Params:
+    """One model for all, but each node's own part differs."""
+    theta = {name: w.double() for name, w in one.init(torch.Generator().manual_seed(1)).items()}
+    for k, name in enumerate(filter(is_personal, list(theta))):
+        shape = (N, *theta[name].shape[1:])
+        theta[name] = torch.randn(shape, generator=torch.Generator().manual_seed(k)).double()
+    return theta
+
+
+def test_with_nothing_switched_on_it_is_the_papers() -> None:
+    plain, same = NodeModel(6, 1, 4), model(Options())
+    theta = {name: w.double() for name, w in plain.init(torch.Generator().manual_seed(3)).items()}
+    assert {name: w.shape for name, w in same.init(torch.Generator()).items()} == {
+        name: w.shape for name, w in theta.items()
+    }
+    h_G, coins = torch.randn(N, B, 4).double(), torch.tensor([True, False, True, True])
+    torch.testing.assert_close(same.encode(theta, batch()), plain.encode(theta, batch()))
+    for truth in (None, coins):
+        torch.testing.assert_close(
+            same.forecast(theta, batch(), h_G, truth), plain.forecast(theta, batch(), h_G, truth)
+        )
+    assert isinstance(node_model(6, 1, 4, HISTORY, HORIZON, Options(sent=3)), NodeModel)
+
+
+@pytest.mark.parametrize("options", EACH)
+def test_shared_weights_give_what_copies_of_them_give(options: Options) -> None:
+    one, b = model(options), batch()
+    theta = weights(one)
+    h_G = torch.randn(N, B, 4).double()
+    torch.testing.assert_close(one.forecast(theta, b, h_G), one.forecast(own(theta, N), b, h_G))
+
+
+@pytest.mark.parametrize("options", EACH)
+def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(options: Options) -> None:
+    one, b = model(options), batch()
+    theta = weights(one)
+    y_hat = one.forecast(theta, b, None)
+    assert y_hat.shape == (N, B, HORIZON)
+    for node in range(N):
+        alone = {name: w[node : node + 1] if is_personal(name) else w for name, w in theta.items()}
+        some = slice(node, node + 1)
+        torch.testing.assert_close(one.forecast(alone, b.rows(some), None), y_hat[some])
+
+
+def test_the_sensor_the_day_and_the_last_reading_matter_where_they_are_asked_for() -> None:
+    b = batch()
+    same = Batch(b.x[:1].expand(N, -1, -1, -1), b.y, b.clock, None, b.moment)
+    one = model(Options(personal=2))
+    theta = weights(one)
+    rows = one.forecast(theta, same, None)
+    assert all(not torch.allclose(first, second) for first, second in pairwise(rows))
+    one = model(Options(calendar=3))
+    later = Batch(b.x, b.y, b.clock, None, (b.moment + 1) % 7)
+    assert not torch.allclose(one.forecast(weights(one), b, None), one.forecast(weights(one), later, None))
+    one = model(Options(decoder="direct", change=True))
+    theta = {name: torch.zeros_like(w) for name, w in weights(one).items()}
+    last = b.x[:, :, -1, :1].expand(-1, -1, HORIZON)
+    assert torch.equal(one.forecast(theta, b, None), last)
