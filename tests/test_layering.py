@@ -38,9 +38,12 @@ ORDER = [
     "api",
     "",  # the package itself: offers the Python API
     "terminal",
+    "terminal_sites",
+    "cli_settings",
     "cli_data",
     "cli_report",
     "cli_plans",
+    "cli_federation",
     "cli",
     "__main__",
 ]

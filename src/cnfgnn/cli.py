@@ -7,17 +7,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
 
 import cnfgnn
 from cnfgnn import config_file, terminal
-from cnfgnn.algorithm.methods import ALIASES, LIKES, Like, method_of, preset
+from cnfgnn.algorithm.methods import ALIASES, method_of, preset
 from cnfgnn.cli_data import data_app
+from cnfgnn.cli_federation import federation_app
 from cnfgnn.cli_plans import compare, reproduce
 from cnfgnn.cli_report import report
+from cnfgnn.cli_settings import like_of, resolve
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
@@ -33,6 +35,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
 )
 app.add_typer(data_app, name="data")
+app.add_typer(federation_app, name="federation")
 app.command()(compare)
 app.command()(reproduce)
 app.command()(report)
@@ -105,36 +108,6 @@ def train(
     per_node, per_site = terminal.size(moved.per_node), terminal.size(moved.per_site)
     print(f"training moved {per_node} until then, counted per node; {per_site} per site")
     print(f"next: cnfgnn forecast {run.folder} --out forecasts.csv")
-
-
-def resolve(
-    data: Path | None,
-    method: str | None,
-    node_size: str | None,
-    like: str | None,
-    config: Path | None,
-    changes: list[str],
-    seed: int | None,
-    device: str | None,
-) -> Config:
-    """Preset, then the file, then single settings, then options: the later wins."""
-    from_file = config_file.read_changes(config) if config else {}
-    name = method or from_file.pop("method", "cnfgnn")
-    from_file.pop("method", None)
-    size = node_size or from_file.get("size", "63k")
-    from_file.pop("size", None)
-    settings = preset(name, size, _like(like)).with_changes(from_file)  # what a file says must hold by itself
-    wanted: dict[str, Any] = from_file | dict(config_file.parse_change(text) for text in changes)
-    for fixed in ("method", "size"):
-        if fixed in wanted:
-            raise ConfigError(fixed, f"give it as --{fixed}, because other settings follow from it")
-    if data is not None:
-        wanted["data.path"] = str(data.absolute())
-    if seed is not None:
-        wanted["seed"] = seed
-    if device is not None:
-        wanted["compute.device"] = device
-    return settings.with_changes(wanted)
 
 
 @app.command()
@@ -223,7 +196,7 @@ def settings(
     like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
 ) -> None:
     """Print every setting of a method with its value, as a TOML file that --config takes."""
-    print(config_file.dump(preset(method, node_size, _like(like))), end="")
+    print(config_file.dump(preset(method, node_size, like_of(like))), end="")
 
 
 @app.command()
@@ -236,12 +209,6 @@ def methods() -> None:
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
     terminal.out().print(table)
-
-
-def _like(name: str | None) -> Like | None:
-    if name is not None and name not in LIKES:
-        raise ConfigError("--like", f"no settings were published for {name!r}", LIKES)
-    return name
 
 
 def _data_of(run: Run, data: Path | None) -> Dataset:

@@ -93,6 +93,7 @@ class Echo:
     """A job that runs until it is told to stop, and what its sites answered last."""
 
     def __init__(self, session: jobs.Session, folder: Path, sites: list[str]) -> None:
+        folder.mkdir(exist_ok=True)
         self.log = folder / "echo.jsonl"
         args = {"log": str(self.log), "sites": sites}
         self.session = session

@@ -101,6 +101,31 @@ def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None
         awaited(lambda: forgot(made["south"]), "south forgets the job")
 
 
+def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Path) -> None:
+    with federation(tmp_path, "north") as (_, made):
+        with jobs.connect(made["server"]) as session:
+            first = Echo(session, tmp_path / "first", ["north"])
+            was = first.pid("north")
+            [job] = processes.jobs_of(made["server"])
+            os.kill(job, signal.SIGKILL)
+            awaited(lambda: session.state(first.id).startswith("FINISHED"), "the server notices")
+            assert session.state(first.id) != "FINISHED:COMPLETED"
+            second = Echo(session, tmp_path / "second", ["north"])
+            was = second.pid("north", other_than=was)
+
+        parent = processes.running(made["server"])
+        assert parent is not None
+        for pid in (parent, *processes.jobs_of(made["server"])):
+            os.kill(pid, signal.SIGKILL)
+        processes.up(made["server"])
+        awaited(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
+        with jobs.connect(made["server"]) as session:
+            assert session.running_jobs() == []
+            third = Echo(session, tmp_path / "third", ["north"])
+            assert third.pid("north") != was
+            awaited(lambda: len(processes.jobs_of(made["north"])) == 1, "the job of before is over")
+
+
 def test_strangers_are_refused(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (project, made):
         port = project.server.port

@@ -133,3 +133,9 @@ def _until_over(kit: Path, task: Task, timeout: float = 20.0) -> None:
 def plan_of(kit: Path) -> Mapping[str, int]:
     """The sites of a server's kit and how many sensors each owns."""
     return {site.name: len(site.sensors) for site in read_server(kit).sites}
+
+
+def connected_sites(kit: Path) -> dict[str, float]:
+    """Sites that the server hears from, and when it last did, in seconds since 1970."""
+    with session_when_ready(kit, 10.0) as session:
+        return {site.name: site.last_seen for site in session.connected()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,11 +27,11 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.gathering import Span, gather, span_of
 from cnfgnn.federation.kits import read_server
-from cnfgnn.federation.status import Status
+from cnfgnn.federation.status import Status, StatusWatcher
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, federate
-from cnfgnn.training import Progress, Round, evaluate
+from cnfgnn.training import evaluate
 from cnfgnn.transports.flare.allowed import TAG, Sizes
 from cnfgnn.transports.flare.answering import Terms
 from cnfgnn.transports.flare.link import Link
@@ -208,43 +207,6 @@ def _forecast(federation: Federation) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-
-
-class StatusWatcher:
-    """A `Watcher` that notes how training goes in the status."""
-
-    def __init__(self, status: Status) -> None:
-        self.status, self.minibatch = status, 0
-
-    def begin(self, experiment: Experiment, progress: Progress) -> None:
-        done = len(progress.history)
-        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
-        self.rounds = experiment.config.training.rounds
-        self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
-        if progress.history:
-            self._note(progress.history[-1], progress.best)
-
-    def tick(self) -> None:
-        self.minibatch += 1
-        self.status.set(minibatch=self.minibatch)
-
-    def round_done(self, done: Round, best: Round, seconds: float) -> None:
-        self._note(done, best)
-        self.minibatch = 0
-        self.status.set(round=min(done.r_g + 1, self.rounds), done=done.r_g, minibatch=0, seconds=seconds)
-
-    def end(self) -> None: ...
-
-    def _note(self, done: Round, best: Round) -> None:
-        self.status.set(
-            kind=self.kind,
-            loss=done.loss,
-            error=getattr(done.validation, self.kind),
-            best_error=getattr(best.validation, self.kind),
-            best_round=best.r_g,
-            training_bytes=vars(done.training_bytes),
-            when=time.time(),
-        )
 
 
 def check_federated(config: Config) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.runs import plain
+from cnfgnn.simulation import Experiment
+from cnfgnn.training import Progress, Round
 from cnfgnn.transports.flare.transport import FlareTransport
 
 STATUS = "status.json"
@@ -66,6 +68,43 @@ class Status:
                 aside.replace(self.path)
             except OSError as error:
                 raise StorageError(self.path, error) from error
+
+
+class StatusWatcher:
+    """A `Watcher` that notes how training goes in the status."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.minibatch = status, 0
+
+    def begin(self, experiment: Experiment, progress: Progress) -> None:
+        done = len(progress.history)
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds = experiment.config.training.rounds
+        self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
+        if progress.history:
+            self._note(progress.history[-1], progress.best)
+
+    def tick(self) -> None:
+        self.minibatch += 1
+        self.status.set(minibatch=self.minibatch)
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self._note(done, best)
+        self.minibatch = 0
+        self.status.set(round=min(done.r_g + 1, self.rounds), done=done.r_g, minibatch=0, seconds=seconds)
+
+    def end(self) -> None: ...
+
+    def _note(self, done: Round, best: Round) -> None:
+        self.status.set(
+            kind=self.kind,
+            loss=done.loss,
+            error=getattr(done.validation, self.kind),
+            best_error=getattr(best.validation, self.kind),
+            best_round=best.r_g,
+            training_bytes=vars(done.training_bytes),
+            when=time.time(),
+        )
 
 
 def _seen(transport: FlareTransport | None) -> dict[str, Any]:

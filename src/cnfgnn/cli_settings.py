@@ -1,0 +1,49 @@
+"""Settings as the command line gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cnfgnn import config_file
+from cnfgnn.algorithm.methods import LIKES, Like, preset
+from cnfgnn.config import Config
+from cnfgnn.errors import ConfigError
+
+
+def resolve(
+    data: Path | None,
+    method: str | None,
+    node_size: str | None,
+    like: str | None,
+    config: Path | None,
+    changes: list[str],
+    seed: int | None,
+    device: str | None,
+) -> Config:
+    """Preset, then the file, then single settings, then options: the later wins."""
+    from_file = config_file.read_changes(config) if config else {}
+    name = method or from_file.pop("method", "cnfgnn")
+    from_file.pop("method", None)
+    size = node_size or from_file.get("size", "63k")
+    from_file.pop("size", None)
+    settings = preset(name, size, like_of(like)).with_changes(
+        from_file
+    )  # what a file says must hold by itself
+    wanted: dict[str, Any] = from_file | dict(config_file.parse_change(text) for text in changes)
+    for fixed in ("method", "size"):
+        if fixed in wanted:
+            raise ConfigError(fixed, f"give it as --{fixed}, because other settings follow from it")
+    if data is not None:
+        wanted["data.path"] = str(data.absolute())
+    if seed is not None:
+        wanted["seed"] = seed
+    if device is not None:
+        wanted["compute.device"] = device
+    return settings.with_changes(wanted)
+
+
+def like_of(name: str | None) -> Like | None:
+    if name is not None and name not in LIKES:
+        raise ConfigError("--like", f"no settings were published for {name!r}", LIKES)
+    return name

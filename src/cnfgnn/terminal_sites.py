@@ -1,0 +1,141 @@
+"""What an operator sees of a federation: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cnfgnn.terminal import HEARTBEAT_S, number, size
+
+PHASE_NAMES = {
+    0: "",
+    1: "(1) nodes learn",
+    2: "(2) encoding",
+    3: "(3) graph network learns",
+    4: "(4) embedding and judging",
+}
+
+
+def sites_watcher() -> LiveSites | SiteLines:
+    return LiveSites() if sys.stderr.isatty() else SiteLines()
+
+
+class LiveSites:
+    """The status as a table that changes in its place."""
+
+    def __init__(self) -> None:
+        self.live = Live(console=Console(stderr=True), refresh_per_second=4)
+        self.live.start()
+
+    def __call__(self, status: Mapping[str, Any]) -> None:
+        self.live.update(shown(status))
+
+    def end(self) -> None:
+        self.live.stop()
+
+
+class SiteLines:
+    """A line for each round, each site that goes or comes, and one every half minute in between."""
+
+    def __init__(self) -> None:
+        self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
+        self.away: dict[str, str] = {}
+
+    def __call__(self, status: Mapping[str, Any]) -> None:
+        if status.get("token") != self.token:
+            self.token, self.done, self.state = str(status.get("token")), status.get("done", 0), ""
+        self._sites(status)
+        state = "waiting" if status.get("waiting") else str(status.get("state"))
+        if state != self.state:
+            self.state = state
+            self._say(headline(status))
+        elif status.get("done", 0) != self.done or time.monotonic() - self.said > HEARTBEAT_S:
+            self.done = status.get("done", 0)
+            self._say(headline(status))
+
+    def end(self) -> None: ...
+
+    def _sites(self, status: Mapping[str, Any]) -> None:
+        away = dict(status.get("missing") or {})
+        for name, site in dict(status.get("sites") or {}).items():
+            if not site["reachable"]:
+                away[name] = site["problem"]
+        for name in away.keys() - self.away.keys():
+            self._say(f"site {name} is away: {away[name]}")
+        for name in self.away.keys() - away.keys():
+            self._say(f"site {name} is there")
+        self.away = away
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+def headline(status: Mapping[str, Any]) -> str:
+    """How far the task is, in one line."""
+    state, run = str(status.get("state")), f"{status.get('do')} {status.get('run')}"
+    if state == "gathering":
+        missing = dict(status.get("missing") or {})
+        return f"{run}: waiting for {', '.join(missing)}" if missing else f"{run}: finding the sites"
+    parts = [f"{run}: {state}"]
+    if status.get("waiting"):
+        parts = [f"{run}: paused, because too few sites are there"]
+    elif "rounds" in status and state == "running":
+        parts.append(f"round {status['round']}/{status['rounds']}")
+    if "best_error" in status:
+        kind = "masked RMSE" if status["kind"] == "masked_rmse" else "RMSE"
+        parts.append(f"validation {kind} {number(status['error'])}")
+        parts.append(f"best {number(status['best_error'])} in round {status['best_round']}")
+        parts.append(f"{size(status['training_bytes']['per_site'])} moved")
+    if status.get("problem"):
+        parts.append(str(status["problem"]))
+    return ", ".join(parts)
+
+
+def shown(status: Mapping[str, Any]) -> Group:
+    """Headline, phase and the sites."""
+    lines: list[Any] = [Text(headline(status))]
+    if status.get("state") == "running" and status.get("phase"):
+        lines.append(Text(f"phase {PHASE_NAMES[status['phase']]}, minibatch {status.get('minibatch', 0)}"))
+    if status.get("sites"):
+        lines.append(sites_table(status))
+    return Group(*lines)
+
+
+def sites_table(status: Mapping[str, Any]) -> Table:
+    """A row for each site."""
+    table = Table(
+        "site",
+        "sensors",
+        "present",
+        "last seen",
+        "latency",
+        "windows",
+        "carried",
+        "refused",
+        "last problem",
+        box=SIMPLE_HEAD,
+    )
+    now = float(status.get("time") or time.time())
+    for name, site in dict(status["sites"]).items():
+        seen, latency = site["last_seen"], site["latency"]
+        table.add_row(
+            name,
+            str(site["sensors"]),
+            "yes" if site["present"] and site["reachable"] else "no",
+            "never" if seen is None else f"{max(0.0, now - seen):.0f} s ago",
+            "" if latency is None else f"{latency * 1000:.0f} ms",
+            str(site["windows"]),
+            size(site["bytes"]),
+            str(site["refused"]),
+            site["problem"],
+        )
+    return table
