@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -145,8 +146,9 @@ class Answering:
             work.lost = str(problem)[:300]
         except CnfgnnError as problem:
             work.answer = encode_answers([Answer("join", str(problem)[:300])])
-        except Exception as problem:  # the server must hear of it, whatever it is
-            work.lost = f"{type(problem).__name__}: {problem}"[:300]
+        except Exception as problem:  # the server must hear that it is so; what it says may quote a reading
+            logging.getLogger(__name__).exception("a request failed")
+            work.lost = f"{type(problem).__name__}, see the site's log"
         finally:
             work.request = bytearray()
             work.done.set()
