@@ -1,4 +1,4 @@
-"""A counting wire: a relay on loopback between a site and its server that reads TLS records, not what is in them."""
+"""A counting wire: a relay on loopback between a site and its server that counts TLS records."""
 
 from __future__ import annotations
 

@@ -74,7 +74,9 @@ class Search:
 
 def encoded(values: Floats, dtype: torch.dtype) -> bytes:
     """Numbers as they lie in memory."""
-    return torch.from_numpy(np.ascontiguousarray(values)).to(dtype).flatten().view(torch.uint8).numpy().tobytes()
+    return (
+        torch.from_numpy(np.ascontiguousarray(values)).to(dtype).flatten().view(torch.uint8).numpy().tobytes()
+    )
 
 
 def _words(values: Floats, clock: Floats) -> Iterator[tuple[str, Words]]:

@@ -200,7 +200,7 @@ def refused(port: int, alert: str, certificates: Path | None = None) -> None:
 
 
 def converse(context: ssl.SSLContext, plain: socket.socket) -> None:
+    """Only listen: what we sent could arrive after the refusal, and the answer to that hide the alert."""
     with context.wrap_socket(plain) as secure:
-        secure.send(b"hello")
         while secure.recv(100):
             pass

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation import jobs
+from cnfgnn.federation import jobs, processes
 from cnfgnn.federation.cell import CHANNEL, guard_notes, serve_notes
 from cnfgnn.federation.executor import SiteNodes
 from cnfgnn.federation.kits import make_kits
@@ -18,18 +19,21 @@ from cnfgnn.federation.project import read_project
 from tests.federation.forging import HEARD, TRIED
 from tests.federation.living import ENGINE_WARNINGS
 from tests.federation.parties import ASKING, FORGING, awaited, federation, write_project
+from tests.federation.test_processes import refused
 
 pytestmark = ENGINE_WARNINGS
 
 
 def test_only_the_jobs_server_may_ask(tmp_path: Path) -> None:
-    """South is a site like any other, with a genuine certificate, and asks in its own and the server's name."""
+    """South is a site like any other, and asks in its own name and in the server's."""
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         stop = tmp_path / "stop"
         job = jobs.job_folder(tmp_path / "job", "forging", ASKING, {"stop": str(stop)}, FORGING, {})
         job_id = session.submit(job)
         tried = made["south"] / TRIED
         awaited(lambda: tried.exists() and len(tried.read_text().splitlines()) == 4, "south has tried")
+        for port in {*listening(made["server"]), *listening(made["north"])}:
+            refused(port, "CERTIFICATE_REQUIRED")
         heard = (made["north"] / HEARD).read_text().splitlines()
         before = len(heard)
         awaited(lambda: len((made["north"] / HEARD).read_text().splitlines()) > before, "the server asks on")
@@ -40,6 +44,15 @@ def test_only_the_jobs_server_may_ask(tmp_path: Path) -> None:
         said = (made["server"] / "log.txt").read_text()
         assert f"a note of south.{job_id}, in the name of south.{job_id}, is not passed on" in said
         assert f"bound to origin south, not message origin server.{job_id}" in said
+
+
+def listening(kit: Path) -> list[int]:
+    """The ports of a kit's processes, those that its jobs come in by too."""
+    pids = [processes.running(kit), *processes.jobs_of(kit)]
+    ends = psutil.net_connections("inet")
+    ports = [end.laddr.port for end in ends if end.pid in pids and end.status == psutil.CONN_LISTEN]
+    assert ports
+    return ports
 
 
 class Cell:
@@ -94,6 +107,8 @@ def test_what_is_in_a_damaged_file_of_readings_is_not_told_to_the_server(tmp_pat
     file.write_text('time,s0\n2024-01-01T00:00,61.5\n2024-01-01T00:05,"437,25"\n')
     project = read_project(write_project(tmp_path, readings=f'"{file}"'))
     nodes = SiteNodes(make_kits(project, tmp_path / "kits")["north"])
-    said = awaited(lambda: nodes.about()["problem"] != "it is still reading its data" and nodes.about(), "read")
+    said = awaited(
+        lambda: nodes.about()["problem"] != "it is still reading its data" and nodes.about(), "read"
+    )
     assert "437" not in str(said)
     assert "federation check" in said["problem"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-
 from benchmarks.wire import Wire, wired
+
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
@@ -25,7 +25,7 @@ from cnfgnn.federation.serving import Task, settings_of
 from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
 from tests.federation.searching import TYPES, Search, encoded
 
-pytestmark = [*ENGINE_WARNINGS, pytest.mark.xdist_group("audit")]
+pytestmark = ENGINE_WARNINGS
 
 TAP = Path(__file__).parent / "tap"
 SITES = {"audited": [0, 1, 2, 3], "other": [4, 5]}
@@ -47,6 +47,7 @@ class Audit:
     elsewhere: set[object] = field(default_factory=set)  # connections of the site that bypass the wire
     secrets: set[str] = field(default_factory=set)
     commands: set[str] = field(default_factory=set)  # of all processes
+    _again: float = 0.0  # when to look at processes
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -59,6 +60,9 @@ class Audit:
                     self._seen[path] = (stat.st_mtime_ns, stat.st_size)
             except OSError:  # it was there a moment ago
                 continue
+        if time.monotonic() < self._again:
+            return
+        self._again = time.monotonic() + 1.0
         for name, kit in self.sites.kits.items():
             for pid in [processes.running(kit), *processes.jobs_of(kit)]:
                 if pid is not None:
@@ -73,7 +77,9 @@ class Audit:
             ends = [one.raddr for one in process.net_connections("inet") if party == "audited" and one.raddr]
         except psutil.Error:
             return
-        own = {one.laddr for one in psutil.net_connections("inet") if one.pid in self._own()} if ends else set()
+        own = (
+            {one.laddr for one in psutil.net_connections("inet") if one.pid in self._own()} if ends else set()
+        )
         self.elsewhere |= {end for end in ends if end.port != self.wire.port and end not in own}
 
     def _own(self) -> set[int | None]:
@@ -95,7 +101,10 @@ class Audit:
     @cached_property
     def search(self) -> Search:
         readings = self.data.readings
-        own, markers = readings.values[:, SITES["audited"]].T.astype(np.float64), readings.values[[*PLANTED], 0]
+        own, markers = (
+            readings.values[:, SITES["audited"]].T.astype(np.float64),
+            readings.values[[*PLANTED], 0],
+        )
         scaler = self.sites.run().scaler
         assert scaler is not None
         return Search(own, readings.time_of_day, scaler, [float(value) for value in markers])
@@ -119,47 +128,57 @@ def planted(data: Dataset) -> Dataset:
     return replace(data, readings=replace(data.readings, values=values, missing=missing))
 
 
-@pytest.fixture(scope="module")
-def audit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audit]:
-    folder = tmp_path_factory.mktemp("audit")
+def watched(folder: Path, stack: ExitStack) -> Audit:
+    """A federation of two sites that has trained, judged and forecast."""
     data = planted(dealt(folder / "city", 6, 2.0))
     tapped = folder / "tapped"
     tapped.mkdir()
+    sites = stack.enter_context(living(folder, data, SITES, up=False))
+    wire = stack.enter_context(wired(sites.kits["audited"]))
+    for name, kit in sites.kits.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "audited":
+                places = [str(TAP), os.environ.get("PYTHONPATH", "")]
+                patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+                patch.setenv("CNFGNN_TAP", str(tapped))
+            processes.up(kit)
+    seen = Audit(sites, data, wire, tapped)
+    seen.follow(Task("train", "one", settings=settings_of(config())))
+    seen.follow(Task("evaluate", "one"))
+    seen.follow(Task("forecast", "one"))
+    seen.look()
+    return seen
+
+
+def test_nothing_gets_out(tmp_path: Path) -> None:
+    """One federation for all of it: tests run side by side, each in a process that would start its own."""
     with ExitStack() as stack:
-        sites = stack.enter_context(living(folder, data, SITES, up=False))
-        wire = stack.enter_context(wired(sites.kits["audited"]))
-        for name, kit in sites.kits.items():
-            with pytest.MonkeyPatch.context() as patch:
-                if name == "audited":
-                    places = [str(TAP), os.environ.get("PYTHONPATH", "")]
-                    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
-                    patch.setenv("CNFGNN_TAP", str(tapped))
-                processes.up(kit)
-        seen = Audit(sites, data, wire, tapped)
-        seen.follow(Task("train", "one", settings=settings_of(config())))
-        seen.follow(Task("evaluate", "one"))
-        seen.follow(Task("forecast", "one"))
-        seen.look()
-        yield seen
+        audit = watched(tmp_path, stack)
+        a_sites_sockets_carry_none_of_its_readings(audit)
+        no_byte_of_a_site_passes_by_the_record(audit)
+        the_servers_disk_holds_none_of_a_sites_readings(audit)
+        the_search_finds_what_is_there(audit)
+        secrets_are_in_no_log_file_or_command(audit)
+        what_is_written_is_its_owners_alone(audit)
 
 
-def test_a_sites_sockets_carry_none_of_its_readings(audit: Audit) -> None:
+def a_sites_sockets_carry_none_of_its_readings(audit: Audit) -> None:
     for direction in ("out", "in"):
         carried = audit.carried(direction)
         assert audit.search.found(carried) == set()
         assert b"incarnation" in carried or direction == "in"  # what it does say is in the record
 
 
-def test_no_byte_of_a_site_passes_by_the_record(audit: Audit) -> None:
+def no_byte_of_a_site_passes_by_the_record(audit: Audit) -> None:
     """Independently of the record: what the wire carried, by the lengths of its TLS records."""
     assert audit.elsewhere == set()
     for way, direction in ((audit.wire.up, "out"), (audit.wire.down, "in")):
-        kept = len(audit.carried(direction, "tls"))
+        kept = len(audit.carried(direction, f"tls-{audit.wire.port}"))
         assert kept > 300_000  # hidden states and gradients
         assert kept <= way.carried <= kept + HANDSHAKE * audit.wire.connections
 
 
-def test_the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
+def the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
     search, names = audit.search, {name for name, _ in audit.disk}
     assert {name: hit for name, content in audit.disk if (hit := search.found(content))} == {}
     assert {"status.json", "runs/one/manifest.json", "runs/one/events.jsonl", "log.txt"} <= names
@@ -167,7 +186,7 @@ def test_the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
     assert any(name.endswith(".safetensors") for name in names)
 
 
-def test_the_search_finds_what_is_there(audit: Audit) -> None:
+def the_search_finds_what_is_there(audit: Audit) -> None:
     """Readings in each type and layout, at odd places of the very bytes that were searched."""
     search, carried = audit.search, audit.carried("out")[:100_001]
     own = audit.data.readings.values[:, SITES["audited"]].T.astype(np.float64)
@@ -204,11 +223,20 @@ def test_the_tap_hears_what_is_said_on_any_kind_of_socket(tmp_path: Path) -> Non
     }
     for way in ("send", "sendall", "sendto", "sendmsg", "tls-send", "tls-sendall", "tls-write", "tls-bio"):
         assert f"<{way}>".encode() in heard["out"], way
-    for way in ("recv", "recv_into", "recvfrom", "recvmsg", "tls-recv", "tls-recv_into", "tls-read", "tls-bio"):
+    for way in (
+        "recv",
+        "recv_into",
+        "recvfrom",
+        "recvmsg",
+        "tls-recv",
+        "tls-recv_into",
+        "tls-read",
+        "tls-bio",
+    ):
         assert f"[{way}]".encode() in heard["in"], way
 
 
-def test_secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
+def secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
     secrets = {value.encode() for value in audit.secrets if len(value) >= 16}
     assert len(secrets) >= 2 * len(SITES)  # a token and a signature of each site, at least
     kits = audit.sites.server.parent
@@ -225,9 +253,8 @@ def test_secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
     assert not [line for line in audit.commands if any(secret.decode() in line for secret in secrets)]
 
 
-def test_what_is_written_is_its_owners_alone(audit: Audit) -> None:
+def what_is_written_is_its_owners_alone(audit: Audit) -> None:
     kits = audit.sites.server.parent
     names = {path.relative_to(kits).as_posix() for path in kits.rglob("*")}
     assert {"audited/forecasts/latest.csv", "server/status.json", "audited/states/one"} <= names
     assert [path for path in [kits, *kits.rglob("*")] if path.lstat().st_mode & 0o077] == []
-

@@ -57,8 +57,8 @@ def serve_notes(cell: Any, job_id: str, answer: Callable[[bytes], bytes]) -> Non
 def guard_notes(cell: Any) -> None:
     """At the server, where all connections end: notes that ask come from its own jobs and from no site.
 
-    Whom a message comes from is what its sender wrote on it. The engine compares that with the sender's token,
-    unless it does not know the token any more; which site a connection belongs to it knows by certificate.
+    Whom a message comes from is what its sender wrote on it. The engine compares that with the sender's
+    token, unless it does not know the token any more; whose a connection is it knows by certificate.
     """
 
     def checked(message: Message) -> Message | None:
@@ -71,4 +71,6 @@ def guard_notes(cell: Any) -> None:
         logging.getLogger(__name__).warning("a note of %s, in the name of %s, is not passed on", sender, said)
         return make_reply(ReturnCode.AUTHENTICATION_ERROR, "only the server of the job may ask")
 
-    cell.set_message_interceptor(checked)  # asked after the engine's own checks, before a message is passed on
+    cell.set_message_interceptor(
+        checked
+    )  # asked after the engine's own checks, before a message is passed on

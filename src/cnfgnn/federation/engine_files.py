@@ -96,6 +96,13 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
     }
 
 
+def connection_settings() -> dict[str, Any]:
+    """Jobs reach their parent process over loopback, where every user of the machine could connect as well:
+    by certificate, too."""
+    between = {"host": "localhost", "connection_security": "mtls"}
+    return {"internal": {"scheme": "tcp", "resources": between}}
+
+
 def log_settings() -> dict[str, Any]:
     """One rotating log a process; the console holds what went wrong before logging began, and errors."""
     return {

@@ -2,8 +2,8 @@
 that their sockets carry, before it is encrypted and after it is decrypted.
 
 Python speaks TLS through the objects that `_wrap_socket` and `_wrap_bio` of a context make, and without TLS
-through the methods of `socket.socket`: both are replaced here. Each stream goes into a file of its own, so that
-a value that was sent in two halves is still found.
+through the methods of `socket.socket`: both are replaced here. Each stream goes into a file of its own, with
+the other end's port in its name, so that a value that was sent in two halves is still found.
 """
 
 import itertools
@@ -16,25 +16,33 @@ numbers = itertools.count()
 
 
 class Stream:
-    def __init__(self, kind: str) -> None:
-        self.name = f"{os.getpid()}-{next(numbers)}-{kind}"
+    def __init__(self, kind: str, end: object) -> None:
+        self.name, self.end = f"{os.getpid()}-{next(numbers)}-{kind}", end
         self.files: dict[str, int] = {}
 
     def keep(self, direction: str, data: object) -> None:
         if direction not in self.files:
-            path = os.path.join(FOLDER, f"{self.name}-{direction}")
+            path = os.path.join(FOLDER, f"{self.name}-{port(self.end)}-{direction}")  # it is connected by now
             self.files[direction] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
         while view:
             view = view[os.write(self.files[direction], view) :]
 
 
+def port(end: object) -> int:
+    """Of the peer, 0 if it has none."""
+    try:
+        return end.getpeername()[1]
+    except (AttributeError, IndexError, OSError):
+        return 0
+
+
 class Tapped:
     """One of the ssl module's own objects, with what is written and read kept."""
 
-    def __init__(self, inner: object) -> None:
+    def __init__(self, inner: object, end: object) -> None:
         object.__setattr__(self, "inner", inner)
-        object.__setattr__(self, "stream", Stream("tls"))
+        object.__setattr__(self, "stream", Stream("tls", end))
 
     def write(self, data):
         sent = self.inner.write(data)
@@ -56,7 +64,7 @@ class Tapped:
 
 def tap_tls(name: str) -> None:
     make = getattr(ssl.SSLContext, name)
-    setattr(ssl.SSLContext, name, lambda *args, **kwargs: Tapped(make(*args, **kwargs)))
+    setattr(ssl.SSLContext, name, lambda self, *args, **kw: Tapped(make(self, *args, **kw), args[0]))
 
 
 streams: dict[tuple[int, object], Stream] = {}
@@ -67,7 +75,7 @@ def plain(sock: socket.socket) -> Stream:
         key = (sock.fileno(), sock.getsockname())
     except OSError:
         key = (sock.fileno(), None)
-    return streams.setdefault(key, Stream("plain"))
+    return streams.setdefault(key, Stream("plain", sock))
 
 
 def tap_sending(name: str, whole: bool = False) -> None:
