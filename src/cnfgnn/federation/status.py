@@ -129,6 +129,7 @@ def _seen(transport: FlareTransport | None) -> dict[str, Any]:
         "phase": PHASES.get(transport.verb, 0),
         "exchanges": transport.exchanges,
         "engine_seconds": round(transport.engine_seconds, 3),
+        "site_seconds": round(transport.site_seconds, 3),
         "sites": sites,
     }
 

@@ -52,6 +52,7 @@ class _Work:
     done: threading.Event = field(default_factory=threading.Event)
     answer: bytes = b""
     lost: str | None = None
+    seconds: float = 0.0  # of work
 
 
 class Answering:
@@ -135,11 +136,13 @@ class Answering:
             return pack("working")
         if work.lost is not None:
             return pack("lost", reason=work.lost)
-        return pack("done", memoryview(work.answer)[:PIECE], size=len(work.answer))
+        worked = round(work.seconds, 6)
+        return pack("done", memoryview(work.answer)[:PIECE], size=len(work.answer), seconds=worked)
 
     # ---- the work ------------------------------------------------------------------------------------
 
     def _carry_out(self, work: _Work, terms: Terms) -> None:
+        begun = time.perf_counter()
         try:
             work.answer = encode_answers(self._answers(work.request, terms))
         except Malformed as problem:
@@ -150,7 +153,7 @@ class Answering:
             logging.getLogger(__name__).exception("a request failed")
             work.lost = f"{type(problem).__name__}, see the site's log"
         finally:
-            work.request = bytearray()
+            work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
 
     def _answers(self, request: bytearray, terms: Terms) -> list[Answer]:

@@ -28,6 +28,7 @@ class Link:
         self, site: str, channel: Channel, session: str, answer_within: float = ANSWER_WITHIN
     ) -> None:
         self.site, self.channel, self.session, self.answer_within = site, channel, session, answer_within
+        self.worked = 0.0  # seconds that the site says it took for the last request
         self._numbers = itertools.count(1)
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
@@ -44,6 +45,7 @@ class Link:
         while note.kind == "working":
             note = self._asked(pack("wait", session=self.session, number=number))
         self._settled(note)
+        self.worked = _seconds(note)
         size = note.whole("size")
         if size > most:
             raise Malformed(f"the answer has {size} bytes, and {most} can be meant")
@@ -74,3 +76,9 @@ class Link:
                 if not left:
                     raise
         raise AssertionError("at least one try")
+
+
+def _seconds(note: Note) -> float:
+    """For the status alone: what cannot be meant is nothing."""
+    said = note.fields.get("seconds")
+    return float(said) if isinstance(said, int | float) and 0 <= said < 1e9 else 0.0
