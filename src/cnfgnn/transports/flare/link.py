@@ -24,11 +24,12 @@ class Lost(Exception):
 class Link:
     """One request at a time."""
 
+    worked = 0.0  # seconds that the site says it took for the last one
+
     def __init__(
         self, site: str, channel: Channel, session: str, answer_within: float = ANSWER_WITHIN
     ) -> None:
         self.site, self.channel, self.session, self.answer_within = site, channel, session, answer_within
-        self.worked = 0.0  # seconds that the site says it took for the last request
         self._numbers = itertools.count(1)
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
