@@ -19,7 +19,16 @@ from cnfgnn.cli_data import data_app
 from cnfgnn.cli_federation import federation_app
 from cnfgnn.cli_plans import compare, reproduce
 from cnfgnn.cli_report import report
-from cnfgnn.cli_settings import like_of, resolve
+from cnfgnn.cli_settings import (
+    ChangesOption,
+    ConfigOption,
+    LikeOption,
+    MethodOption,
+    SeedOption,
+    SizeOption,
+    like_of,
+    resolve,
+)
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
@@ -60,12 +69,12 @@ def options(
 @app.command()
 def train(
     data: DataArgument = None,
-    method: Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")] = None,
-    node_size: Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")] = None,
-    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")] = None,
+    method: MethodOption = None,
+    node_size: SizeOption = None,
+    like: LikeOption = None,
+    config: ConfigOption = None,
+    changes: ChangesOption = None,
+    seed: SeedOption = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1 ...")] = None,
     out: Annotated[Path | None, typer.Option(help="The new run's folder.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run.")] = None,

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cnfgnn import terminal
-from cnfgnn.cli_settings import resolve
+from cnfgnn.cli_settings import (
+    ChangesOption,
+    ConfigOption,
+    LikeOption,
+    MethodOption,
+    SeedOption,
+    SizeOption,
+    resolve,
+)
 from cnfgnn.config import Config
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import ConfigError
@@ -41,12 +49,15 @@ def needs_the_engine() -> None:
 def init(
     project: Annotated[Path, typer.Argument(help="PROJECT.toml: server, sites, their sensors, the graph.")],
     out: Annotated[Path, typer.Option(help="The new folder of kits.")] = Path("kits"),
+    authority: Annotated[
+        Path | None, typer.Option(help="Of kits made earlier, to renew certificates or to add a site.")
+    ] = None,
 ) -> None:
     """Make a kit for the server and for each site: certificates, settings, and how to start."""
     from cnfgnn.federation.kits import make_kits
     from cnfgnn.federation.project import read_project
 
-    kits = make_kits(read_project(project), out)
+    kits = make_kits(read_project(project), out, authority=authority)
     for name, kit in kits.items():
         print(f"{name}: {kit}")
     print(f"authority: {out.absolute() / 'authority'} (keep it: it can make further kits)")
@@ -138,12 +149,12 @@ def check(kit: KitArgument = Path()) -> None:
 @federation_app.command()
 def train(
     kit: ServerArgument,
-    method: Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")] = None,
-    node_size: Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")] = None,
-    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file of settings.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")] = None,
+    method: MethodOption = None,
+    node_size: SizeOption = None,
+    like: LikeOption = None,
+    config: ConfigOption = None,
+    changes: ChangesOption = None,
+    seed: SeedOption = None,
     name: Annotated[str | None, typer.Option(help="The new run's name.")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with the run of this name.")] = None,
     wait: WaitOption = 60.0,

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from cnfgnn import config_file
 from cnfgnn.algorithm.methods import LIKES, Like, preset
 from cnfgnn.config import Config
 from cnfgnn.errors import ConfigError
+
+MethodOption = Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")]
+SizeOption = Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")]
+LikeOption = Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
+ChangesOption = Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")]
+SeedOption = Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")]
 
 
 def resolve(

@@ -29,15 +29,19 @@ def dump(config: Config) -> str:
 
 def read_changes(path: Path) -> dict[str, Any]:
     """The settings a TOML file names, by their dotted keys; whether they exist is for Config to say."""
+    return flat(read_toml(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file, or one sentence why it cannot be read."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(path, f"it cannot be read ({error.strerror})") from error
     except UnicodeDecodeError:
         raise DataError(path, "it is not UTF-8 text") from None
     except ValueError as error:
         raise DataError(path, f"it is not TOML ({error})") from None
-    return flat(content)
 
 
 def parse_change(text: str) -> tuple[str, Any]:

@@ -18,7 +18,6 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.simulation import Experiment, federate, simulate
 from cnfgnn.storage import MemoryStore
-from cnfgnn.transports.flare import messages
 from cnfgnn.transports.flare.allowed import Sizes
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.transports.flare.link import Link
@@ -92,14 +91,12 @@ def test_every_federated_method_gives_what_the_simulator_gives(method: str, data
     assert one.ledger.items == two.ledger.items
 
 
-def test_what_does_not_fit_into_one_note_travels_in_pieces(
-    data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("messages", "link", "answering"):
-        monkeypatch.setattr(f"cnfgnn.transports.flare.{module}.PIECE", 700)
-    assert messages.PIECE == 700
+def test_what_does_not_fit_into_one_note_travels_in_pieces(data: Dataset) -> None:
     wires = Wires(data, small("at-fedavg"))
-    experiment, same = federated(wires, wires.transport()), simulate(data, small("at-fedavg"), groups=GROUPS)
+    transport = wires.transport()
+    for site in transport.parties:
+        site.link.piece = 700
+    experiment, same = federated(wires, transport), simulate(data, small("at-fedavg"), groups=GROUPS)
     for one in (experiment, same):
         server(one).round(1)
     assert torch.equal(server(experiment).score("test"), server(same).score("test"))

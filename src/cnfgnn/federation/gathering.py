@@ -18,6 +18,7 @@ from cnfgnn.version import __version__
 
 HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
+MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,9 @@ def _asked(link: Link, plan: SitePlan) -> Span | str:
 def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
     if said.get("version") != __version__:
         return f"it runs version {said.get('version')}, and the server {__version__}"
+    clock = said.get("clock")
+    if isinstance(clock, int | float) and abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
+        return f"its clock is {abs(clock - time.time()):.0f} s off the server's"
     if said.get("ready") is not True:
         return str(said.get("problem"))[:300]
     if said.get("sensors") != list(plan.sensors):

@@ -11,22 +11,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config_file import read_toml
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
-from cnfgnn.federation.project import Project, SitePlan, read_project, read_toml
+from cnfgnn.federation.project import Project, SitePlan, read_project
 
 OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
+AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
 SITE_KEYS = ("name", "sensors", "readings", "device")
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
-def make_kits(project: Project, folder: str | Path, also_allowed: Iterable[str] = ()) -> dict[str, Path]:
+def make_kits(
+    project: Project,
+    folder: str | Path,
+    also_allowed: Iterable[str] = (),
+    authority: str | Path | None = None,
+) -> dict[str, Path]:
     """Kits for the server and every site, whole or not at all, by name; `folder` must not exist yet.
 
     Each party gets a certificate for two years, signed by an authority made here for ten; its key stays in
-    `folder/authority` and belongs to whoever made the kits. The operator's kit lies in the server's.
+    `folder/authority` and belongs to whoever made the kits. The operator's kit lies in the server's. Kits of
+    an `authority` made earlier fit its other kits: so certificates are renewed, and sites added.
     """
     folder = Path(folder).absolute()
     if folder.exists():
@@ -36,7 +44,7 @@ def make_kits(project: Project, folder: str | Path, also_allowed: Iterable[str] 
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
         try:
-            made = _provision(project, aside / "engine")
+            made = _provision(project, aside / "engine", authority)
             whole = aside / "kits"
             whole.mkdir()
             _take_authority(made, whole / "authority")
@@ -82,7 +90,7 @@ def read_server(kit: str | Path) -> Project:
     return read_project(Path(kit) / "local" / "project.toml")
 
 
-def _provision(project: Project, workspace: Path) -> Path:
+def _provision(project: Project, workspace: Path, authority: str | Path | None) -> Path:
     """Let the engine make its files; what it made is in `kits`, the authority in `state`."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import Project as Parties
@@ -111,6 +119,10 @@ def _provision(project: Project, workspace: Path) -> Path:
         LastingCertificates(root_valid_days=AUTHORITY_DAYS),
     ]
     workspace.mkdir(parents=True)
+    if authority is not None:
+        state = workspace / project.name / "state"
+        state.mkdir(parents=True)
+        _bring_authority(Path(authority), state)
     context = Provisioner(str(workspace), builders).provision(parties, logger=logging.getLogger(__name__))
     if context.get(CtxKey.BUILD_ERROR):
         raise StorageError(workspace, "the engine could not make the kits")
@@ -120,11 +132,20 @@ def _provision(project: Project, workspace: Path) -> Path:
     return made
 
 
+def _bring_authority(folder: Path, state: Path) -> None:
+    """Let the engine go on with an authority that there is."""
+    try:
+        known = json.loads((folder / AUTHORITY_FILE).read_text())
+        _write_json(state / AUTHORITY_FILE, {key: str(known[key]) for key in AUTHORITY_KEYS})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(str(folder), "this is not the authority of a federation") from error
+
+
 def _take_authority(made: Path, folder: Path) -> None:
     """Keep the authority's certificate and key, and nobody else's key."""
-    state = json.loads((made / "state" / "cert.json").read_text())
+    state = json.loads((made / "state" / AUTHORITY_FILE).read_text())
     folder.mkdir()
-    _write_json(folder / "cert.json", {key: state[key] for key in ("root_cert", "root_pri_key")})
+    _write_json(folder / AUTHORITY_FILE, {key: state[key] for key in AUTHORITY_KEYS})
 
 
 def _server_kit(project: Project, made: Path, kit: Path, also_allowed: list[str]) -> None:
@@ -186,6 +207,7 @@ def _project_text(project: Project) -> str:
     lines = [
         f"name = {_toml(project.name)}",
         f"min_sites = {project.min_sites}",
+        f"piece_kib = {project.piece_kib}",
         "[server]",
         f"host = {_toml(server.host)}",
         f"port = {server.port}",

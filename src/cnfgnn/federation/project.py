@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
-from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.errors import ConfigError
+from cnfgnn.transports.flare.messages import LARGEST_PIECE, PIECE
 
 # The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -20,7 +21,7 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # kits of these names are not a site's
 
-PROJECT_KEYS = ("name", "min_sites", "server", "graph", "sites")
+PROJECT_KEYS = ("name", "min_sites", "piece_kib", "server", "graph", "sites")
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")
 SITE_KEYS = ("sensors", "readings", "organisation")
@@ -64,6 +65,7 @@ class Project:
     sites: tuple[SitePlan, ...]
     graph: GraphFiles
     min_sites: int = 1
+    piece_kib: int = PIECE >> 10  # of what is sent in one message, at most
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -85,19 +87,8 @@ def read_project(path: str | Path) -> Project:
     if server.host in [site.name for site in sites]:
         raise ConfigError(f"sites.{server.host}", "a site needs another name than the server's host")
     min_sites = _whole(content, "min_sites", 1, 1, len(sites))
-    return Project(name, server, sites, graph, min_sites)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file, or one sentence why it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(path, f"it cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError:
-        raise DataError(path, "it is not UTF-8 text") from None
-    except ValueError as error:
-        raise DataError(path, f"it is not TOML ({error})") from None
+    piece_kib = _whole(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
+    return Project(name, server, sites, graph, min_sites, piece_kib)
 
 
 def _server(table: Mapping[str, Any]) -> ServerPlace:

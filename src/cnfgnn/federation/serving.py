@@ -88,7 +88,8 @@ class Federation:
             self.ids, self.project.graph.sensors, self.project.graph.edges
         )
         session = secrets.token_hex(8)
-        self.links = {site.name: Link(site.name, channel, session) for site in self.project.sites}
+        piece = self.project.piece_kib << 10
+        self.links = {site.name: Link(site.name, channel, session, piece) for site in self.project.sites}
         self.spans = self._gathered()
 
     def _gathered(self) -> dict[str, Span]:

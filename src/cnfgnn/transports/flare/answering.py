@@ -18,7 +18,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.transports.flare.allowed import AT_FIRST, TAG, Sizes, check_calls
 from cnfgnn.transports.flare.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.flare.header import Malformed
-from cnfgnn.transports.flare.messages import PIECE, Note, pack, unpack
+from cnfgnn.transports.flare.messages import LARGEST_PIECE, Note, pack, unpack
 from cnfgnn.transports.flare.values import check_call_values
 
 SAYS_SOMETHING_AFTER = 2.0  # seconds of work
@@ -120,24 +120,22 @@ class Answering:
                     raise Malformed("a piece is missing")
                 work.begun = True
                 threading.Thread(target=self._carry_out, args=(work, terms), daemon=True).start()
-        return self._outcome(work)
+        return self._outcome(work, note)
 
     def _continued(self, note: Note) -> bytes:
         work = self._work
         if note.fields.get("session") != self.session or note.whole("number") != work.number:
             raise Malformed("it knows nothing of this request: it began anew")
         if note.kind == "wait":
-            return self._outcome(work)
-        start = note.whole("start")
-        return pack("done", memoryview(work.answer)[start : start + PIECE], size=len(work.answer))
+            return self._outcome(work, note)
+        return _piece(work, note, note.whole("start"))
 
-    def _outcome(self, work: _Work) -> bytes:
+    def _outcome(self, work: _Work, note: Note) -> bytes:
         if not work.done.wait(SAYS_SOMETHING_AFTER):
             return pack("working")
         if work.lost is not None:
             return pack("lost", reason=work.lost)
-        worked = round(work.seconds, 6)
-        return pack("done", memoryview(work.answer)[:PIECE], size=len(work.answer), seconds=worked)
+        return _piece(work, note, 0)
 
     # ---- the work ------------------------------------------------------------------------------------
 
@@ -188,3 +186,9 @@ class Answering:
         except CnfgnnError as problem:
             return Answer(call.verb, str(problem)[:300])
         return Answer(call.verb, None, reply)
+
+
+def _piece(work: _Work, note: Note, start: int) -> bytes:
+    end = start + note.whole("piece", LARGEST_PIECE)
+    worked = round(work.seconds, 6)
+    return pack("done", memoryview(work.answer)[start:end], size=len(work.answer), seconds=worked)

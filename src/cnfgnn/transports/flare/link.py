@@ -27,9 +27,15 @@ class Link:
     worked = 0.0  # seconds that the site says it took for the last one
 
     def __init__(
-        self, site: str, channel: Channel, session: str, answer_within: float = ANSWER_WITHIN
+        self,
+        site: str,
+        channel: Channel,
+        session: str,
+        piece: int = PIECE,
+        answer_within: float = ANSWER_WITHIN,
     ) -> None:
-        self.site, self.channel, self.session, self.answer_within = site, channel, session, answer_within
+        self.site, self.channel, self.session = site, channel, session
+        self.piece, self.answer_within = piece, answer_within
         self._numbers = itertools.count(1)
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
@@ -38,13 +44,14 @@ class Link:
 
     def carry(self, request: bytes, most: int, **about: Any) -> bytearray:
         """Have calls carried out and bring their answers, which may take up `most` bytes."""
-        number, sent = next(self._numbers), pieces(request)
-        about |= {"session": self.session, "number": number, "size": len(request)}
+        number, sent = next(self._numbers), pieces(request, self.piece)
+        same: dict[str, Any] = {"session": self.session, "number": number, "piece": self.piece}
+        about |= {**same, "size": len(request)}
         for k, piece in enumerate(sent[:-1]):
-            self._settled(self._asked(pack("piece", piece, start=k * PIECE, **about)))
+            self._settled(self._asked(pack("piece", piece, start=k * self.piece, **about)))
         note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about))
         while note.kind == "working":
-            note = self._asked(pack("wait", session=self.session, number=number))
+            note = self._asked(pack("wait", **same))
         self._settled(note)
         self.worked = _seconds(note)
         size = note.whole("size")
@@ -52,7 +59,7 @@ class Link:
             raise Malformed(f"the answer has {size} bytes, and {most} can be meant")
         answer = bytearray(note.payload)
         while len(answer) < size:
-            wanted = pack("fetch", session=self.session, number=number, start=len(answer))
+            wanted = pack("fetch", start=len(answer), **same)
             more = self._settled(self._asked(wanted)).payload
             if not len(more):
                 raise Malformed("the answer ends too early")

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from cnfgnn.transports.flare.header import Malformed
 
-PIECE = 4 << 20  # bytes of payload in one note, at most
+PIECE = 4 << 20  # bytes of payload in one note, where a project says nothing else
+LARGEST_PIECE = 64 << 20
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 16  # bytes of a note's own fields
 
@@ -63,7 +64,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Note:
     return Note(fields.pop("kind"), fields, view[_LENGTH.size + length :])
 
 
-def pieces(data: bytes | bytearray) -> list[memoryview]:
-    """The data cut into what notes may carry; at least one piece."""
+def pieces(data: bytes | bytearray, size: int) -> list[memoryview]:
+    """The data cut into what one note may carry; at least one piece."""
     view = memoryview(data)
-    return [view[start : start + PIECE] for start in range(0, max(len(view), 1), PIECE)]
+    return [view[start : start + size] for start in range(0, max(len(view), 1), size)]

@@ -1,0 +1,112 @@
+"""Sites whose readings have gaps and other spans: windows are agreed by time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.federation.gathering import Span, span_of
+from cnfgnn.federation.own_readings import OwnReadings
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.simulation import simulate
+from cnfgnn.storage import MemoryStore
+from cnfgnn.transports.flare.answering import Answering, Terms
+from cnfgnn.writing import write_folder
+from tests.conftest import network, server, small
+from tests.transports.test_flare import GROUPS, Wires, federated
+
+KEPT = ((0, 150), (20, 110), (40, 150))  # the rows that each site has
+HOLE = slice(60, 75)  # of the first site's, not even in its file
+
+
+def cut(data: Dataset, rows: np.ndarray) -> Dataset:
+    r = data.readings
+    readings = Readings(r.times[rows], r.ids, r.values[rows], r.missing[rows], r.positions, r.source)
+    return replace(data, readings=readings)
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> tuple[Dataset, list[OwnReadings]]:
+    """The whole as nobody has it, with NaN where its owner has nothing, and each site's own."""
+    data, owned = network(), []
+    values = data.readings.values.copy()
+    for k, (group, (first, last)) in enumerate(zip(GROUPS, KEPT, strict=True)):
+        rows = np.arange(first, last)
+        if k == 0:
+            rows = np.setdiff1d(rows, np.arange(150)[HOLE])
+        gone = np.setdiff1d(np.arange(150), rows)
+        values[np.ix_(gone, group)] = np.nan
+        ids = [data.readings.ids[i] for i in group]
+        folder = tmp_path / f"site-{k}"
+        folder.mkdir()
+        write_folder(cut(data.select(ids), rows), folder)
+        owned.append(OwnReadings(SitePlan(f"site-{k}", tuple(ids), str(folder)), tmp_path))
+    r = data.readings
+    whole = replace(data, readings=replace(r, values=values, missing=np.isnan(values)))
+    return whole, owned
+
+
+def spans(owned: list[OwnReadings]) -> dict[str, Span]:
+    return {f"site-{k}": Span(own.first, own.last, own.step, False) for k, own in enumerate(owned)}
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "sl", "gru-fedavg", "gru-local"])
+@pytest.mark.parametrize("missing", ["masked", "as-truth"])
+def test_ragged_sites_train_as_the_simulator_does_on_the_whole_with_holes(
+    method: str, missing: str, ragged: tuple[Dataset, list[OwnReadings]]
+) -> None:
+    whole, owned = ragged
+    config = small(method, **{"data.missing": missing})
+    span = span_of(spans(owned))
+    assert span.rows == 150
+    wires = Wires(whole, config)
+    terms = Terms(span.first, span.step, span.rows, config.compute.precision, "run")
+    compute = Compute.of(config.compute)
+
+    def end(own: OwnReadings, name: str) -> Answering:
+        return Answering(lambda terms: Clients(own.series(terms), compute, MemoryStore(), name), dict)
+
+    wires.ends = [end(own, f"site-{k}") for k, own in enumerate(owned)]
+    transport = wires.transport()
+    transport.terms = terms
+    experiment, same = federated(wires, transport), simulate(whole, config, groups=GROUPS)
+    has = server(experiment).nodes.present("train")
+    assert has is not None
+    assert not has[1, :8].any()  # it began later: a node without a window takes part as absent
+    assert not has[0].all()  # its hole is longer than a window's inputs
+    assert has[3:].any(dim=0).sum() < has.shape[1]
+    for one in (experiment, same):
+        for r_g in (1, 2):
+            server(one).round(r_g)
+    torch.testing.assert_close(
+        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+    )
+
+
+def test_other_steps_and_times_between_the_others_are_refused(
+    ragged: tuple[Dataset, list[OwnReadings]],
+) -> None:
+    own = ragged[1][0]
+    with pytest.raises(DataError, match="every 300 s, and the others' every 600 s"):
+        own.series(Terms(own.first, 600, 150, "fp32", "run"))
+    with pytest.raises(DataError, match="do not fall on the others' steps"):
+        own.series(Terms(own.first - 7, 300, 150, "fp32", "run"))
+
+
+def test_a_site_must_say_where_its_readings_are_and_have_its_sensors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"site\.toml: readings"):
+        OwnReadings(SitePlan("north", ("s0",), None), tmp_path)
+    write_folder(network(), tmp_path)
+    with pytest.raises(DataError, match="'s9'"):
+        OwnReadings(SitePlan("north", ("s0", "s9"), str(tmp_path)), tmp_path)
+    with pytest.raises(DataError, match="no such file or folder"):
+        OwnReadings(SitePlan("north", ("s0",), str(tmp_path / "nowhere")), tmp_path)
