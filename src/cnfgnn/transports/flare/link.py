@@ -1,7 +1,9 @@
 """The server's end of the way to one site: a request in pieces, the wait, the answer in pieces.
 
 A site says within seconds that it is at work, so a request that takes an hour is told apart from a site that
-is gone. What was sent twice because its answer was lost is carried out once: requests are numbered.
+is gone. What was sent twice because its answer was lost is carried out once: requests are numbered. So the
+waits are short and the tries many: one that died while it worked is found out by the first try after it began
+anew.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.messages import PIECE, Channel, Note, Unreachable, pack, pieces, unpack
 
-ANSWER_WITHIN = 10.0  # seconds in which a site must say something
-TRIES = 2  # of a note whose answer does not come
+ANSWER_WITHIN = 4.0  # seconds in which a site must say something, twice as long as it takes to say "working"
+SLOWEST = 1 << 19  # bytes a second on the way there and back, in addition
+TRIES = 5  # of a note whose answer does not come
 
 
 class Lost(Exception):
@@ -32,7 +35,8 @@ class Link:
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What the site says of itself."""
-        return self._asked(pack("hello", session=self.session), 1, timeout).fields
+        request = pack("hello", session=self.session)
+        return unpack(self.channel.ask(self.site, request, timeout or self.answer_within)).fields
 
     def carry(self, request: bytes, most: int, **about: Any) -> bytearray:
         """Have calls carried out and bring their answers, which may take up `most` bytes."""
@@ -40,9 +44,9 @@ class Link:
         about |= {"session": self.session, "number": number, "size": len(request)}
         for k, piece in enumerate(sent[:-1]):
             self._settled(self._asked(pack("piece", piece, start=k * PIECE, **about)))
-        note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about))
+        note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about), most)
         while note.kind == "working":
-            note = self._asked(pack("wait", session=self.session, number=number))
+            note = self._asked(pack("wait", session=self.session, number=number), most)
         self._settled(note)
         size = note.whole("size")
         if size > most:
@@ -50,7 +54,7 @@ class Link:
         answer = bytearray(note.payload)
         while len(answer) < size:
             wanted = pack("fetch", session=self.session, number=number, start=len(answer))
-            more = self._settled(self._asked(wanted)).payload
+            more = self._settled(self._asked(wanted, size)).payload
             if not len(more):
                 raise Malformed("the answer ends too early")
             answer += more
@@ -65,9 +69,10 @@ class Link:
             raise Malformed(f"the site answered {note.kind[:40]!r}")
         return note
 
-    def _asked(self, request: bytes, tries: int = TRIES, timeout: float | None = None) -> Note:
-        timeout = timeout or self.answer_within
-        for left in reversed(range(tries)):
+    def _asked(self, request: bytes, most: int = 0) -> Note:
+        """The site's answer, which may have a payload of `most` bytes or a piece of it."""
+        timeout = self.answer_within + (len(request) + min(most, PIECE)) / SLOWEST
+        for left in reversed(range(TRIES)):
             try:
                 return unpack(self.channel.ask(self.site, request, timeout))
             except Unreachable:
