@@ -121,6 +121,17 @@ class Living:
 
         awaited(so, what, timeout)
 
+    def waits_for(self, name: str) -> bool:
+        return bool(self.status["waiting"]) and not self.site(name)["reachable"]
+
+    def stop(self) -> None:
+        """End the task before its time."""
+        with operating.session_when_ready(self.server) as session:
+            for job in session.running_jobs():
+                session.abort(job)
+        with pytest.raises(operating.TaskError, match="stopped"):
+            self.end()
+
     def kill_job(self, name: str) -> None:
         [job] = processes.jobs_of(self.kits[name])
         os.kill(job, signal.SIGKILL)

@@ -238,6 +238,18 @@ def test_who_waits_can_be_stopped(data: Dataset) -> None:
         strategy.round(1)
 
 
+def test_a_stop_does_not_wait_for_a_site_at_work(data: Dataset) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    for site in transport.parties:
+        site.link.stopped = lambda: transport.stopped()
+    wires.bend["site-1"] = lambda answer: messages.pack("working")
+    transport.stopped = lambda: wires.asked > 20
+    with pytest.raises(Stopped):
+        strategy.round(1)
+
+
 def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset) -> None:
     wires = Wires(data, small("gru-fedavg"))
     transport, whole = wires.transport(), Series.of(data.readings, np.array([1, 2]))

@@ -89,7 +89,7 @@ class Federation:
             self.ids, self.project.graph.sensors, self.project.graph.edges
         )
         session = secrets.token_hex(8)
-        self.links = {site.name: Link(site.name, channel, session) for site in self.project.sites}
+        self.links = {s.name: Link(s.name, channel, session, stopped=stopped) for s in self.project.sites}
         self.spans = self._gathered()
 
     def _gathered(self) -> dict[str, Span]:

@@ -9,7 +9,7 @@ anew.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cnfgnn.transports.flare.header import Malformed
@@ -28,9 +28,15 @@ class Link:
     """One request at a time."""
 
     def __init__(
-        self, site: str, channel: Channel, session: str, answer_within: float = ANSWER_WITHIN
+        self,
+        site: str,
+        channel: Channel,
+        session: str,
+        answer_within: float = ANSWER_WITHIN,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.site, self.channel, self.session, self.answer_within = site, channel, session, answer_within
+        self.site, self.channel, self.session = site, channel, session
+        self.answer_within, self.stopped = answer_within, stopped
         self._numbers = itertools.count(1)
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
@@ -73,6 +79,8 @@ class Link:
         """The site's answer, which may have a payload of `most` bytes or a piece of it."""
         timeout = self.answer_within + (len(request) + min(most, PIECE)) / SLOWEST
         for left in reversed(range(TRIES)):
+            if self.stopped():  # whoever is asked may be gone already, or at work for an hour
+                raise Unreachable("the task was stopped")
             try:
                 return unpack(self.channel.ask(self.site, request, timeout))
             except Unreachable:
