@@ -25,7 +25,7 @@ class Proxy:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def fall_silent(self) -> None:
-        """Carry nothing from now on, either way, and accept nobody; whoever is connected does not hear of it."""
+        """Carry nothing from now on, either way, and accept nobody; those connected do not hear of it."""
         self.open.clear()
 
     def speak(self) -> None:
