@@ -20,16 +20,14 @@ def test_a_site_killed_in_any_phase_rejoins_while_the_others_go_on(whole: bool, 
         sites.begin_training(c)
         for phase, name in ((1, "south"), (2, "west"), (3, "north"), (4, "south")):
             sites.stands(name, phase)
+            now = sites.status
             if whole:
                 sites.kill(name)
+                sites.until(lambda now=now: sites.status["round"] > now["round"], "the others go on")
+                processes.up(sites.kits[name])
             else:
                 sites.kill_job(name)
-            sites.until(lambda name=name: not sites.site(name)["present"], f"{name} is away")
-            if whole:
-                now = sites.status["round"]
-                sites.until(lambda now=now: sites.status["round"] > now, "the others go on")
-                processes.up(sites.kits[name])
-            sites.until(lambda name=name: sites.site(name)["present"], f"{name} is back")
+            sites.takes_part_again(name, now["exchanges"])
         error = sites.end(600)["scores"]["overall"]["rmse"]
         assert all(sites.site(name)["present"] for name in sites.status["sites"])
         assert_within_noise(error, data, c)

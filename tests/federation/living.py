@@ -121,6 +121,16 @@ class Living:
 
         awaited(so, what, timeout)
 
+    def takes_part_again(self, name: str, since: int) -> None:
+        """Wait until a site is present and some exchanges have gone by since there were so many: the status
+        lags behind, and a short absence may never show."""
+
+        def so() -> bool:
+            status = self.status
+            return bool(status["exchanges"] > since + 3 and status["sites"][name]["present"])
+
+        self.until(so, f"{name} takes part again")
+
     def waits_for(self, name: str) -> bool:
         return bool(self.status["waiting"]) and not self.site(name)["reachable"]
 
