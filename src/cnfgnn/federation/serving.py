@@ -88,8 +88,8 @@ class Federation:
             self.ids, self.project.graph.sensors, self.project.graph.edges
         )
         session = secrets.token_hex(8)
-        piece = self.project.piece_kib << 10
-        self.links = {site.name: Link(site.name, channel, session, piece) for site in self.project.sites}
+        piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
+        self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
         self.spans = self._gathered()
 
     def _gathered(self) -> dict[str, Span]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
 from cnfgnn.algorithm.calls import Call
@@ -76,6 +77,9 @@ class Answering:
         self._terms: Terms | None = None
         self._work = _Work(0)
         self._lock = threading.Lock()
+        self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
+        # One thread for all work: each thread has memory of its own that it does not give back when it ends.
+        threading.Thread(target=self._keep_working, name="work", daemon=True).start()
 
     def answer(self, request: bytes | memoryview) -> bytes:
         """One note; called from any thread."""
@@ -119,7 +123,7 @@ class Answering:
                 if len(work.request) < size:
                     raise Malformed("a piece is missing")
                 work.begun = True
-                threading.Thread(target=self._carry_out, args=(work, terms), daemon=True).start()
+                self._ahead.put((work, terms))
         return self._outcome(work, note)
 
     def _continued(self, note: Note) -> bytes:
@@ -138,6 +142,10 @@ class Answering:
         return _piece(work, note, 0)
 
     # ---- the work ------------------------------------------------------------------------------------
+
+    def _keep_working(self) -> None:
+        while True:
+            self._carry_out(*self._ahead.get())
 
     def _carry_out(self, work: _Work, terms: Terms) -> None:
         begun = time.perf_counter()

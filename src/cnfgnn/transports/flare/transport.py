@@ -98,6 +98,8 @@ class FlareTransport:
         self._learn_norm(calls)
         cut = [(site, where, [for_rows(call, where) for call in calls]) for site, where in asked]
         found = list(self._pool.map(lambda one: self._asked(one[0], one[2]), cut))
+        if self.stopped():  # those who were not asked to the end are not away
+            raise Stopped
         self._weigh([site for site, _ in asked], found)
         present = torch.zeros(len(rows), dtype=torch.bool)
         parts = []
