@@ -26,7 +26,7 @@ from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.operating import perform
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.serving import RUNS, Task, settings_of
-from cnfgnn.federation.status import read_status
+from cnfgnn.federation.status import ask_to_stop, read_status
 from cnfgnn.runs import Run
 from cnfgnn.writing import write_folder
 from tests.federation import faulty
@@ -136,9 +136,7 @@ class Living:
 
     def stop(self) -> None:
         """End the task before its time."""
-        with operating.session_when_ready(self.server) as session:
-            for job in session.running_jobs():
-                session.abort(job)
+        ask_to_stop(self.server, str(self.status["token"]))
         with pytest.raises(operating.TaskError, match="stopped"):
             self.end()
 
@@ -165,10 +163,13 @@ def living(
     faults: bool = False,
 ) -> Iterator[Living]:
     """Make the kits, start everybody, and end every process whatever happens."""
+    before = os.environ.copy()
+    # sums come out the same to the last bit only where they are cut into as many parts
+    os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # for the faulty site
     operating.EXECUTOR = faulty.EXECUTOR if faults else EXECUTOR
     project = read_project(write_example(folder / "example", data, sites, min_sites))
-    made = make_kits(project, folder / "kits", [faulty.EXECUTOR])
+    made = make_kits(project, folder / "kits", [faulty.EXECUTOR] if faults else ())
     try:
         if up:
             for kit in made.values():
@@ -177,6 +178,9 @@ def living(
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
+        operating.EXECUTOR = EXECUTOR
+        os.environ.clear()
+        os.environ.update(before)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
 
 

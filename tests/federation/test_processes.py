@@ -48,6 +48,7 @@ def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> 
         parent = processes.running(made["north"])
         assert parent is not None
         os.kill(parent, signal.SIGKILL)
+        awaited(lambda: processes.running(made["north"]) is None, "north's parent is gone")
         processes.up(made["north"])
         echo.pid("north", other_than=again)
 
@@ -92,6 +93,7 @@ def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None
         assert parent is not None
         for pid in (parent, south):
             os.kill(pid, signal.SIGKILL)
+        awaited(lambda: processes.running(made["south"]) is None, "south is gone")
         processes.up(made["south"])
         echo.pid("south", other_than=south)
         assert echo.pid("north") == north

@@ -19,7 +19,7 @@ from cnfgnn.federation.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import kind, read_server
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.serving import Task
-from cnfgnn.federation.status import read_status
+from cnfgnn.federation.status import ask_to_stop, read_status
 
 LOOKS_EVERY = 0.25  # seconds
 ASKS_ENGINE_EVERY = 5.0
@@ -80,8 +80,10 @@ def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -
         try:
             return _followed(kit, session, job_id, task, watch)
         except KeyboardInterrupt:
-            session.abort(job_id)
+            ask_to_stop(kit, task.token)
             _until_over(kit, task)
+            if not _over(kit, task):  # it was not yet at work, or hangs
+                session.abort(job_id)
             raise
 
 
