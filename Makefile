@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 DEMO := runs/demo
 
-.PHONY: demo test test-kernels check lint types clean
+.PHONY: demo test chaos test-kernels check lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -22,6 +22,9 @@ demo: $(READY)  ## three methods on a small synthetic city, side by side, and a 
 
 test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto
+
+chaos: $(READY)  ## what a federation survives, at length: about a quarter of an hour
+	$(BIN)/python -m pytest -m chaos tests/chaos
 
 test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
 	@# not in constraints.txt: PyTorch for CUDA brings the version that it wants

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,16 +19,19 @@ from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic import city
-from cnfgnn.federation import processes
+from cnfgnn.federation import operating, processes
+from cnfgnn.federation.engine_files import EXECUTOR
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.operating import perform
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.serving import RUNS, Task, settings_of
-from cnfgnn.federation.status import read_status
+from cnfgnn.federation.status import ask_to_stop, read_status
 from cnfgnn.runs import Run
 from cnfgnn.writing import write_folder
+from tests.federation import faulty
 
+ROOT = Path(__file__).parents[2]
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
 
 # The engine leaves the sockets of a session to the garbage collector.
@@ -91,6 +98,60 @@ class Living:
 
         awaited(there, f"round {round_}, phase {phase}")
 
+    # ---- faults --------------------------------------------------------------------------------------
+
+    def site(self, name: str) -> Mapping[str, Any]:
+        """A site as the status shows it."""
+        return (self.status.get("sites") or {}).get(name, {})
+
+    def stands(self, name: str, phase: int) -> None:
+        """Have a site stand still in the midst of a phase, the next time that it comes to it."""
+        stands = self.kits[name] / faulty.STANDS
+        stands.unlink(missing_ok=True)
+        faulty.arm(self.kits[name], faulty.PHASES[phase], "stand")
+        self.until(stands.exists, f"{name} in phase {phase}")
+
+    def until(self, true: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+        """Wait for what must come about while the task runs."""
+
+        def so() -> bool:
+            if self.problem is not None:
+                raise self.problem
+            return true()
+
+        awaited(so, what, timeout)
+
+    def takes_part_again(self, name: str, since: int) -> None:
+        """Wait until a site is present and some exchanges have gone by since there were so many: the status
+        lags behind, and a short absence may never show."""
+
+        def so() -> bool:
+            status = self.status
+            return bool(status["exchanges"] > since + 3 and status["sites"][name]["present"])
+
+        self.until(so, f"{name} takes part again")
+
+    def waits_for(self, name: str) -> bool:
+        return bool(self.status["waiting"]) and not self.site(name)["reachable"]
+
+    def stop(self) -> None:
+        """End the task before its time."""
+        ask_to_stop(self.server, str(self.status["token"]))
+        with pytest.raises(operating.TaskError, match="stopped"):
+            self.end()
+
+    def kill_job(self, name: str) -> None:
+        [job] = processes.jobs_of(self.kits[name])
+        os.kill(job, signal.SIGKILL)
+
+    def kill(self, name: str) -> None:
+        """Everything that runs for a kit; a restarting parent first."""
+        parent = processes.running(self.kits[name])
+        assert parent is not None
+        for pid in (parent, *processes.jobs_of(self.kits[name])):
+            os.kill(pid, signal.SIGKILL)
+        awaited(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
+
 
 @contextmanager
 def living(
@@ -99,17 +160,28 @@ def living(
     sites: Mapping[str, Sequence[int]] = SITES,
     min_sites: int = 1,
     up: bool = True,
+    faults: bool = False,
 ) -> Iterator[Living]:
     """Make the kits, start everybody, and end every process whatever happens."""
-    made = make_kits(read_project(write_example(folder / "example", data, sites, min_sites)), folder / "kits")
+    before = os.environ.copy()
+    # sums come out the same to the last bit only where they are cut into as many parts
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # for the faulty site
+    operating.EXECUTOR = faulty.EXECUTOR if faults else EXECUTOR
+    project = read_project(write_example(folder / "example", data, sites, min_sites))
+    made = make_kits(project, folder / "kits", [faulty.EXECUTOR] if faults else ())
     try:
         if up:
             for kit in made.values():
                 processes.up(kit)
         yield Living(folder, made)
     finally:
-        for kit in made.values():
-            processes.down(kit)
+        with ThreadPoolExecutor(len(made)) as pool:
+            list(pool.map(processes.down, made.values()))
+        operating.EXECUTOR = EXECUTOR
+        os.environ.clear()
+        os.environ.update(before)
+        gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
 
 
 def dealt(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:

@@ -17,6 +17,7 @@ from cnfgnn.federation.project import Project, read_project
 
 ROOT = Path(__file__).parents[2]
 CONTROLLER, EXECUTOR = "tests.federation.echo.EchoController", "tests.federation.echo.EchoExecutor"
+ASKING, FORGING = "tests.federation.forging.AskingController", "tests.federation.forging.ForgingExecutor"
 
 
 def write_project(folder: Path, **changes: object) -> Path:
@@ -70,7 +71,7 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
         [str(ROOT / "src"), str(ROOT)]
     )  # sites import our test's classes
     project = read_project(write_project(folder))
-    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR])
+    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, ASKING, FORGING])
     try:
         for name in ("server", *names):
             processes.up(made[name])

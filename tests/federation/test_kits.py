@@ -29,7 +29,7 @@ def files(folder: Path) -> set[str]:
 def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Project) -> None:
     made = kits.make_kits(project, tmp_path / "kits")
     assert {path.name for path in (tmp_path / "kits").iterdir()} == {"authority", "north", "server", "south"}
-    common = {f"local/{name}.json" for name in ("authorization", "log_config", "resources")}
+    common = {f"local/{name}.json" for name in ("authorization", "comm_config", "log_config", "resources")}
     common |= {"start.sh", "stop.sh", "startup/rootCA.pem"}
     site = {"local/site.toml", "startup/client.crt", "startup/client.key", "startup/fed_client.json"}
     assert files(made["north"]) == common | site

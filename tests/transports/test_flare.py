@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.series import Series
@@ -21,7 +22,7 @@ from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.flare.allowed import Sizes
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.transports.flare.link import Link
-from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.flare.messages import Unreachable, pack
 from cnfgnn.transports.flare.transport import FlareTransport, Site, Stopped
 from tests.conftest import server, small
 
@@ -118,6 +119,32 @@ def test_a_site_that_cannot_be_reached_is_left_out_and_taken_in_again(data: Data
     assert strategy.nodes.up.all()
 
 
+def test_a_site_that_returns_between_the_lesson_and_the_question_waits_for_the_next_lesson(
+    data: Dataset,
+) -> None:
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    site, exchange = transport.parties[1], transport.exchange
+    transport._closed.set()  # nobody but this test finds out who is back
+    wires.cut = {"site-1"}
+    strategy.round(1)
+    wires.cut = set()
+
+    def back_a_moment_later(calls: Sequence[Call], rows: torch.Tensor) -> Payload:
+        payload = exchange(calls, rows)
+        site.reachable = True
+        return payload
+
+    transport.exchange = back_a_moment_later  # type: ignore[method-assign]
+    assert strategy.nodes.weights() != {}
+    assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
+    theta = strategy.nodes.weights()
+    assert strategy.nodes.up.all()
+    for name, w in (strategy.theta_bar or {}).items():
+        assert torch.equal(theta[name], w.expand_as(theta[name]))
+
+
 def test_a_site_that_began_anew_is_told_its_part_and_nothing_is_lost(data: Dataset) -> None:
     wires = Wires(data, small("at"))
     experiment, same = federated(wires, wires.transport()), simulate(data, small("at"), groups=GROUPS)
@@ -204,6 +231,18 @@ def test_who_waits_can_be_stopped(data: Dataset) -> None:
     strategy = server(federated(wires, transport))
     wires.cut = {"site-0"}
     transport.stopped = lambda: transport.waiting
+    with pytest.raises(Stopped):
+        strategy.round(1)
+
+
+def test_a_stop_does_not_wait_for_a_site_at_work(data: Dataset) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    for site in transport.parties:
+        site.link.stopped = lambda: transport.stopped()
+    wires.bend["site-1"] = lambda answer: pack("working")
+    transport.stopped = lambda: wires.asked > 20
     with pytest.raises(Stopped):
         strategy.round(1)
 

@@ -22,14 +22,14 @@ def test_the_norm_is_that_of_the_largest_model() -> None:
     assert norm({}) == 0
 
 
-@pytest.mark.parametrize("scale", [2e3, -2e3, 1e38, 1e300])
+@pytest.mark.parametrize("scale", [1e3, -1e3, 1e38, 1e300])
 def test_weights_a_thousand_times_too_large_are_refused(scale: float) -> None:
     bad = theta(scale, dtype=torch.float64)
     assert list(too_large({"a": theta(1), "b": bad}, known=2.0)) == ["b"]
     reasons = too_large({"a": theta(1), "b": bad, "c": theta(0.9)})
     assert list(reasons) == ["b"]
     assert reasons["b"].startswith("its weights are ")
-    assert too_large({"a": theta(1), "b": theta(900), "c": theta(0.95)}) == {}
+    assert too_large({"a": theta(1), "b": theta(90), "c": theta(0.95)}) == {}
 
 
 def test_one_poisoned_node_among_many_is_seen() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Number, Transport, for_rows
+from cnfgnn.algorithm.calls import Call, Number, Payload, Transport, for_rows
 from cnfgnn.algorithm.draws import Draw
 from cnfgnn.algorithm.keeping import How
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
@@ -217,13 +217,16 @@ class Nodes:
         """Deliver what waits to everybody, after those who are behind have been told what they missed."""
         waiting, self._waiting = self._waiting, []
         calls = [call for _, call in waiting]
-        self._teach((~self.up).nonzero().flatten())
-        payload = self.transport.exchange(calls, self.rows)
-        while self.transport.wait(self.rows[payload.present]):
-            late = (~payload.present).nonzero().flatten()
-            self._teach(late)
-            again = self.transport.exchange([for_rows(call, late) for call in calls], self.rows[late])
-            payload = payload.joined(again, late)
+        payload = Payload([{} for _ in calls], torch.zeros(len(self), dtype=torch.bool))
+        up = self.up
+        while True:
+            ready = up.clone()
+            ready[self._taught((~up).nonzero().flatten())] = True
+            late = (ready & ~payload.present).nonzero().flatten()
+            payload = self._answered(payload, calls, late)
+            if not self.transport.wait(self.rows[payload.present]):
+                break
+            up = payload.present
         self.up = payload.present
         if not self.up.any():
             raise NodeError("everybody", waiting[-1][1].verb, "no node answered")
@@ -232,10 +235,22 @@ class Nodes:
             self._count(purpose, call.verb, "up", reply, self.up, self.rows)
         return payload.replies
 
-    def _teach(self, behind: Tensor) -> None:
-        """Tell those in these places what they must know to take part."""
+    def _answered(self, so_far: Payload, calls: Sequence[Call], places: Tensor) -> Payload:
+        """With the answers of those in these places."""
+        if len(places) == len(self):
+            return self.transport.exchange(calls, self.rows)
+        if not len(places):
+            return so_far
+        some = self.transport.exchange([for_rows(call, places) for call in calls], self.rows[places])
+        return so_far.joined(some, places)
+
+    def _taught(self, behind: Tensor) -> Tensor:
+        """Tell those in these places what they must know to take part; the places of those who do now.
+
+        Nobody else may be asked: one that comes back a moment later would answer from what it knew before.
+        """
         if not len(behind) or "prepare" not in self._lesson:
-            return
+            return behind
         lesson = [for_rows(call, behind) for verb in _LESSON for call in self._lesson.get(verb, [])]
         new = not bool(self._counted[behind].all())
         if new:  # they were not there when windows were counted
@@ -252,6 +267,7 @@ class Nodes:
                 if split in self.has:
                     self.has[split][back] = has[payload.present].to(self.has[split].device)
             self._counted[back] = True
+        return back
 
     def _count(
         self,

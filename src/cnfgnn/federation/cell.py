@@ -5,10 +5,11 @@ The layer is not part of the engine's documented interface; another channel can 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
@@ -51,3 +52,25 @@ def serve_notes(cell: Any, job_id: str, answer: Callable[[bytes], bytes]) -> Non
         return make_reply(ReturnCode.OK, "", answer(bytes(payload)))
 
     cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=answered)
+
+
+def guard_notes(cell: Any) -> None:
+    """At the server, where all connections end: notes that ask come from its own jobs and from no site.
+
+    Whom a message comes from is what its sender wrote on it. The engine compares that with the sender's
+    token, unless it does not know the token any more; whose a connection is it knows by certificate.
+    """
+
+    def checked(message: Message) -> Message | None:
+        if message.get_header(MessageHeaderKey.CHANNEL) != CHANNEL:
+            return None
+        sender = message.get_prop(MessagePropKey.ENDPOINT).name
+        if FQCN.get_root(sender) == FQCN.ROOT_SERVER:
+            return None
+        said = message.get_header(MessageHeaderKey.ORIGIN)
+        logging.getLogger(__name__).warning("a note of %s, in the name of %s, is not passed on", sender, said)
+        return make_reply(ReturnCode.AUTHENTICATION_ERROR, "only the server of the job may ask")
+
+    cell.set_message_interceptor(
+        checked
+    )  # asked after the engine's own checks, before a message is passed on

@@ -9,6 +9,7 @@ CONTROLLER = "cnfgnn.federation.controller.FederationController"
 EXECUTOR = "cnfgnn.federation.executor.SiteExecutor"
 LAUNCHER = "cnfgnn.federation.launcher.RestartingLauncher"
 LATE_SITES = "cnfgnn.federation.late_sites.LateSites"
+GUARD = "cnfgnn.federation.guard.NotesGuard"
 HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life before the server counts a site as away
 MOST_SITES = 1000
 
@@ -66,6 +67,7 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
             ),
             _component("late_sites", LATE_SITES),
+            _component("guard", GUARD),
         ],
     }
 
@@ -92,6 +94,13 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
             _component("process_launcher", LAUNCHER),
         ],
     }
+
+
+def connection_settings() -> dict[str, Any]:
+    """Jobs reach their parent process over loopback, where every user of the machine could connect as well:
+    by certificate, too."""
+    between = {"host": "localhost", "connection_security": "mtls"}
+    return {"internal": {"scheme": "tcp", "resources": between}}
 
 
 def log_settings() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from nvflare.apis.signal import Signal
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.config import ComputeConfig
-from cnfgnn.errors import CnfgnnError
+from cnfgnn.errors import ConfigError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
 from cnfgnn.federation.own_readings import OwnReadings
@@ -51,10 +51,11 @@ class SiteNodes:
             self.plan = read_site(self.kit)
             self.own = OwnReadings(self.plan, self.kit)
             self.problem = ""
-        except CnfgnnError as problem:
+        except ConfigError as problem:
             self.problem = str(problem)
-        except Exception as problem:
-            self.problem = f"its readings cannot be read ({type(problem).__name__}: {problem})"
+        except Exception as problem:  # it may quote what is in a file of readings, and that stays here
+            logging.getLogger(__name__).error("the readings cannot be used: %s", problem)
+            self.problem = "its readings cannot be used; at the site, cnfgnn federation check says why"
 
     def about(self) -> Mapping[str, Any]:
         if self.own is None or self.plan is None:

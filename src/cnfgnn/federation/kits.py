@@ -182,6 +182,7 @@ def _common_kit(made: Path, kit: Path, resources: dict[str, Any]) -> None:
         default.unlink()
     _write_json(kit / "local" / "resources.json", resources)
     _write_json(kit / "local" / "authorization.json", engine_files.authorization())
+    _write_json(kit / "local" / "comm_config.json", engine_files.connection_settings())
     _write_json(kit / "local" / "log_config.json", engine_files.log_settings())
     for name, command in (("start.sh", "up"), ("stop.sh", "down")):
         script = kit / name

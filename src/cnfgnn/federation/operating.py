@@ -19,10 +19,11 @@ from cnfgnn.federation.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import kind, read_server
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.serving import Task
-from cnfgnn.federation.status import read_status
+from cnfgnn.federation.status import ask_to_stop, read_status
 
 LOOKS_EVERY = 0.25  # seconds
 ASKS_ENGINE_EVERY = 5.0
+SILENT_FOR = 60.0  # seconds after which a server that runs but does not answer is given up
 OVER = ("finished", "stopped", "failed")
 
 
@@ -79,8 +80,10 @@ def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -
         try:
             return _followed(kit, session, job_id, task, watch)
         except KeyboardInterrupt:
-            session.abort(job_id)
+            ask_to_stop(kit, task.token)
             _until_over(kit, task)
+            if not _over(kit, task):  # it was not yet at work, or hangs
+                session.abort(job_id)
             raise
 
 
@@ -88,9 +91,7 @@ def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None
     """The engine takes some seconds to clear away a task that is over; one that is not is left alone."""
     until = time.monotonic() + timeout
     while session.running_jobs():
-        status = read_status(kit) or {}
-        at_work = status.get("state") not in OVER and psutil.pid_exists(int(status.get("pid", 0)))
-        if at_work or time.monotonic() > until:
+        if _at_work(read_status(kit) or {}) or time.monotonic() > until:
             raise RunError(kit, "its server is busy with another task: cnfgnn federation status")
         time.sleep(LOOKS_EVERY)
 
@@ -98,7 +99,7 @@ def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None
 def _followed(
     kit: Path, session: Session, job_id: str, task: Task, watch: Callable[[Mapping[str, Any]], None]
 ) -> Mapping[str, Any]:
-    asked = time.monotonic()
+    asked = answered = time.monotonic()
     while True:
         status = read_status(kit)
         if status is not None and status.get("token") == task.token:
@@ -107,9 +108,13 @@ def _followed(
                 break
         if time.monotonic() - asked > ASKS_ENGINE_EVERY:
             asked = time.monotonic()
-            if session.state(job_id).startswith("FINISHED") and not _over(kit, task):
-                ending = f"; go on with --resume {task.run}" if task.do == "train" else ""
-                raise TaskError(f"the server's process for this task ended before it was done{ending}", 3)
+            try:
+                ended = session.state(job_id).startswith("FINISHED")
+                answered = asked
+            except RunError:  # it may be busy; whether it still works on the task can be seen without it
+                ended = running(kit) is None or asked - answered > SILENT_FOR
+            if (ended or _died(kit, task)) and not _over(kit, task):
+                raise TaskError(_broken_off(kit, task), 3)
         time.sleep(LOOKS_EVERY)
     if status["state"] == "failed":
         raise TaskError(str(status["problem"]), int(status["exit_code"]) or 1)
@@ -119,9 +124,26 @@ def _followed(
     return result
 
 
+def _broken_off(kit: Path, task: Task) -> str:
+    """What happened, and what its operator does about it."""
+    up = "" if running(kit) else f"; start the server: cnfgnn federation up {kit}"
+    resume = f"; go on with --resume {task.run}" if task.do == "train" else ""
+    return f"the server's process for this task ended before it was done{up}{resume}"
+
+
 def _over(kit: Path, task: Task) -> bool:
     status = read_status(kit)
     return status is not None and status.get("token") == task.token and status.get("state") in OVER
+
+
+def _died(kit: Path, task: Task) -> bool:
+    """The engine of a server that was killed and started again would say for ever that the task runs."""
+    status = read_status(kit) or {}
+    return status.get("token") == task.token and not _at_work(status)
+
+
+def _at_work(status: Mapping[str, Any]) -> bool:
+    return status.get("state") not in OVER and psutil.pid_exists(int(status.get("pid", 0)))
 
 
 def _until_over(kit: Path, task: Task, timeout: float = 20.0) -> None:

@@ -93,7 +93,9 @@ def _start(kit: Path) -> int:
         process.returncode = 0  # it is meant to outlive us: Python shall not complain that it still runs
         started = psutil.Process(process.pid).create_time()
         noted = json.dumps({"pid": process.pid, "started": started})
-        (kit / PROCESS_FILE).write_text(noted + "\n")
+        with _private(kit / PROCESS_FILE) as file:
+            os.truncate(file, 0)
+            os.write(file, f"{noted}\n".encode())
     except OSError as error:
         raise StorageError(kit, error) from error
     return process.pid

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.gathering import Span, gather, span_of
 from cnfgnn.federation.kits import read_server
-from cnfgnn.federation.status import Status, StatusWatcher
+from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, federate
@@ -59,7 +60,8 @@ def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) 
     status = Status(kit, task.token, do=task.do, run=task.run)
     try:
         work = {"train": _train, "evaluate": _evaluate, "forecast": _forecast}[task.do]
-        result = work(Federation(kit, task, channel, stopped, status))
+        ends = partial(asked_to_stop, kit, task.token)
+        result = work(Federation(kit, task, channel, lambda: stopped() or ends(), status))
         status.end("finished", result=result)
     except Stopped:
         status.end("stopped")
@@ -88,8 +90,8 @@ class Federation:
             self.ids, self.project.graph.sensors, self.project.graph.edges
         )
         session = secrets.token_hex(8)
-        piece = self.project.piece_kib << 10
-        self.links = {site.name: Link(site.name, channel, session, piece) for site in self.project.sites}
+        piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
+        self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
         self.spans = self._gathered()
 
     def _gathered(self) -> dict[str, Span]:

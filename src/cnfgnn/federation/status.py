@@ -13,10 +13,12 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.runs import plain
 from cnfgnn.simulation import Experiment
+from cnfgnn.storage import write_whole
 from cnfgnn.training import Progress, Round
 from cnfgnn.transports.flare.transport import FlareTransport
 
 STATUS = "status.json"
+STOP = "stop"  # a file with the token of the task that is to end
 WRITTEN_EVERY = 0.5  # seconds
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
 
@@ -129,8 +131,21 @@ def _seen(transport: FlareTransport | None) -> dict[str, Any]:
         "phase": PHASES.get(transport.verb, 0),
         "exchanges": transport.exchanges,
         "engine_seconds": round(transport.engine_seconds, 3),
+        "site_seconds": round(transport.site_seconds, 3),
         "sites": sites,
     }
+
+
+def ask_to_stop(kit: Path, token: str) -> None:
+    """Have the server's job end its task by itself, before the engine ends the sites' jobs."""
+    write_whole(kit / STOP, token.encode())
+
+
+def asked_to_stop(kit: Path, token: str) -> bool:
+    try:
+        return (kit / STOP).read_text(encoding="utf-8") == token
+    except (OSError, ValueError):
+        return False
 
 
 def read_status(kit: Path) -> Mapping[str, Any] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
 from cnfgnn.algorithm.calls import Call
@@ -51,6 +53,7 @@ class _Work:
     done: threading.Event = field(default_factory=threading.Event)
     answer: bytes = b""
     lost: str | None = None
+    seconds: float = 0.0  # of work
 
 
 class Answering:
@@ -74,6 +77,9 @@ class Answering:
         self._terms: Terms | None = None
         self._work = _Work(0)
         self._lock = threading.Lock()
+        self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
+        # One thread for all work: each thread has memory of its own that it does not give back when it ends.
+        threading.Thread(target=self._keep_working, name="work", daemon=True).start()
 
     def answer(self, request: bytes | memoryview) -> bytes:
         """One note; called from any thread."""
@@ -117,7 +123,7 @@ class Answering:
                 if len(work.request) < size:
                     raise Malformed("a piece is missing")
                 work.begun = True
-                threading.Thread(target=self._carry_out, args=(work, terms), daemon=True).start()
+                self._ahead.put((work, terms))
         return self._outcome(work, note)
 
     def _continued(self, note: Note) -> bytes:
@@ -137,17 +143,23 @@ class Answering:
 
     # ---- the work ------------------------------------------------------------------------------------
 
+    def _keep_working(self) -> None:
+        while True:
+            self._carry_out(*self._ahead.get())
+
     def _carry_out(self, work: _Work, terms: Terms) -> None:
+        begun = time.perf_counter()
         try:
             work.answer = encode_answers(self._answers(work.request, terms))
         except Malformed as problem:
             work.lost = str(problem)[:300]
         except CnfgnnError as problem:
             work.answer = encode_answers([Answer("join", str(problem)[:300])])
-        except Exception as problem:  # the server must hear of it, whatever it is
-            work.lost = f"{type(problem).__name__}: {problem}"[:300]
+        except Exception as problem:  # the server must hear that it is so; what it says may quote a reading
+            logging.getLogger(__name__).exception("a request failed")
+            work.lost = f"{type(problem).__name__}, see the site's log"
         finally:
-            work.request = bytearray()
+            work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
 
     def _answers(self, request: bytearray, terms: Terms) -> list[Answer]:
@@ -186,4 +198,5 @@ class Answering:
 
 def _piece(work: _Work, note: Note, start: int) -> bytes:
     end = start + note.whole("piece", LARGEST_PIECE)
-    return pack("done", memoryview(work.answer)[start:end], size=len(work.answer))
+    worked = round(work.seconds, 6)
+    return pack("done", memoryview(work.answer)[start:end], size=len(work.answer), seconds=worked)

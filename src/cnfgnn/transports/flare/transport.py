@@ -73,6 +73,7 @@ class FlareTransport:
         self.waiting = False  # for sites to come back
         self.exchanges, self.verb = 0, ""
         self.engine_seconds = 0.0  # in exchanges
+        self.site_seconds = 0.0  # of these, those in which the slowest site was at work
         self._norm: float | None = None  # of weights known to be good
         self._pool = ThreadPoolExecutor(max(1, len(self.parties)), "exchange")
         self._closed = threading.Event()
@@ -97,6 +98,8 @@ class FlareTransport:
         self._learn_norm(calls)
         cut = [(site, where, [for_rows(call, where) for call in calls]) for site, where in asked]
         found = list(self._pool.map(lambda one: self._asked(one[0], one[2]), cut))
+        if self.stopped():  # those who were not asked to the end are not away
+            raise Stopped
         self._weigh([site for site, _ in asked], found)
         present = torch.zeros(len(rows), dtype=torch.bool)
         parts = []
@@ -105,6 +108,8 @@ class FlareTransport:
             if answers is not None:
                 present[where] = True
                 parts.append((where, answers))
+        there = [site.link.worked for site, _ in asked if site.present]
+        self.site_seconds += max(there, default=0.0)
         replies = [
             gathered([(where, answers[k].tensors) for where, answers in parts], len(rows))
             for k in range(len(calls))

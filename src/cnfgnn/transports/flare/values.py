@@ -14,7 +14,7 @@ from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.flare.allowed import AT_FIRST, Refused
 from cnfgnn.transports.flare.codec import Answer
 
-TOO_LARGE = 1000.0  # times the weights that a site is compared with
+TOO_LARGE = 100.0  # times the weights that a site is compared with: no training does that in a round
 
 
 def check_call_values(calls: Sequence[Call]) -> None:

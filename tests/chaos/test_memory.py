@@ -1,0 +1,34 @@
+"""Thousands of exchanges leave nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cnfgnn.federation import processes
+from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
+from tests.federation.undisturbed import config
+
+pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
+
+
+def resident(sites: Living, name: str) -> float:
+    """MB that a kit's job process has in memory."""
+    [job] = processes.jobs_of(sites.kits[name])
+    return float(psutil.Process(job).memory_info().rss) / 1e6
+
+
+def test_memory_after_2000_exchanges_is_that_after_200(tmp_path: Path) -> None:
+    data = dealt(tmp_path / "city", days=1)
+    c = config(1000, "at-fedavg", **{"training.server_batch": 8, "training.client_batch": 64})
+    with living(tmp_path, data) as sites:
+        sites.begin_training(c)
+        sites.until(lambda: sites.status.get("exchanges", 0) >= 200, "200 exchanges", 300)
+        early = {name: resident(sites, name) for name in sites.kits}
+        sites.until(lambda: sites.status["exchanges"] >= 2000, "2,000 exchanges", 600)
+        late = {name: resident(sites, name) for name in sites.kits}
+        print({name: (round(early[name]), round(late[name])) for name in early})
+        assert all(late[name] < 1.2 * early[name] for name in early), (early, late)
+        sites.stop()

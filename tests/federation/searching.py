@@ -1,0 +1,102 @@
+"""Finds readings in bytes: as they are or scaled, in any of the types that computers send, or as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cnfgnn.algorithm.series import Scaler
+
+Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+MIXED = np.uint64(0x9E3779B97F4A7C15)  # spreads words over a table
+TABLE = 22  # bits
+NUMBER = re.compile(rb"-?\d+\.\d+(?:[eE][-+]?\d+)?")
+IN_A_ROW = 3  # numbers of a text that must all be readings
+
+
+class Search:
+    """For the readings (n T) of some sensors, NaN where there are none, taken at times of day (T,).
+
+    Eight bytes at any place count as found if they are one reading in fp64, or as many in a row as make eight
+    bytes in a smaller type: of a sensor at successive steps, of successive sensors at a step, or each beside
+    its time of day, as windows have them. So does a single marker of four bytes. A text is found by three
+    numbers in a row that are readings, or by one that is a marker.
+    """
+
+    def __init__(self, readings: Floats, clock: Floats, scaler: Scaler, markers: list[float]) -> None:
+        scaled = (readings - scaler.mean) / scaler.std
+        narrow = (readings.astype(np.float32) - np.float32(scaler.mean)) / np.float32(scaler.std)
+        self.markers = np.array([*markers, *((np.array(markers) - scaler.mean) / scaler.std)])
+        self.patterns: dict[str, Words] = {}
+        for kind, values in (("raw", readings), ("scaled", scaled), ("scaled in fp32", narrow)):
+            for name, words in _words(values.astype(np.float64), clock):
+                self.patterns[f"{kind}, {name}"] = words
+        self.all = np.unique(np.concatenate(list(self.patterns.values())))
+        self.table = np.zeros(1 << TABLE, dtype=np.bool_)
+        self.table[_place(self.all)] = True
+        self.known = np.unique(np.concatenate([readings.ravel(), scaled.ravel()]))
+        self.known = self.known[np.isfinite(self.known)]
+
+    def found(self, data: bytes) -> set[str]:
+        """What of the readings is in these bytes."""
+        return self._in_words(data) | self._markers(data) | self._in_text(data)
+
+    def _in_words(self, data: bytes) -> set[str]:
+        hits = [np.zeros(0, dtype=np.uint64)]
+        for offset in range(min(8, len(data))):
+            words = np.frombuffer(data, dtype="<u8", offset=offset, count=(len(data) - offset) // 8)
+            likely = words[self.table[_place(words)]]
+            hits.append(likely[np.isin(likely, self.all)])
+        found = np.concatenate(hits)
+        return {name for name, words in self.patterns.items() if len(found) and np.isin(found, words).any()}
+
+    def _markers(self, data: bytes) -> set[str]:
+        written = {f"marker {value} in fp32": np.float32(value).tobytes() for value in self.markers}
+        return {name for name, pattern in written.items() if pattern in data}
+
+    def _in_text(self, data: bytes) -> set[str]:
+        numbers = np.array([float(text) for text in NUMBER.findall(data)])
+        if not len(numbers):
+            return set()
+        found = {f"marker {v} as text" for v in self.markers if (abs(numbers - v) <= 1e-6 * abs(v)).any()}
+        place = np.clip(np.searchsorted(self.known, numbers), 1, len(self.known) - 1)
+        gap = np.minimum(abs(self.known[place] - numbers), abs(self.known[place - 1] - numbers))
+        hit = (gap <= 1e-6 * abs(numbers)) & (numbers != 0)
+        row = np.convolve(hit, np.ones(IN_A_ROW), "valid") if len(hit) >= IN_A_ROW else np.zeros(1)
+        return found | ({"readings as text"} if row.max() >= IN_A_ROW else set())
+
+
+def encoded(values: Floats, dtype: torch.dtype) -> bytes:
+    """Numbers as they lie in memory."""
+    return (
+        torch.from_numpy(np.ascontiguousarray(values)).to(dtype).flatten().view(torch.uint8).numpy().tobytes()
+    )
+
+
+def _words(values: Floats, clock: Floats) -> Iterator[tuple[str, Words]]:
+    beside = np.stack([values, np.broadcast_to(clock, values.shape)], axis=-1)  # (n T 2)
+    layouts: Mapping[str, Floats] = {
+        "by time": values,
+        "by sensor": np.ascontiguousarray(values.T),
+        "with its time": beside.reshape(len(values), -1),
+    }
+    for name, dtype in TYPES.items():
+        each = 8 // dtype.itemsize
+        for layout, rows in layouts.items():
+            step = 2 if layout == "with its time" and each > 1 else 1
+            if rows.shape[1] < each or (each == 1 and layout != "by time"):
+                continue
+            runs = np.lib.stride_tricks.sliding_window_view(rows, each, axis=1)[:, ::step].reshape(-1, each)
+            runs = runs[np.isfinite(runs).all(1) & (runs != 0).any(1)]
+            yield f"{name} {layout}", np.frombuffer(encoded(runs, dtype), dtype="<u8")
+
+
+def _place(words: Words) -> Words:
+    with np.errstate(over="ignore"):
+        return (words * MIXED) >> np.uint64(64 - TABLE)

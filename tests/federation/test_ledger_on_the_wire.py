@@ -1,0 +1,37 @@
+"""The ledger counts what a wire carries: at the size of a week of METR-LA, to within a tenth."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.federation import against_the_wire
+from benchmarks.wire import APPLICATION, RECORD, SEAL, _Records
+
+from cnfgnn.algorithm.methods import preset
+from cnfgnn.data.synthetic import city
+from tests.federation.living import ENGINE_WARNINGS
+
+pytestmark = ENGINE_WARNINGS
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("method", ["gru-fedavg", "at-fedavg"])
+def test_bytes_at_the_sockets_are_the_ledgers_to_within_a_tenth(method: str) -> None:
+    """207 sensors in four sites, seven days: bytes do not depend on what the readings are."""
+    config = preset(method).with_changes({"training.rounds": 1, "compute.device": "cpu"})
+    counted = against_the_wire(city(207, 7.0), 4, config)
+    assert counted["ledger"] > 40e6
+    assert 0 < counted["overhead"] < 0.10, counted
+    assert counted["ledger"] < counted["messages"] < counted["wire"]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
+def test_the_wire_counts_what_records_of_data_carry(chunk: int) -> None:
+    def record(kind: int, carried: int) -> bytes:
+        size = carried + SEAL if kind == APPLICATION else carried
+        return bytes([kind, 3, 3]) + size.to_bytes(2, "big") + bytes(size)
+
+    stream = record(22, 300) + record(APPLICATION, 0) + record(APPLICATION, 1200) + record(21, 2)
+    records = _Records()
+    pieces = [stream[start : start + chunk] for start in range(0, len(stream), chunk)]
+    assert sum(records.read(piece) for piece in pieces) == 1200
+    assert len(stream) == 4 * RECORD + 300 + 1200 + 2 + 2 * SEAL

@@ -1,0 +1,260 @@
+"""Nothing gets out: all that a site's sockets carry, in clear, and all that the server's disk ever holds, is
+searched for the site's readings; in a real federation, while it trains, judges and forecasts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from benchmarks.wire import Wire, wired
+
+from cnfgnn.algorithm.methods import preset
+from cnfgnn.config import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.federation import processes
+from cnfgnn.federation.serving import Task, settings_of
+from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
+from tests.federation.searching import TYPES, Search, encoded
+
+pytestmark = ENGINE_WARNINGS
+
+TAP = Path(__file__).parent / "tap"
+SITES = {"audited": [0, 1, 2, 3], "other": [4, 5]}
+PLANTED = (100, 420, 500)  # first rows of windows of markers: one for training, validation and test each
+LENGTH = 24
+HANDSHAKE = 8192  # bytes of a TLS handshake and what follows it, at most
+TOKENS = ("NVFLARE_JOB_AUTH_TOKEN", "NVFLARE_JOB_TOKEN_SIGNATURE")
+
+
+@dataclass
+class Audit:
+    """What was seen."""
+
+    sites: Living
+    data: Dataset
+    wire: Wire
+    tapped: Path
+    disk: set[tuple[str, bytes]] = field(default_factory=set)  # every version of every file
+    elsewhere: set[object] = field(default_factory=set)  # connections of the site that bypass the wire
+    secrets: set[str] = field(default_factory=set)
+    commands: set[str] = field(default_factory=set)  # of all processes
+    _again: float = 0.0  # when to look at processes
+    _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """At the server's disk and the processes, as they are now."""
+        for path in self.sites.server.rglob("*"):
+            try:
+                stat = path.stat()
+                if path.is_file() and self._seen.get(path) != (stat.st_mtime_ns, stat.st_size):
+                    self.disk.add((str(path.relative_to(self.sites.server)), path.read_bytes()))
+                    self._seen[path] = (stat.st_mtime_ns, stat.st_size)
+            except OSError:  # it was there a moment ago
+                continue
+        if time.monotonic() < self._again:
+            return
+        self._again = time.monotonic() + 1.0
+        for name, kit in self.sites.kits.items():
+            for pid in [processes.running(kit), *processes.jobs_of(kit)]:
+                if pid is not None:
+                    self._look_at(pid, name)
+
+    def _look_at(self, pid: int, party: str) -> None:
+        try:
+            process = psutil.Process(pid)
+            self.commands.add(" ".join(process.cmdline()))
+            if party != "server":  # whose jobs have their own number for a token
+                self.secrets |= {value for key, value in process.environ().items() if key in TOKENS}
+            ends = [one.raddr for one in process.net_connections("inet") if party == "audited" and one.raddr]
+        except psutil.Error:
+            return
+        own = (
+            {one.laddr for one in psutil.net_connections("inet") if one.pid in self._own()} if ends else set()
+        )
+        self.elsewhere |= {end for end in ends if end.port != self.wire.port and end not in own}
+
+    def _own(self) -> set[int | None]:
+        kit = self.sites.kits["audited"]
+        return {processes.running(kit), *processes.jobs_of(kit)}
+
+    def follow(self, task: Task) -> None:
+        self.sites.begin(task)
+        assert self.sites.worker is not None
+        while self.sites.worker.is_alive():
+            self.look()
+            self.sites.worker.join(0.1)
+        self.sites.end()
+
+    def carried(self, direction: str, kind: str = "*") -> bytes:
+        """All streams of a direction."""
+        return b"".join(path.read_bytes() for path in sorted(self.tapped.glob(f"*-{kind}-{direction}")))
+
+    @cached_property
+    def search(self) -> Search:
+        readings = self.data.readings
+        own, markers = (
+            readings.values[:, SITES["audited"]].T.astype(np.float64),
+            readings.values[[*PLANTED], 0],
+        )
+        scaler = self.sites.run().scaler
+        assert scaler is not None
+        return Search(own, readings.time_of_day, scaler, [float(value) for value in markers])
+
+
+def config() -> Config:
+    sizes = {"model.hidden": 16, "model.embedding": 16, "model.gn_widths": [32, 32]}
+    batches = {"training.client_batch": 128, "training.server_batch": 128}
+    return preset("at-fedavg").with_changes(
+        {**sizes, **batches, "training.rounds": 1, "compute.device": "cpu"}
+    )
+
+
+def planted(data: Dataset) -> Dataset:
+    """Speeds that nobody drives, each but once, in windows of the first sensor."""
+    values = data.readings.values.copy()
+    missing = data.readings.missing.copy()
+    for k, start in enumerate(PLANTED):
+        values[start : start + LENGTH, 0] = 371.2519 + 17.77 * k + 0.3137 * np.arange(LENGTH)
+        missing[start : start + LENGTH, 0] = False
+    return replace(data, readings=replace(data.readings, values=values, missing=missing))
+
+
+def watched(folder: Path, stack: ExitStack) -> Audit:
+    """A federation of two sites that has trained, judged and forecast."""
+    data = planted(dealt(folder / "city", 6, 2.0))
+    tapped = folder / "tapped"
+    tapped.mkdir()
+    sites = stack.enter_context(living(folder, data, SITES, up=False))
+    wire = stack.enter_context(wired(sites.kits["audited"]))
+    for name, kit in sites.kits.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "audited":
+                places = [str(TAP), os.environ.get("PYTHONPATH", "")]
+                patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
+                patch.setenv("CNFGNN_TAP", str(tapped))
+            processes.up(kit)
+    seen = Audit(sites, data, wire, tapped)
+    seen.follow(Task("train", "one", settings=settings_of(config())))
+    seen.follow(Task("evaluate", "one"))
+    seen.follow(Task("forecast", "one"))
+    seen.look()
+    return seen
+
+
+def test_nothing_gets_out(tmp_path: Path) -> None:
+    """One federation for all of it: tests run side by side, each in a process that would start its own."""
+    with ExitStack() as stack:
+        audit = watched(tmp_path, stack)
+        a_sites_sockets_carry_none_of_its_readings(audit)
+        no_byte_of_a_site_passes_by_the_record(audit)
+        the_servers_disk_holds_none_of_a_sites_readings(audit)
+        the_search_finds_what_is_there(audit)
+        secrets_are_in_no_log_file_or_command(audit)
+        what_is_written_is_its_owners_alone(audit)
+
+
+def a_sites_sockets_carry_none_of_its_readings(audit: Audit) -> None:
+    for direction in ("out", "in"):
+        carried = audit.carried(direction)
+        assert audit.search.found(carried) == set()
+        assert b"incarnation" in carried or direction == "in"  # what it does say is in the record
+
+
+def no_byte_of_a_site_passes_by_the_record(audit: Audit) -> None:
+    """Independently of the record: what the wire carried, by the lengths of its TLS records."""
+    assert audit.elsewhere == set()
+    for way, direction in ((audit.wire.up, "out"), (audit.wire.down, "in")):
+        kept = len(audit.carried(direction, f"tls-{audit.wire.port}"))
+        assert kept > 300_000  # hidden states and gradients
+        assert kept <= way.carried <= kept + HANDSHAKE * audit.wire.connections
+
+
+def the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
+    search, names = audit.search, {name for name, _ in audit.disk}
+    assert {name: hit for name, content in audit.disk if (hit := search.found(content))} == {}
+    assert {"status.json", "runs/one/manifest.json", "runs/one/events.jsonl", "log.txt"} <= names
+    assert any(name.startswith("jobs/") for name in names)
+    assert any(name.endswith(".safetensors") for name in names)
+
+
+def the_search_finds_what_is_there(audit: Audit) -> None:
+    """Readings in each type and layout, at odd places of the very bytes that were searched."""
+    search, carried = audit.search, audit.carried("out")[:100_001]
+    own = audit.data.readings.values[:, SITES["audited"]].T.astype(np.float64)
+    scaler = audit.sites.run().scaler
+    assert scaler is not None
+    window = own[1, 50:74]
+    assert np.isfinite(window).all()
+    for values in (window, (window - scaler.mean) / scaler.std, own[:, 60], own[0, PLANTED[1] :][:8]):
+        for name, dtype in TYPES.items():
+            assert any(name in hit for hit in search.found(carried + encoded(values, dtype) + carried)), name
+        text = ",".join(f"{value:.8f}" for value in values)
+        assert search.found(b'{"a": 1.5} ' + text.encode())
+    marker = own[0, PLANTED[2]]
+    assert search.found(carried + np.float32(marker).tobytes())
+    assert search.found(carried + np.float32((marker - scaler.mean) / scaler.std).tobytes())
+    assert search.found(f"the reading {marker:.4f} is odd".encode())
+    own_disk = (audit.sites.folder / "example" / "data" / "audited" / "readings.csv").read_bytes()
+    assert search.found(own_disk) >= {"readings as text"}
+
+
+def test_the_tap_hears_what_is_said_on_any_kind_of_socket(tmp_path: Path) -> None:
+    heard_in = tmp_path / "tapped"
+    heard_in.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(TAP), "CNFGNN_TAP": str(heard_in)}
+    subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "talking.py"), str(tmp_path)],
+        env=environment,
+        check=True,
+        timeout=60,
+    )
+    heard = {
+        direction: b"".join(path.read_bytes() for path in sorted(heard_in.glob(f"*-{direction}")))
+        for direction in ("out", "in")
+    }
+    for way in ("send", "sendall", "sendto", "sendmsg", "tls-send", "tls-sendall", "tls-write", "tls-bio"):
+        assert f"<{way}>".encode() in heard["out"], way
+    for way in (
+        "recv",
+        "recv_into",
+        "recvfrom",
+        "recvmsg",
+        "tls-recv",
+        "tls-recv_into",
+        "tls-read",
+        "tls-bio",
+    ):
+        assert f"[{way}]".encode() in heard["in"], way
+
+
+def secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
+    secrets = {value.encode() for value in audit.secrets if len(value) >= 16}
+    assert len(secrets) >= 2 * len(SITES)  # a token and a signature of each site, at least
+    kits = audit.sites.server.parent
+    for key in kits.rglob("*.key"):
+        secrets |= {line for line in key.read_bytes().splitlines() if len(line) >= 40}
+    assert len(secrets) >= 3 * 20
+    for path in kits.rglob("*"):
+        if path.is_file() and path.suffix != ".key" and path.parent.name != "authority":
+            content = path.read_bytes()
+            assert not [secret for secret in secrets if secret in content], path
+    for _, content in audit.disk:
+        assert b"PRIVATE KEY" not in content or content.startswith(b"-----BEGIN")
+    assert audit.commands
+    assert not [line for line in audit.commands if any(secret.decode() in line for secret in secrets)]
+
+
+def what_is_written_is_its_owners_alone(audit: Audit) -> None:
+    kits = audit.sites.server.parent
+    names = {path.relative_to(kits).as_posix() for path in kits.rglob("*")}
+    assert {"audited/forecasts/latest.csv", "server/status.json", "audited/states/one"} <= names
+    assert [path for path in [kits, *kits.rglob("*")] if path.lstat().st_mode & 0o077] == []
