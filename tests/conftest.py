@@ -52,6 +52,12 @@ def small(method: str, **changes: Any) -> Config:
     sizes: dict[str, Any] = {"model.hidden": 5}
     if METHODS[method].graph_network:
         sizes |= {"model.embedding": 4, "model.gn_widths": [7, 6]}
+    if METHODS[method].beyond:
+        sizes |= {
+            "model.calendar": 3,
+            "model.personal": 2,
+            "model.sent": 3 if METHODS[method].graph_network else 0,
+        }
     return preset(method).with_changes(
         {
             **sizes,

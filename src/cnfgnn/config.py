@@ -192,6 +192,10 @@ def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
         if not isinstance(value, str):
             raise ConfigError(key, f"takes a word, not {value!r}")
         return value
+    if isinstance(old, bool):
+        if not isinstance(value, bool):
+            raise ConfigError(key, f"takes true or false, not {value!r}")
+        return value
     if not _is_number(value) or (isinstance(old, int) and int(value) != value):
         raise ConfigError(key, f"takes a {'whole ' if isinstance(old, int) else ''}number, not {value!r}")
     return int(value) if isinstance(old, int) else float(value)

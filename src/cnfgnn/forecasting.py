@@ -15,7 +15,7 @@ from cnfgnn.data.source import open_data, step_seconds
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.evaluation import Scores
-from cnfgnn.models.params import Params, part, take
+from cnfgnn.models.params import Params, is_personal, part, take
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, seen_sensors, simulate
 from cnfgnn.training import evaluate
@@ -40,6 +40,7 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _own_weights(run, data.readings)
+    theta |= _personal(run, theta, data.readings)
     device = experiment.owners[0][1].compute.device
     experiment.strategy.take({name: w.to(device) for name, w in theta.items()}, state)
     return experiment
@@ -98,6 +99,26 @@ def _own_weights(run: Run, readings: Readings) -> Params:
     if not theta or next(iter(theta.values())).shape[0] not in (1, len(place)):
         raise RunError(run.folder, "its states do not fit its sensors")
     return take(theta, torch.tensor([place[sensor] for sensor in readings.ids]))
+
+
+def _personal(run: Run, theta: Params, readings: Readings) -> Params:
+    """What belongs to each sensor alone, in the order of the readings; nothing for one the run does not know.
+
+    A run of the simulator has it; the server of a federation does not.
+    """
+    kept, tag = run.store("site-0"), run.progress.best.tag
+    known = part(kept.read(tag), "theta.") if kept.has(tag) else theta
+    seen = run.events()[0].get("seen") or [True] * len(run.data["sensors"])
+    trained = [sensor for sensor, did in zip(run.data["sensors"], seen, strict=True) if did]
+    place = {sensor: row for row, sensor in enumerate(trained)}
+    personal: Params = {}
+    for name, w in known.items():
+        if is_personal(name):
+            personal[name] = w.new_zeros(len(readings.ids), *w.shape[1:])
+            for row, sensor in enumerate(readings.ids):
+                if sensor in place:
+                    personal[name][row] = w[place[sensor]]
+    return personal
 
 
 def _extended(readings: Readings, horizon: int) -> Readings:

@@ -31,6 +31,7 @@ class Method:
     pems_bay: Mapping[str, Any] = field(default_factory=dict)
     pems_bay_727k: Mapping[str, Any] = field(default_factory=dict)
     metr_la_727k: Mapping[str, Any] = field(default_factory=dict)
+    beyond: Mapping[str, Any] = field(default_factory=dict)  # ours, whatever the data
 
     @property
     def federated(self) -> bool:
@@ -43,7 +44,7 @@ class Method:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        return ("63k",) if self.graph_network else ("63k", "727k")
+        return ("63k",) if self.graph_network or self.beyond else ("63k", "727k")
 
 
 def _batch(size: int) -> dict[str, Any]:
@@ -51,6 +52,14 @@ def _batch(size: int) -> dict[str, Any]:
 
 
 _PATIENT = {"training.patience": 50}
+_PERCEPTRON = {
+    "model.encoder": "perceptron",
+    "model.decoder": "direct",
+    "model.change": True,
+    "model.calendar": 16,
+    "model.personal": 16,
+    "training.sampling": 0.0,
+}
 _TABLE = (
     Method(
         *("gru-central", "GRU (centralized)", "pooled", "pooled", False),
@@ -96,6 +105,26 @@ _TABLE = (
     Method(
         *("at-fedavg", "CNFGNN (AT + FedAvg)", "alternating", "average", True),
         pems_bay={"training.server_rounds": 20},
+    ),
+    # beyond the paper
+    Method(
+        *("cnfgnn-plus", "CNFGNN+ (ours)", "split", "average", True),
+        published={"training.server_batch": 128},
+        beyond=_PERCEPTRON
+        | {
+            "model.hidden": 128,
+            "model.embedding": 16,
+            "model.sent": 16,
+            "model.gn_widths": (64, 64),
+            "model.personal_head": True,
+            "training.schedule": "cosine",
+            "training.wire": "bf16",
+            "training.rounds": 20,
+        },
+    ),
+    Method(
+        *("mlp-central", "MLP (centralized)", "pooled", "pooled", False),
+        beyond=_PERCEPTRON | {"model.hidden": 320, "training.rounds": 20, "training.client_batch": 16},
     ),
 )
 METHODS: Mapping[str, Method] = {method.name: method for method in _TABLE}
@@ -146,7 +175,7 @@ def preset(
             published |= method.metr_la_727k if like == "metr-la" else method.pems_bay_727k
         if inductive:
             published |= INDUCTIVE if method.name == "at-fedavg" else {"training.patience": 20}
-    return Config().with_changes(changes | published)
+    return Config().with_changes({**changes, **published, **method.beyond})
 
 
 def check_method(config: Config) -> Method:

@@ -26,8 +26,8 @@ HIDDEN_LAYERS = 2  # of a perceptron
 def model_told(numbers: Mapping[str, Any]) -> NodeModel | PlusModel:
     """The model that `prepare` tells nodes to have."""
     options = Options(**{f.name: numbers[f.name] for f in fields(Options)})
-    sizes = [numbers[name] for name in ("hidden", "layers", "embedding", "history", "horizon")]
-    return node_model(*sizes, options)
+    sizes = {name: numbers[name] for name in ("hidden", "layers", "embedding", "history", "horizon")}
+    return node_model(**sizes, options=options)
 
 
 def node_model(
