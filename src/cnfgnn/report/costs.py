@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from cnfgnn.algorithm.cost import GIB, Size, operations, training_bytes
-from cnfgnn.algorithm.methods import preset
+from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.errors import RunError
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.report.lines import METHOD, NAMES, Line, Study
@@ -82,7 +82,9 @@ def counted(study: Study) -> Table:
             line.with_cells(
                 rmse=line.mean("rmse"),
                 best=Mean.of([run.progress.best.r_g for run in line.runs]) if line.runs else None,
-                formula=Mean.of([_by_formula(run, study) / GIB for run in line.runs]) if line.runs else None,
+                formula=Mean.of([_by_formula(run, study) / GIB for run in line.runs])
+                if _has_formula(line)
+                else None,
                 per_node=Mean.of([b.per_node / GIB for b in moved]) if moved else None,
                 per_site=Mean.of([b.per_site / GIB for b in moved]) if moved else None,
                 published=published.get(key),
@@ -117,8 +119,13 @@ def _by_formula(run: Run, study: Study) -> int:
     return training_bytes(run.config.method, size, run.progress.best.r_g, run.config.training.server_rounds)
 
 
+def _has_formula(line: Line) -> bool:
+    """The paper has none for what is beyond it."""
+    return bool(line.runs) and not method_of(line.runs[0].config.method).beyond
+
+
 def _same(line: Line, study: Study) -> str | None:
-    if not line.runs or line.cells["method"] == "gru-fmtl":
+    if not _has_formula(line) or line.cells["method"] == "gru-fmtl":
         return None
     off = [run.progress.best.training_bytes.per_node - _by_formula(run, study) for run in line.runs]
     return "yes" if not any(off) else f"no, off by {statistics.fmean(off):+,.0f}"
