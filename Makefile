@@ -24,7 +24,7 @@ test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto
 
 chaos: $(READY)  ## what a federation survives, at length: about a quarter of an hour
-	$(BIN)/python -m pytest -m chaos tests/chaos
+	$(BIN)/python -m pytest -m chaos
 
 test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
 	@# not in constraints.txt: PyTorch for CUDA brings the version that it wants
