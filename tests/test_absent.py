@@ -204,3 +204,22 @@ def test_too_few_sites_are_waited_for_and_asked_again(data: Dataset) -> None:
         server(one).round(2)
     assert waited == [[2, 3]]
     assert torch.equal(server(experiment).score("test"), server(undisturbed).score("test"))
+
+
+def test_whoever_comes_back_as_nodes_are_to_learn_begins_with_everybodys_weights(data: Dataset) -> None:
+    """It is taught in the very exchange that carries the update: else it would learn from old ones."""
+    experiment = simulate(data, small("gru-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])
+    strategy, carrier = server(experiment), transport(experiment)
+    real, told = carrier.exchange, []
+
+    def exchange(calls: Any, rows: torch.Tensor) -> Any:
+        told.append([call.verb for call in calls])
+        return real(calls, rows)
+
+    strategy.round(1)
+    strategy.save("round-1", ())
+    strategy.nodes.up[2:4] = False
+    carrier.exchange = exchange  # type: ignore[method-assign]
+    strategy.round(2)
+    assert told[0] == ["prepare", "restore", "load"]
+    assert told[1] == ["update", "weights"]

@@ -111,13 +111,13 @@ def status(
 
 
 def _server_status(kit: Path, is_up: bool) -> dict[str, Any]:
-    from cnfgnn.federation.operating import OVER, connected_sites, plan_of
+    from cnfgnn.federation.operating import OVER, at_work, connected_sites, plan_of
     from cnfgnn.federation.status import read_status
 
     last = read_status(kit)
     said: dict[str, Any] = {"sites": plan_of(kit), "task": last}
     said["connected"] = connected_sites(kit) if is_up else {}
-    if last is not None and last.get("state") not in OVER and not is_up:
+    if last is not None and last.get("state") not in OVER and not (is_up and at_work(last)):
         said["task"] = {**last, "state": "interrupted"}
     return said
 
@@ -179,6 +179,7 @@ def train(
         raise typer.Exit(130) from None
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     terminal.out().print(terminal.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
+    _say_who_was_away(result)
     moved = result["bytes"]
     print(f"training moved {terminal.size(moved['per_site'])} until then, counted per site")
     print(f"run {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")
@@ -197,11 +198,13 @@ def evaluate(
 
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
-    scores = _performed(kit, Task("evaluate", run, split=split, wait=wait))["scores"]
+    result = _performed(kit, Task("evaluate", run, split=split, wait=wait))
+    scores = result["scores"]
     if as_json:
         print(json.dumps(scores))
         return
     terminal.out().print(terminal.errors_table(scores, f"{run}, {split}", _step_minutes(kit, run)))
+    _say_who_was_away(result)
 
 
 @federation_app.command()
@@ -244,6 +247,11 @@ def _performed(kit: Path, task: Task) -> Mapping[str, Any]:
         return perform(kit, task, watcher)
     finally:
         watcher.end()
+
+
+def _say_who_was_away(result: Mapping[str, Any]) -> None:
+    if result["away"]:
+        print(f"without the sensors of {', '.join(result['away'])}: away when it was judged")
 
 
 def _new_name(settings: Config) -> str:

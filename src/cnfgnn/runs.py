@@ -288,4 +288,5 @@ def _round(item: dict[str, Any]) -> Round:
         Errors.read(item["validation"]),
         Bytes(**item["training_bytes"]),
         bool(item["best"]),
+        int(item.get("judged", 0)),
     )

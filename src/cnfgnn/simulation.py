@@ -17,10 +17,11 @@ from cnfgnn.algorithm.keeping import How, Keeping, choose
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.methods import Method, check_method
-from cnfgnn.algorithm.nodes import Nodes, NodeSettings
+from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.series import Scaler, Series
 from cnfgnn.algorithm.server import Alternating, Split
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.sharing import Share, average, each_neighbour, keep, neighbours
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Config, TrainingConfig

@@ -136,6 +136,6 @@ def sites_table(status: Mapping[str, Any]) -> Table:
             str(site["windows"]),
             size(site["bytes"]),
             str(site["refused"]),
-            site["problem"],
+            Text(str(site["problem"])),
         )
     return table

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.series import SUMS
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
 from cnfgnn.evaluation import Errors, Scores
@@ -23,6 +24,7 @@ class Round:
     validation: Errors
     training_bytes: Bytes  # since the start
     best: bool  # so far
+    judged: int = 0  # forecasts that the loss is of: fewer where sites were away
 
     @property
     def tag(self) -> str:
@@ -144,5 +146,11 @@ def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     loss = scores.loss(masked=experiment.config.data.missing == "masked")
     if not math.isfinite(loss):
         raise DivergedError(r_g)
-    best = not progress.history or loss < progress.best.loss
-    return Round(r_g, loss, scores.overall, experiment.ledger.total("training"), best)
+    judged = int(scores.sums[..., SUMS.index("count")].sum())
+    best = not progress.history or _better(loss, judged, progress.best)
+    return Round(r_g, loss, scores.overall, experiment.ledger.total("training"), best, judged)
+
+
+def _better(loss: float, judged: int, best: Round) -> bool:
+    """Losses of different sensors cannot be compared: whoever judged more decides."""
+    return judged > best.judged or (judged == best.judged and loss < best.loss)

@@ -17,7 +17,7 @@ from cnfgnn.algorithm import dispatch
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import ASKS, TELLS
-from cnfgnn.algorithm.nodes import NodeSettings
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError

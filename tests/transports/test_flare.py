@@ -22,7 +22,7 @@ from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.flare.allowed import Sizes
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.transports.flare.link import Link
-from cnfgnn.transports.flare.messages import Unreachable, pack
+from cnfgnn.transports.flare.messages import Unreachable, legible, pack, unpack
 from cnfgnn.transports.flare.transport import FlareTransport, Site, Stopped
 from tests.conftest import server, small
 
@@ -255,6 +255,34 @@ def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset)
     wires.ends[1].join = lambda terms: Clients(short, compute, MemoryStore(), "site-1")
     with pytest.raises(NodeError, match="'site-1' failed at 'census'"):
         federated(wires, transport)
+
+
+def test_a_site_that_says_what_cannot_be_is_not_let_in_later(data: Dataset) -> None:
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    site = transport.parties[1]
+    site.objection = lambda said: f"{said['name']} names other sensors"
+    _until(lambda: not site.reachable)
+    strategy.round(1)
+    assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
+    assert site.problem == "site-1 names other sensors"
+
+
+def test_a_request_that_comes_late_is_not_carried_out_again(data: Dataset) -> None:
+    wires = Wires(data, small("gru-fedavg"))
+    transport = wires.transport()
+    federated(wires, transport)
+    end, about = wires.ends[0], transport.terms._asdict()
+    note = unpack(end.answer(pack("run", session="session", number=1, size=0, start=0, piece=9, **about)))
+    assert (note.kind, note.fields["reason"]) == ("lost", "an old request came late")
+
+
+@pytest.mark.parametrize("text", ["[/b]", "\x1b[2J", "a\nb", "x" * 900])
+def test_what_a_site_writes_is_one_legible_line(text: str) -> None:
+    shown = legible(text)
+    assert shown.isprintable()
+    assert len(shown) <= 300
 
 
 def _until(true: Callable[[], bool]) -> None:

@@ -27,10 +27,11 @@ from cnfgnn.algorithm.draws import (
     generator,
 )
 from cnfgnn.algorithm.keeping import kept_dtype
-from cnfgnn.algorithm.nodes import NodeSettings, windows_of
+from cnfgnn.algorithm.nodes import windows_of
 from cnfgnn.algorithm.pulling import Pull, ToAnchor, pull_of
 from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split

@@ -4,55 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Number, Payload, Transport, for_rows
 from cnfgnn.algorithm.draws import Draw
-from cnfgnn.algorithm.keeping import How
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
-from cnfgnn.config import Missing, Wire
+from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.config import Missing
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
-from cnfgnn.models.gru import Loss
-from cnfgnn.models.options import Decoder, Encoder, Options
 from cnfgnn.models.params import Params
 
 _LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
 _NARROWED = ("h_G", "grad_h_c")  # what `training.wire` is about, on its way to the nodes
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What every node must know to take part: it travels with `prepare`."""
-
-    seed: int
-    hidden: int
-    layers: int
-    embedding: int
-    client_batch: int
-    server_batch: int
-    client_lr: float
-    keep_optimizer: bool
-    sampling: float
-    missing: Missing
-    keeping: How  # one choice for all: were it each site's own, results would depend on who shares a site
-    wire: Wire
-    encoder: Encoder = "gru"
-    decoder: Decoder = "autoregressive"
-    change: bool = False
-    calendar: int = 0
-    personal: int = 0
-    personal_head: bool = False
-    sent: int = 0
-    loss: Loss = "square"
-    decay_rounds: int = 0  # over which learning rates fall to nothing; 0: they stay
-
-    @property
-    def options(self) -> Options:
-        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
 
 class Nodes:
@@ -140,7 +106,6 @@ class Nodes:
 
     def update(self, r_g: int, r_c: int, step: int) -> None:
         """Train for r_c epochs on your own data."""
-        self._lesson.pop("load", None)  # from now on a node's weights are its own
         self._tell("update", "training", {"r_g": r_g, "r_c": r_c, "step": step})
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
@@ -227,6 +192,8 @@ class Nodes:
             if not self.transport.wait(self.rows[payload.present]):
                 break
             up = payload.present
+        if any(call.verb == "update" for call in calls):
+            self._lesson.pop("load", None)  # from now on a node's weights are its own
         self.up = payload.present
         if not self.up.any():
             raise NodeError("everybody", waiting[-1][1].verb, "no node answered")

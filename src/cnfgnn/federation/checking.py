@@ -59,9 +59,12 @@ def _reached(kit: Path) -> str:
     startup = kit / "startup"
     server = json.loads((startup / "fed_client.json").read_text())["servers"][0]
     host, _, port = str(server["service"]["target"]).rpartition(":")
-    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-    context.check_hostname = False  # the engine knows the server by its certificate's name, below
-    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    try:
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.check_hostname = False  # the engine knows the server by its certificate's name, below
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    except OSError as error:  # SSLError is one
+        raise DataError(startup, f"its certificates cannot be used ({error.strerror or error})") from error
     try:
         with (
             socket.create_connection((host, int(port)), REACHED_WITHIN) as plain,

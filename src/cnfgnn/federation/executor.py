@@ -64,8 +64,8 @@ class SiteNodes:
         return said | dict(self.own.about())
 
     def join(self, terms: Terms) -> Clients:
-        assert self.own is not None
-        assert self.plan is not None
+        if self.own is None or self.plan is None:
+            raise ConfigError("readings", self.problem)
         self.terms = terms
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         return Clients(self.own.series(terms), compute, SiteStore(self.kit, terms.run), self.plan.name)

@@ -10,9 +10,10 @@ from typing import Any
 
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.link import Link
-from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.flare.messages import Unreachable, legible
 from cnfgnn.transports.flare.transport import Stopped
 from cnfgnn.version import __version__
 
@@ -70,13 +71,23 @@ def gather(
 
 
 def span_of(spans: Mapping[str, Span]) -> Span:
-    """From the first reading of any site to the last."""
+    """From the first reading of any site to the last; what they all share has been checked."""
     one = next(iter(spans.values()))
     first, last = (
         min(span.first for span in spans.values()),
         max(span.last for span in spans.values()),
     )
     return Span(first, last, one.step, one.utc)
+
+
+def objection(said: Mapping[str, Any], plan: SitePlan, span: Span) -> str:
+    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can."""
+    its = _understood(said, plan)
+    if isinstance(its, str):
+        return its
+    if its.step != span.step or its.utc != span.utc or (its.first - span.first) % span.step:
+        return "its readings come at other times than the others'"
+    return ""
 
 
 def _asked(link: Link, plan: SitePlan) -> Span | str:
@@ -92,12 +103,14 @@ def _asked(link: Link, plan: SitePlan) -> Span | str:
 
 def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
     if said.get("version") != __version__:
-        return f"it runs version {said.get('version')}, and the server {__version__}"
-    clock = said.get("clock")
-    if isinstance(clock, int | float) and abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
+        return f"it runs version {legible(said.get('version'), 20)}, and the server {__version__}"
+    clock: Any = said.get("clock")
+    if type(clock) not in (int, float) or not abs(clock) < 2**40:
+        return "its clock shows no time"
+    if abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
         return f"its clock is {abs(clock - time.time()):.0f} s off the server's"
     if said.get("ready") is not True:
-        return str(said.get("problem"))[:300]
+        return legible(said.get("problem"))
     if said.get("sensors") != list(plan.sensors):
         return "its kit names other sensors than the server's"
     numbers = [said.get(name) for name in ("first", "last", "step")]
@@ -109,6 +122,8 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
     assert isinstance(step, int)
     if not (0 <= first <= last < 2**40 and 0 < step <= 2**31):
         return "the times of its readings cannot be meant"
+    if (last - first) // step >= MOST_ROWS:
+        return f"its readings span more than {MOST_ROWS} steps"
     return Span(first, last, step, bool(said.get("utc")))
 
 
@@ -126,6 +141,9 @@ def _check_alike(spans: Mapping[str, Span]) -> None:
             problem = f"its times are {kinds[span.utc]}, and the others' {kinds[utc]}"
             raise NodeError(name, "hello", problem)
     first = next(iter(spans.values())).first
+    if span_of(spans).rows > MOST_ROWS:
+        early = min(spans, key=lambda name: spans[name].first)
+        raise NodeError(early, "hello", f"its readings and the others' span more than {MOST_ROWS} steps")
     for name, span in spans.items():
         if (span.first - first) % usual:
             raise NodeError(name, "hello", f"its times do not fall on the others' steps of {usual} s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import tempfile
 import time
@@ -69,8 +71,9 @@ def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -
     """
     check_up(kit)
     task = replace(task, token=secrets.token_hex(8))
-    with session_when_ready(kit) as session:
+    with _alone(kit), session_when_ready(kit) as session:
         _wait_until_free(kit, session)
+        _wait_for_a_site(kit, session, task.wait)
         with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
             # how many sites are enough is ours to say, by name: the engine need not wait for any but one
             job = job_folder(
@@ -87,11 +90,35 @@ def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -
             raise
 
 
+@contextmanager
+def _alone(kit: Path) -> Iterator[None]:
+    """One who gives tasks at a time: the engine would queue a second one without a word."""
+    handle = os.open(kit / "task.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            problem = "its server is busy with another task: cnfgnn federation status"
+            raise RunError(kit, problem) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _wait_for_a_site(kit: Path, session: Session, wait: float) -> None:
+    """The engine begins no task while nobody is there to take part."""
+    until = time.monotonic() + wait
+    while not session.connected():
+        if time.monotonic() > until:
+            raise RunError(kit, "no site is connected: cnfgnn federation up at each of them")
+        time.sleep(LOOKS_EVERY)
+
+
 def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None:
     """The engine takes some seconds to clear away a task that is over; one that is not is left alone."""
     until = time.monotonic() + timeout
     while session.running_jobs():
-        if _at_work(read_status(kit) or {}) or time.monotonic() > until:
+        if at_work(_status(kit)) or time.monotonic() > until:
             raise RunError(kit, "its server is busy with another task: cnfgnn federation status")
         time.sleep(LOOKS_EVERY)
 
@@ -101,8 +128,8 @@ def _followed(
 ) -> Mapping[str, Any]:
     asked = answered = time.monotonic()
     while True:
-        status = read_status(kit)
-        if status is not None and status.get("token") == task.token:
+        status = _status(kit)
+        if status.get("token") == task.token:
             watch(status)
             if status.get("state") in OVER:
                 break
@@ -132,18 +159,28 @@ def _broken_off(kit: Path, task: Task) -> str:
 
 
 def _over(kit: Path, task: Task) -> bool:
-    status = read_status(kit)
-    return status is not None and status.get("token") == task.token and status.get("state") in OVER
+    status = _status(kit)
+    return status.get("token") == task.token and status.get("state") in OVER
 
 
 def _died(kit: Path, task: Task) -> bool:
     """The engine of a server that was killed and started again would say for ever that the task runs."""
-    status = read_status(kit) or {}
-    return status.get("token") == task.token and not _at_work(status)
+    status = _status(kit)
+    return status.get("token") == task.token and not at_work(status)
 
 
-def _at_work(status: Mapping[str, Any]) -> bool:
-    return status.get("state") not in OVER and psutil.pid_exists(int(status.get("pid", 0)))
+def at_work(status: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a status is still there and not done."""
+    pid = status.get("pid")
+    return status.get("state") not in OVER and type(pid) is int and psutil.pid_exists(pid)
+
+
+def _status(kit: Path) -> Mapping[str, Any]:
+    """What there is of it: a file that a power cut damaged is replaced by the next task's."""
+    try:
+        return read_status(kit) or {}
+    except RunError:
+        return {}
 
 
 def _until_over(kit: Path, task: Task, timeout: float = 20.0) -> None:

@@ -27,7 +27,7 @@ GRACE = 5.0
 
 def up(kit: str | Path) -> int:
     """Start the process of a kit, unless it runs; the process goes on when its caller ends."""
-    kit = Path(kit).absolute()
+    kit = Path(kit).resolve()
     with _locked(kit):
         pid = running(kit)
         if pid is not None:
@@ -38,7 +38,7 @@ def up(kit: str | Path) -> int:
 
 def down(kit: str | Path) -> bool:
     """Stop the process of a kit and its jobs; whether there was anything to stop."""
-    kit = Path(kit).absolute()
+    kit = Path(kit).resolve()
     with _locked(kit):
         pid = running(kit)
         # The parent first: it would start its jobs again.
@@ -65,7 +65,7 @@ def running(kit: str | Path) -> int | None:
 
 def jobs_of(kit: str | Path) -> list[int]:
     """The process ids of the jobs that run for a kit."""
-    kit = Path(kit).absolute()
+    kit = Path(kit).resolve()
     parent = running(kit)
     return [process.pid for process in _of_kit(kit) if process.pid != parent]
 

@@ -24,9 +24,9 @@ from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
-from cnfgnn.data.windows import Windows
+from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
-from cnfgnn.federation.gathering import Span, gather, span_of
+from cnfgnn.federation.gathering import Span, gather, objection, span_of
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
@@ -84,6 +84,8 @@ class Federation:
         self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
         if not TAG.fullmatch(task.run):
             raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
+        if task.do != "train" or task.resume:
+            Run.open(self.folder)  # says at once if there is none
         self.project = read_server(kit)
         self.ids = self.project.sensors
         self.positions, self.graph = load_network(
@@ -111,6 +113,7 @@ class Federation:
             start += len(plan.sensors)
             site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
             site.reachable = plan.name in self.spans
+            site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
         device = Compute.of(config.compute).device
         transport = FlareTransport(
@@ -141,15 +144,22 @@ class Federation:
             "step_seconds": span.step,
             "edges": self.graph.edges,
             "first": span.first,
+            "id": secrets.token_hex(6),  # a run of the same name that was deleted is another one
             "sites": {site.name: list(site.sensors) for site in self.project.sites},
         }
 
     def check_same(self, run: Run) -> None:
         """Refuse to go on with other sensors or another graph than the run began with."""
-        if "first" not in run.data:
+        if not {"first", "id", "sites"} <= run.data.keys():
             raise RunError(run.folder, "is not a federation's run")
         if run.data["fingerprint"] != self.describe(self.span())["fingerprint"]:
             raise RunError(run.folder, "began with other sensors or another graph than this kit's")
+
+    def away(self) -> dict[str, Any]:
+        """The sites that had no part in the last exchange."""
+        transport = self.status.transport
+        assert transport is not None
+        return {"away": [site.name for site in transport.parties if not site.present]}
 
     @property
     def folder(self) -> Path:
@@ -173,10 +183,13 @@ def _train(federation: Federation) -> dict[str, Any]:
     terms, windows = _terms(run), _windows(run)
 
     def set_up() -> Experiment:
-        return federation.set_up(run, terms, windows, watcher.tick, scaler)
+        experiment = federation.set_up(run, terms, windows, watcher.tick, scaler)
+        if run.manifest["events"]:
+            _check_same_windows(run, experiment, federation)
+        return experiment
 
     result = carry(run, set_up, lambda: _about(federation, run), watcher, by_phase=True)
-    return {"scores": scores_as_dict(result.test, federation.ids), **result.summary()}
+    return {"scores": scores_as_dict(result.test, federation.ids), **result.summary(), **federation.away()}
 
 
 def _evaluate(federation: Federation) -> dict[str, Any]:
@@ -185,7 +198,7 @@ def _evaluate(federation: Federation) -> dict[str, Any]:
     _strategy(experiment).restore(run.progress.best.tag, to_learn=False)
     federation.status.set(state="running", round=run.progress.best.r_g)
     split: Any = federation.task.split
-    return {"scores": scores_as_dict(evaluate(experiment, split), federation.ids)}
+    return {"scores": scores_as_dict(evaluate(experiment, split), federation.ids), **federation.away()}
 
 
 def _forecast(federation: Federation) -> dict[str, Any]:
@@ -193,18 +206,15 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     d = run.config.data
     if span.rows < d.history:
         raise NodeError("everybody", "forecast", f"readings span {span.rows} steps, fewer than {d.history}")
-    terms = Terms(
-        span.first, span.step, span.rows + d.horizon, run.config.compute.precision, federation.task.run
-    )
+    terms = _terms(run)._replace(first=span.first, rows=span.rows + d.horizon)
     windows = Windows.next(span.rows, d.history, d.horizon)
     experiment = federation.set_up(run, terms, windows, lambda: None, run.scaler)
     strategy = _strategy(experiment)
     strategy.restore(run.progress.best.tag, to_learn=False)
     federation.status.set(state="running", round=run.progress.best.r_g)
     strategy.forecast()
-    transport = federation.status.transport
-    assert transport is not None
-    there = [site.name for site in transport.parties if site.present]
+    away = federation.away()["away"]
+    there = [site.name for site in federation.project.sites if site.name not in away]
     ahead = np.array([span.last + span.step, span.last + d.horizon * span.step]).astype("datetime64[s]")
     return {"sites": there, "from": str(ahead[0]), "to": str(ahead[1])}
 
@@ -219,6 +229,14 @@ def check_federated(config: Config) -> None:
         raise ConfigError("--method", f"{method.name} pools all readings: it cannot run on a federation")
     if config.training.seen < 1:
         raise ConfigError("training.seen", "sensors that do not train are a study for the simulator")
+
+
+def _check_same_windows(run: Run, experiment: Experiment, federation: Federation) -> None:
+    """Refuse to go on with other windows than before: some are known to sites that are away."""
+    if {split: experiment.windows.count(split) for split in SPLITS} != run.events()[0]["windows"]:
+        away = ", ".join(sorted(federation.links.keys() - federation.spans.keys())) or "nobody"
+        problem = f"its windows are not those it began with (away: {away}); start the sites and resume again"
+        raise RunError(run.folder, problem)
 
 
 def _finished_round(federation: Federation) -> Run:
@@ -236,9 +254,8 @@ def _strategy(experiment: Experiment) -> Server:
 
 def _terms(run: Run) -> Terms:
     data = run.data
-    return Terms(
-        data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, run.folder.name
-    )
+    name = f"{run.folder.name[:40]}-{data['id']}"
+    return Terms(data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, name)
 
 
 def _windows(run: Run) -> Windows:

@@ -26,9 +26,14 @@ class SiteStore(FolderStore):
 
     def read(self, tag: str) -> dict[str, Tensor]:
         if not self.has(tag):
-            # tags are named so that their order is the order of rounds and phases
-            earlier = [path.stem for path in self.folder.glob("round-*.safetensors") if path.stem < tag]
+            there = (path.stem for path in self.folder.glob("round-*.safetensors"))
+            earlier = [other for other in there if _age(other) < _age(tag)]
             if not earlier:
                 return {}
-            tag = max(earlier)
+            tag = max(earlier, key=_age)
         return super().read(tag)
+
+
+def _age(tag: str) -> str:
+    """In the order in which states are kept: a round's phases come before its end."""
+    return tag if "-phase-" in tag else f"{tag}-phase-~"

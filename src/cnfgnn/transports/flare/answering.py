@@ -108,6 +108,8 @@ class Answering:
         with self._lock:
             work = self._work
             if session != self.session or number != work.number:
+                if session == self.session and number < work.number:
+                    raise Malformed("an old request came late")
                 if work.begun and not work.done.is_set():
                     raise Malformed("it is still at work on an earlier request")
                 self.session, self._work = session, (work := _Work(number))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cnfgnn.transports.flare.header import Malformed
-from cnfgnn.transports.flare.messages import PIECE, Channel, Note, Unreachable, pack, pieces, unpack
+from cnfgnn.transports.flare.messages import PIECE, Channel, Note, Unreachable, legible, pack, pieces, unpack
 
 ANSWER_WITHIN = 4.0  # seconds in which a site must say something, twice as long as it takes to say "working"
 SLOWEST = 1 << 19  # bytes a second on the way there and back, in addition
@@ -75,9 +75,9 @@ class Link:
 
     def _settled(self, note: Note) -> Note:
         if note.kind == "lost":
-            raise Lost(str(note.fields.get("reason", ""))[:300])
+            raise Lost(legible(note.fields.get("reason", "")))
         if note.kind not in ("done", "noted"):
-            raise Malformed(f"the site answered {note.kind[:40]!r}")
+            raise Malformed(f"the site answered {legible(note.kind, 40)!r}")
         return note
 
     def _asked(self, request: bytes, most: int = 0) -> Note:

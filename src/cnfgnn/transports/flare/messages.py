@@ -42,6 +42,11 @@ class Channel(Protocol):
     def ask(self, site: str, request: bytes, timeout: float) -> bytes | memoryview: ...
 
 
+def legible(text: object, most: int = 300) -> str:
+    """What a site wrote, as it may be shown: one line of printable characters."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:most])
+
+
 def pack(kind: str, payload: bytes | memoryview = b"", **fields: Any) -> bytes:
     fields["kind"] = kind
     written = json.dumps(fields).encode()

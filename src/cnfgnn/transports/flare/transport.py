@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Site:
     refused: int = 0  # answers that could not be used
     problem: str = ""  # the last one
     carried: int = 0  # bytes both ways
-    incarnation: str = field(default="", repr=False)
+    objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what it says of itself
 
 
 class FlareTransport:
@@ -213,5 +214,6 @@ class FlareTransport:
                 except (Unreachable, Malformed):
                     continue
                 site.latency, site.last_seen = time.perf_counter() - begun, time.time()
-                site.incarnation = str(said.get("incarnation", ""))
-                site.reachable = True
+                if objection := site.objection(said):
+                    site.problem = objection
+                site.reachable = not objection

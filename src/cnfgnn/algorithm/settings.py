@@ -1,0 +1,41 @@
+"""What every node must know to take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from cnfgnn.algorithm.keeping import How
+from cnfgnn.config import Missing, Wire
+from cnfgnn.models.gru import Loss
+from cnfgnn.models.options import Decoder, Encoder, Options
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What every node must know to take part: it travels with `prepare`."""
+
+    seed: int
+    hidden: int
+    layers: int
+    embedding: int
+    client_batch: int
+    server_batch: int
+    client_lr: float
+    keep_optimizer: bool
+    sampling: float
+    missing: Missing
+    keeping: How  # one choice for all: were it each site's own, results would depend on who shares a site
+    wire: Wire
+    encoder: Encoder = "gru"
+    decoder: Decoder = "autoregressive"
+    change: bool = False
+    calendar: int = 0
+    personal: int = 0
+    personal_head: bool = False
+    sent: int = 0
+    loss: Loss = "square"
+    decay_rounds: int = 0  # over which learning rates fall to nothing; 0: they stay
+
+    @property
+    def options(self) -> Options:
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
