@@ -99,7 +99,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     edges = Edges.of(data.graph, torch.device("cpu"), torch.float64)
     sequences = shape.nodes * shape.windows
     with FlopCounterMode(display=False) as counted:
-        h_c = model.encode(theta, x)
+        h_c = model.encode(theta, batch)
     assert counted.get_total_flops() == pytest.approx(sequences * encoder(shape), rel=0.12)
     with FlopCounterMode(display=False) as counted:
         model.decode(theta, batch, h_c, torch.zeros(shape.nodes, shape.windows, shape.embedding))

@@ -108,7 +108,12 @@ def _personal(run: Run, theta: Params, readings: Readings) -> Params:
     """
     kept, tag = run.store("site-0"), run.progress.best.tag
     known = part(kept.read(tag), "theta.") if kept.has(tag) else theta
-    seen = run.events()[0].get("seen") or [True] * len(run.data["sensors"])
+    if not any(map(is_personal, known)):
+        return {}
+    try:
+        seen = run.events()[0].get("seen") or [True] * len(run.data["sensors"])
+    except (AttributeError, IndexError) as error:
+        raise RunError(run.folder, "its events are damaged") from error
     trained = [sensor for sensor, did in zip(run.data["sensors"], seen, strict=True) if did]
     place = {sensor: row for row, sensor in enumerate(trained)}
     personal: Params = {}
