@@ -23,7 +23,7 @@ demo: $(READY)  ## three methods on a small synthetic city, side by side, and a 
 test: $(READY)  ## the tests, warnings as errors
 	$(BIN)/python -m pytest -n auto
 
-chaos: $(READY)  ## what a federation survives, at length: about a quarter of an hour
+chaos: $(READY)  ## what a federation survives, at length: about half an hour
 	$(BIN)/python -m pytest -m chaos
 
 test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
