@@ -119,6 +119,7 @@ def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Pa
         assert parent is not None
         for pid in (parent, *processes.jobs_of(made["server"])):
             os.kill(pid, signal.SIGKILL)
+        awaited(lambda: processes.running(made["server"]) is None, "the server is gone")
         processes.up(made["server"])
         awaited(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
         with jobs.connect(made["server"]) as session:

@@ -23,12 +23,15 @@ PROCESS_FILE = "process.json"
 CONSOLE_FILE = "console.txt"
 HEARTBEAT = 4  # seconds between a site's signs of life, an even number because the engine counts in twos
 GRACE = 5.0
+DYING = 0.3  # seconds in which a process that was just killed is still listed
 
 
 def up(kit: str | Path) -> int:
     """Start the process of a kit, unless it runs; the process goes on when its caller ends."""
     kit = Path(kit).resolve()
     with _locked(kit):
+        if running(kit) is not None:
+            time.sleep(DYING)
         pid = running(kit)
         if pid is not None:
             return pid
