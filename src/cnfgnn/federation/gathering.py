@@ -96,7 +96,7 @@ def _asked(link: Link, plan: SitePlan) -> Span | str:
         said = link.hello(HELLO_WITHIN)
         return _understood(said, plan)
     except Unreachable as problem:
-        return f"it cannot be reached ({problem})"
+        return f"it does not answer yet ({problem})"
     except Malformed as problem:
         return str(problem)
 
