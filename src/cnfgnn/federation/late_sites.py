@@ -40,6 +40,7 @@ class LateSites(FLComponent):  # type: ignore[misc]
         while not self.ended.wait(EVERY):
             running = dict(engine.job_runner.running_jobs)
             self.settled = {pair for pair in self.settled if pair[0] in running}
+            self.lacking = {pair for pair in self.lacking if pair[0] in running}
             for job_id, job in running.items():
                 began_with = engine.run_processes.get(job_id, {}).get(RunProcessKey.PARTICIPANTS)
                 if began_with is None:

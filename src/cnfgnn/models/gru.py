@@ -6,6 +6,7 @@ batch and each product is one large GEMM; where each has its own (m = n) it is o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -51,8 +52,36 @@ class Batch:
         return (error * self.weight).sum(dim=(1, 2)) / self.weight.sum(dim=(1, 2)).clamp(min=1)
 
 
+class EncoderDecoder(ABC):
+    """What nodes have: h_c of the readings behind them, and from it and h_G the readings ahead."""
+
+    @abstractmethod
+    def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
+
+    @abstractmethod
+    def decode(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def forecast(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+        h_c: Tensor | None = None,
+    ) -> Tensor:
+        """y_hat (n b t), from h_c where that is known already."""
+        return self.decode(theta, batch, self.encode(theta, batch) if h_c is None else h_c, h_G, truth)
+
+
 @dataclass(frozen=True)
-class NodeModel:
+class NodeModel(EncoderDecoder):
     """Encoder and decoder of one node; `embedding` is the width of h_G, 0 for the baselines without it."""
 
     hidden: int = 64
@@ -100,17 +129,6 @@ class NodeModel:
                 inputs[t] = h = cell.step(below, h)
             finals.append(h)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
-
-    def forecast(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
-        h_c: Tensor | None = None,
-    ) -> Tensor:
-        """y_hat (n b t), from h_c where that is known already."""
-        return self.decode(theta, batch, self.encode(theta, batch) if h_c is None else h_c, h_G, truth)
 
     def decode(
         self,

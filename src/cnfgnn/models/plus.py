@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.models.cell import Cell
-from cnfgnn.models.gru import Batch, NodeModel, fold
+from cnfgnn.models.gru import Batch, EncoderDecoder, NodeModel, fold
 from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, uniform
 
@@ -40,7 +40,7 @@ def node_model(
 
 
 @dataclass(frozen=True)
-class PlusModel:
+class PlusModel(EncoderDecoder):
     """Encoder and decoder of one node; the same functions as `NodeModel` has."""
 
     hidden: int
@@ -125,17 +125,6 @@ class PlusModel:
         return torch.cat(parts, dim=-1)
 
     # ---- decoder ------------------------------------------------------------------------------------
-
-    def forecast(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
-        h_c: Tensor | None = None,
-    ) -> Tensor:
-        """y_hat (n b t), from h_c where that is known already."""
-        return self.decode(theta, batch, self.encode(theta, batch) if h_c is None else h_c, h_G, truth)
 
     def decode(
         self,
