@@ -8,7 +8,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+CLIENT = "startup/fed_client.json"  # where a site's kit says how to reach its server
 CHUNK = 1 << 18
 RECORD = 5  # bytes of a TLS record's own header
 APPLICATION = 23  # the type of records that carry data; in TLS 1.3 also most of a handshake
@@ -111,14 +113,26 @@ def _end(one: socket.socket) -> None:
 @contextmanager
 def wired(kit: Path) -> Iterator[Wire]:
     """Have a site's kit reach its server through a wire; before the site is started."""
-    file = kit / "startup" / "fed_client.json"
-    config = json.loads(file.read_text())
-    service = config["servers"][0]["service"]
-    host, port = service["target"].rsplit(":", 1)
-    wire = Wire(int(port))
-    service["target"] = f"{host}:{wire.port}"
-    file.write_text(json.dumps(config))
+    wire = Wire(server_port(kit))
+    connect_to(kit, wire.port)
     try:
         yield wire
     finally:
         wire.close()
+
+
+def server_port(kit: Path) -> int:
+    """The port at which a site's kit looks for its server."""
+    return int(_service(kit)[1]["target"].rsplit(":", 1)[1])
+
+
+def connect_to(kit: Path, port: int) -> None:
+    """Have a site's kit look for its server at another port of the same host."""
+    config, service = _service(kit)
+    service["target"] = f"{service['target'].rsplit(':', 1)[0]}:{port}"
+    (kit / CLIENT).write_text(json.dumps(config))
+
+
+def _service(kit: Path) -> tuple[Any, Any]:
+    config = json.loads((kit / CLIENT).read_text())
+    return config, config["servers"][0]["service"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+
+from benchmarks.wire import connect_to, server_port
 
 
 class Proxy:
@@ -77,11 +78,6 @@ class Proxy:
 @contextmanager
 def between(kit: Path) -> Iterator[Proxy]:
     """Have a site that does not run yet connect by way of a proxy."""
-    file = kit / "startup" / "fed_client.json"
-    config = json.loads(file.read_text())
-    service = config["servers"][0]["service"]
-    host, port = service["target"].split(":")
-    with closing(Proxy(int(port))) as proxy:
-        service["target"] = f"{host}:{proxy.listener.getsockname()[1]}"
-        file.write_text(json.dumps(config))
+    with closing(Proxy(server_port(kit))) as proxy:
+        connect_to(kit, proxy.listener.getsockname()[1])
         yield proxy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +69,6 @@ class Answering:
         most: int = MOST_BYTES,
     ) -> None:
         self.join, self.about, self.after, self.most = join, about, after, most
-        self.incarnation = secrets.token_hex(8)  # tells a process that began anew
         self.session = ""
         self.clients: Clients | None = None
         self.known: Sizes | None = None
@@ -86,9 +84,7 @@ class Answering:
         try:
             note = unpack(request)
             if note.kind == "hello":
-                return pack(
-                    "hello", **{**self.about(), "incarnation": self.incarnation, "clock": time.time()}
-                )
+                return pack("hello", **{**self.about(), "clock": time.time()})
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):
