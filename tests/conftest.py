@@ -57,6 +57,7 @@ def small(method: str, **changes: Any) -> Config:
             "model.calendar": 3,
             "model.personal": 2,
             "model.sent": 3 if METHODS[method].graph_network else 0,
+            "training.average_every": 2,
         }
     return preset(method).with_changes(
         {

@@ -219,7 +219,10 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
         _clear_beginning(folder)
         return Run.create(folder, config, data)
     run = Run.open(folder)
-    circumstances = {key: config.setting(key) for key in CIRCUMSTANCES}
+    keys = set(CIRCUMSTANCES)
+    if config.training.schedule == "cosine":  # how long it may take decides how fast it learns
+        keys.remove("training.rounds")
+    circumstances = {key: config.setting(key) for key in keys}
     if run.config.with_changes(circumstances) != config:
         raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
     try:

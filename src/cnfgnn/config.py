@@ -12,7 +12,7 @@ from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take all memory before it fails
 Missing = Literal["as-truth", "masked"]
-Wire = Literal["full", "bf16"]
+Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 
 
@@ -48,11 +48,14 @@ class ModelConfig:
     embedding: int = 64  # width of h_G; 0 without a graph network
     gn_widths: tuple[int, ...] = (256, 256, 128)
     gn_layers: int = 2
+    gn_mean: bool = False  # of messages and of nodes, where the paper adds them up
     global_input: Literal["empty", "zero"] = "empty"  # Deviation D2: u at the graph network's input
     # beyond the paper, see models/options.py
     encoder: Literal["gru", "perceptron"] = "gru"
     decoder: Literal["autoregressive", "direct"] = "autoregressive"
     change: bool = False  # forecast what is added to the last reading
+    gaps: bool = False  # tell the model which readings are missing
+    profile: bool = False  # tell it what the sensor usually reads at the times ahead; that never leaves it
     calendar: int = 0  # width of learned embeddings of time of day and day of week
     personal: int = 0  # width of the sensor's own embedding, which never leaves it
     personal_head: bool = False  # the sensor's own addition to the last layer, which never leaves it
@@ -75,7 +78,8 @@ class TrainingConfig:
     schedule: Literal["constant", "cosine"] = "constant"  # of both learning rates, over the rounds
     fmtl_lambda: float = 0.1
     fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
-    wire: Wire = "full"  # how h_c, h_G and their gradients travel: as they are computed, or in two bytes each
+    average_every: int = 0  # minibatches; 0: nodes average their weights once a round
+    wire: Wire = "full"  # how numbers travel: as computed, in two bytes, or all but weights in one
     seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
 
 
@@ -124,6 +128,7 @@ class Config:
         _at_least(1, "training.server_batch", t.server_batch)
         _at_least(0, "training.sampling", t.sampling)
         _at_least(0, "training.fmtl_lambda", t.fmtl_lambda)
+        _at_least(0, "training.average_every", t.average_every)
         _at_least(1, "model.hidden", m.hidden)
         _at_least(1, "model.layers", m.layers)
         _at_least(0, "model.embedding", m.embedding)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cnfgnn.algorithm.series import SUMS
+from cnfgnn.models.gru import Loss
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,11 @@ class Scores:
     def unseen_nodes(self) -> Errors | None:
         return None if self.seen is None else Errors.of(self.sums[~self.seen])
 
-    def loss(self, masked: bool) -> float:
-        """What rounds are compared by: the mean squared error of the kind that was trained on."""
+    def loss(self, masked: bool, kind: Loss = "square") -> float:
+        """What rounds are compared by: the mean error of the kind that was trained on."""
         errors = self.overall
+        if kind == "absolute":
+            return errors.masked_mae if masked else errors.mae
         return (errors.masked_rmse if masked else errors.rmse) ** 2
 
     def summary(self) -> dict[str, Any]:

@@ -40,9 +40,13 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _own_weights(run, data.readings)
-    theta |= _personal(run, theta, data.readings)
+    personal = _personal(run, theta, data.readings)
+    usual_weeks = personal.pop("usual_weeks", None)
     device = experiment.owners[0][1].compute.device
-    experiment.strategy.take({name: w.to(device) for name, w in theta.items()}, state)
+    experiment.strategy.take({name: w.to(device) for name, w in (theta | personal).items()}, state)
+    if usual_weeks is not None:
+        for rows, clients in experiment.owners:
+            clients.data.remember(usual_weeks[rows].numpy())
     return experiment
 
 
@@ -107,8 +111,10 @@ def _personal(run: Run, theta: Params, readings: Readings) -> Params:
     A run of the simulator has it; the server of a federation does not.
     """
     kept, tag = run.store("site-0"), run.progress.best.tag
-    known = part(kept.read(tag), "theta.") if kept.has(tag) else theta
-    if not any(map(is_personal, known)):
+    state = kept.read(tag) if kept.has(tag) else {}
+    known = {name: w for name, w in (part(state, "theta.") or theta).items() if is_personal(name)}
+    known |= {name: w for name, w in state.items() if name == "usual_weeks"}
+    if not known:
         return {}
     try:
         seen = run.events()[0].get("seen") or [True] * len(run.data["sensors"])
@@ -118,11 +124,11 @@ def _personal(run: Run, theta: Params, readings: Readings) -> Params:
     place = {sensor: row for row, sensor in enumerate(trained)}
     personal: Params = {}
     for name, w in known.items():
-        if is_personal(name):
-            personal[name] = w.new_zeros(len(readings.ids), *w.shape[1:])
-            for row, sensor in enumerate(readings.ids):
-                if sensor in place:
-                    personal[name][row] = w[place[sensor]]
+        nothing = torch.nan if name == "usual_weeks" else 0.0
+        personal[name] = w.new_full((len(readings.ids), *w.shape[1:]), nothing)
+        for row, sensor in enumerate(readings.ids):
+            if sensor in place:
+                personal[name][row] = w[place[sensor]]
     return personal
 
 

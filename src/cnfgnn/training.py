@@ -143,7 +143,8 @@ def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
 
 def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     scores = evaluate(experiment, "validation")
-    loss = scores.loss(masked=experiment.config.data.missing == "masked")
+    config = experiment.config
+    loss = scores.loss(masked=config.data.missing == "masked", kind=config.training.loss)
     if not math.isfinite(loss):
         raise DivergedError(r_g)
     judged = int(scores.sums[..., SUMS.index("count")].sum())

@@ -168,6 +168,22 @@ def test_adam_with_rows_that_stand_still() -> None:
     assert torch.equal(w[2], theta["w"][2])
 
 
+def test_adam_where_some_weights_have_a_row_for_each_node_and_others_one_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = {"shared": (1, 5, 7), "personal": (4, 3)}
+    theta = {name: drawn(k, *shape) for k, (name, shape) in enumerate(shapes.items())}
+    twin = {name: w.cpu().double() for name, w in theta.items()}
+    by_kernel, plain = Adam(theta, 1e-2), Adam(twin, 1e-2)
+    monkeypatch.setattr("cnfgnn.algorithm.adam.kernels.available", lambda device: True)
+    for k in range(3):
+        grads = {name: drawn(10 + k, *shape) for name, shape in shapes.items()}
+        by_kernel.step(theta, grads)
+        plain.step(twin, {name: g.cpu().double() for name, g in grads.items()})
+    for name, w in theta.items():
+        torch.testing.assert_close(w.cpu().double(), twin[name], rtol=1e-5, atol=1e-6)
+
+
 def step_plainly(adam: Adam, theta: dict[str, Tensor], grad: Tensor, active: Tensor) -> None:
     """On the CPU, where no kernel is used."""
     twin = {"w": theta["w"].cpu()}

@@ -13,11 +13,14 @@ from cnfgnn.models.params import Params, is_personal, own
 from cnfgnn.models.plus import PlusModel, node_model
 
 N, B, HISTORY, HORIZON = 3, 5, 6, 4
-ALL = Options("perceptron", "direct", True, 3, 2, True)
+ALL = Options("perceptron", "direct", True, True, True, 3, 2, True)
 EACH = [
     Options(encoder="perceptron"),
     Options(decoder="direct"),
     Options(change=True),
+    Options(gaps=True),
+    Options(profile=True),
+    Options(encoder="perceptron", gaps=True),
     Options(calendar=3),
     Options(personal=2),
     Options(personal_head=True),
@@ -34,7 +37,9 @@ def batch(seed: int = 0) -> Batch:
     g = torch.Generator().manual_seed(seed)
     x, y = torch.randn(N, B, HISTORY, 2, generator=g), torch.randn(N, B, HORIZON, generator=g)
     moment = torch.stack([torch.arange(B) * 50, torch.arange(B) % 7], dim=1)
-    return Batch(x.double(), y.double(), torch.rand(B, HORIZON, generator=g).double(), None, moment)
+    clock, usual = torch.rand(B, HORIZON, generator=g), torch.randn(N, B, HORIZON, generator=g)
+    gaps = torch.rand(N, B, HISTORY, generator=g) < 0.3
+    return Batch(*map(torch.Tensor.double, (x, y, clock)), None, moment, gaps.double(), usual.double())
 
 
 def weights(one: PlusModel) -> Params:

@@ -46,7 +46,9 @@ class Adam:
 
             for name, w in theta.items():
                 moments = self.mean[name][some], self.square[name][some]
-                adam_step(w, grads[name], *moments, taken, moving, self.lr, (BETA_1, BETA_2), EPS)
+                # a pooled model has one row, but for what belongs to one node
+                counts = taken.expand(len(w)).contiguous(), moving.expand(len(w)).contiguous()
+                adam_step(w, grads[name], *moments, *counts, self.lr, (BETA_1, BETA_2), EPS)
             return
         steps = taken.clamp(min=1)
         new_1, new_2 = (1 - BETA_1) * moving, (1 - BETA_2) * moving

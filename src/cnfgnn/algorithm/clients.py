@@ -33,7 +33,7 @@ from cnfgnn.algorithm.replay import Memory, Replay
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
-from cnfgnn.config import Missing
+from cnfgnn.config import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.models.gru import Batch
 from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
@@ -54,6 +54,7 @@ class Clients:
         self.series, self.compute, self.store, self.name = series, compute, store, name
         self.tick = tick  # called after every minibatch, for whoever waits
         self._learning, self._answering = Memory(compute.device), Memory(compute.device)
+        self.wire: Wire = "full"  # until something else is agreed on
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the training windows, fixed while the node learns
@@ -72,12 +73,12 @@ class Clients:
         return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
 
     def prepare(self, mean: float, std: float, **more: Any) -> None:
-        names = {f.name for f in fields(NodeSettings)}
-        self.settings = s = NodeSettings(**{name: more.pop(name) for name in names})
+        self.settings = s = NodeSettings(**{f.name: more.pop(f.name) for f in fields(NodeSettings)})
+        self.wire = s.wire
         windows = windows_of(**more)
         device = self.compute.device
-        self.data = Prepared(self.series, Scaler(mean, std), s.missing, windows, self.compute.dtype, device)
-        count = windows.count("train")
+        told, count = (s.missing, windows, self.compute.dtype, device), windows.count("train")
+        self.data = Prepared(self.series, Scaler(mean, std), *told, s.gaps, s.profile)
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
@@ -89,19 +90,18 @@ class Clients:
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------
 
-    def update(self, r_g: int, r_c: int, step: int) -> None:
-        """ClientUpdate: r_c epochs over the node's own windows, h_G fixed."""
+    def update(self, r_g: int, r_c: int, step: int, first: int = 0, until: int | None = None) -> None:
+        """ClientUpdate: r_c epochs over the node's own windows, h_G fixed; or some of their minibatches."""
         self._own()
-        if self.adam is None or not self.settings.keep_optimizer:
+        if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
         minibatch = Replay(self._learn, self._learning)
-        for epoch in range(r_c):
-            for draw in self.client_batches.epoch(r_g, epoch):
-                windows = self.client_batches[draw]
-                minibatch(windows, self._at(self.h_G, windows), self.coins[step])
-                step += 1
-                self.tick()
+        draws = [draw for epoch in range(r_c) for draw in self.client_batches.epoch(r_g, epoch)]
+        for number, draw in enumerate(draws[first:until], start=first):
+            windows = self.client_batches[draw]
+            minibatch(windows, self._at(self.h_G, windows), self.coins[step + number])
+            self.tick()
         self._stand_still()
 
     def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
@@ -172,8 +172,8 @@ class Clients:
         with self.compute.autocast():
             h_c = self.model.encode(self.theta, batch)
         own_grad[..., : self.sent] += grad_h_c
-        total = own_grad.to(h_c.dtype)
-        grads |= dict(zip(encoder, torch.autograd.grad(h_c, list(encoder.values()), total), strict=True))
+        of_encoder = torch.autograd.grad(h_c, list(encoder.values()), own_grad.to(h_c.dtype))
+        grads |= dict(zip(encoder, of_encoder, strict=True))
         if self.adam is None:
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
@@ -244,13 +244,14 @@ class Clients:
             state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
         if self.pulling is not None:
             state |= self.pulling.state()
-        self.store.write(tag, state, keep.split())
+        self.store.write(tag, state | self.data.state(), keep.split())
 
     def restore(self, tag: str) -> None:
         state, device = self.store.read(tag), self.compute.device
         if not state:
             return  # it was not there yet when others kept theirs: it goes on as it was prepared
         self.load(**part(state, "theta."))
+        self.data.restore(state)
         self.h_G, self.adam, self.pulling = None, None, pull_of(state, device)
         if adam := part(state, "adam.", device):
             self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)

@@ -10,11 +10,11 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.narrowing import narrowed, widened
 from cnfgnn.errors import CnfgnnError, NodeError
 
 TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")
 ASKS = ("census", "weights", "encode", "backward", "score")
-_NARROWED = ("encode", "backward")  # whose answers `training.wire` is about
 _REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
 
 
@@ -25,9 +25,8 @@ def _at_home(call: Call, compute: Compute) -> dict[str, Tensor]:
     def stays(dtype: torch.dtype) -> bool:
         return not dtype.is_floating_point or (dtype == torch.bfloat16 and call.verb == "embed")
 
-    return {
-        k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in call.tensors.items()
-    }
+    tensors = widened(call.tensors).items()
+    return {k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in tensors}
 
 
 def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
@@ -45,7 +44,6 @@ def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
             reason = (str(error).splitlines() or [""])[0][:300]  # torch adds a page of its own insides
             raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {reason}") from error
         if isinstance(answer, Tensor):
-            narrow = call.verb in _NARROWED and clients.settings.wire == "bf16"
-            answer = {_REPLY[call.verb]: answer.bfloat16() if narrow else answer}
-        replies.append(answer or {})
+            answer = {_REPLY[call.verb]: answer}
+        replies.append(narrowed(call.verb, answer or {}, clients.wire))
     return replies

@@ -28,7 +28,7 @@ class GraphLearner:
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
         width = model.sent or model.hidden
-        gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers)
+        gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
         gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
         self.gn = gn.to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
@@ -36,7 +36,8 @@ class GraphLearner:
         self.weights = self.packing.pack(weights).detach().requires_grad_()  # one vector: a step is one pass
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        self.by_kernels = kernels.available(compute.device) and compute.bf16 and _fit(model.gn_widths)
+        fit = _fit(model.gn_widths) and not model.gn_mean
+        self.by_kernels = kernels.available(compute.device) and compute.bf16 and fit
         self.lr, self.adam = lr, Adam({"gn": self.weights}, lr)
         self.compute = compute
         self._graph: Edges | None = None

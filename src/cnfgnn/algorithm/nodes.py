@@ -11,14 +11,14 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call, Number, Payload, Transport, for_rows
 from cnfgnn.algorithm.draws import Draw
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
+from cnfgnn.algorithm.narrowing import narrowed, widened
 from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.config import Missing
+from cnfgnn.config import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params
 
 _LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
-_NARROWED = ("h_G", "grad_h_c")  # what `training.wire` is about, on its way to the nodes
 
 
 class Nodes:
@@ -37,7 +37,7 @@ class Nodes:
         self.rows = torch.arange(sum(len(site) for site in transport.sites)) if rows is None else rows
         self.up = torch.ones(len(self.rows), dtype=torch.bool)  # who answered last
         self.has: dict[Split, Tensor] = {}
-        self.wire: torch.dtype | None = None  # of hidden states and gradients; None: as they are computed
+        self.wire: Wire = "full"
         self._waiting: list[tuple[Purpose, Call]] = []
         self._lesson: dict[str, list[Call]] = {}  # what a returning site is told: verb -> its last calls
         self._counted = self.up.clone()  # who has answered a census
@@ -66,7 +66,8 @@ class Nodes:
 
     def weights(self) -> Params:
         """Every node's weights: (n, ...)."""
-        return dict(self._ask("weights", "training"))
+        theta = self._ask("weights", "training")
+        return {name: w.float() if w.dtype == torch.bfloat16 else w for name, w in theta.items()}
 
     def encode(
         self, draw: Draw | None = None, split: Split = "train", purpose: Purpose = "training"
@@ -88,12 +89,14 @@ class Nodes:
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale, number the windows and initialise weights from the seed."""
         numbers = {**vars(settings), **_plan(windows), "mean": mean, "std": std}
-        self.wire = torch.bfloat16 if settings.wire == "bf16" else None
+        self.wire = settings.wire
         self._lesson = {"prepare": [self._tell("prepare", "set-up", numbers, _starts(windows))]}
 
-    def load(self, theta: Params, purpose: Purpose = "training") -> None:
-        """Go on from these weights."""
-        self._lesson["load"] = [self._tell("load", purpose, {}, theta)]
+    def load(self, theta: Params, purpose: Purpose = "training") -> Params:
+        """Go on from these weights; returns them as they arrive."""
+        call = self._tell("load", purpose, {}, theta)
+        self._lesson["load"] = [call]
+        return {name: w.to(theta[name].dtype) for name, w in call.tensors.items()}
 
     def embed(self, h_G: Tensor, purpose: Purpose = "training", draw: Draw | None = None) -> None:
         """Keep these graph embeddings, of one minibatch or of all windows: fixed during the next update, or
@@ -104,9 +107,11 @@ class Nodes:
             first = draw is None or draw.number == 0
             self._lesson["embed"] = [call] if first else [*self._lesson.get("embed", []), call]
 
-    def update(self, r_g: int, r_c: int, step: int) -> None:
-        """Train for r_c epochs on your own data."""
-        self._tell("update", "training", {"r_g": r_g, "r_c": r_c, "step": step})
+    def update(self, r_g: int, r_c: int, step: int, first: int = 0, until: int | None = None) -> None:
+        """Train for r_c epochs on your own data; of their minibatches, counted through, from `first` on and
+        before `until`."""
+        part = {} if until is None else {"first": first, "until": until}
+        self._tell("update", "training", {"r_g": r_g, "r_c": r_c, "step": step, **part})
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
         """Finish a `backward(learn=True)`: the server's part of the gradient at the encoder's output."""
@@ -161,10 +166,7 @@ class Nodes:
         numbers: Mapping[str, Number] | None = None,
         tensors: Mapping[str, Tensor] | None = None,
     ) -> Call:
-        tensors = tensors or {}
-        if self.wire is not None:
-            tensors = {k: t.to(self.wire) if k in _NARROWED else t for k, t in tensors.items()}
-        call = Call(verb, numbers or {}, tensors)
+        call = Call(verb, numbers or {}, narrowed(verb, tensors or {}, self.wire))
         self._waiting.append(("recovery" if self._recovering else purpose, call))
         return call
 
@@ -176,7 +178,7 @@ class Nodes:
         tensors: Mapping[str, Tensor] | None = None,
     ) -> Mapping[str, Tensor]:
         self._tell(verb, purpose, numbers, tensors)
-        return self._exchange()[-1]
+        return widened(self._exchange()[-1])
 
     def _exchange(self) -> Sequence[Mapping[str, Tensor]]:
         """Deliver what waits to everybody, after those who are behind have been told what they missed."""

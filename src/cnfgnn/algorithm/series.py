@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.usual import When
 from cnfgnn.config import Missing
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.models.gru import Batch
-from cnfgnn.models.plus import SLOTS
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
 
@@ -52,6 +52,7 @@ class Series:
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
         self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
+        self.when = When(time_of_day, self.weekday)
 
     @classmethod
     def of(cls, readings: Readings, rows: npt.NDArray[np.int64] | None = None) -> Series:
@@ -81,9 +82,26 @@ class Series:
         others are 0."""
         starts = windows.starts["train"]
         rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
+        return rows, *self.known_at(rows, treatment)
+
+    def known_at(
+        self, rows: npt.NDArray[np.int64], treatment: Missing
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Values (n r) at some rows and which of them count (n r); the others are 0."""
         values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
         known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
-        return rows, np.where(known, values[:, rows], 0.0), known
+        return np.where(known, values[:, rows], 0.0), known
+
+    def usual(
+        self, windows: Windows, treatment: Missing
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Each node's usual week, and what is usual at every row (see `usual.py`), from what training windows
+        take in; where nothing is trained, because a run is put to use, from all there is."""
+        rows, values, known = self.trained_on(windows, treatment)
+        if not len(rows):
+            rows = np.arange(len(self.time_of_day))
+            values, known = self.known_at(rows, treatment)
+        return self.when.usual(values, known, rows)
 
     def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
         """(n 3): count, sum and sum of squares of the readings that training windows take in."""
@@ -102,6 +120,8 @@ class Prepared:
         windows: Windows,
         dtype: torch.dtype,
         device: torch.device,
+        gaps: bool = False,
+        profile: bool = False,
     ) -> None:
         def scaled(absent: npt.NDArray[np.bool_]) -> Tensor:
             values = (fill(series.values, absent) - scaler.mean) / scaler.std
@@ -115,13 +135,42 @@ class Prepared:
         self.observed = torch.tensor(~series.missing, device=device)
         self._steps = torch.arange(self.length, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
-        slot = np.minimum((series.time_of_day * SLOTS).astype(np.int64), SLOTS - 1)
-        self.moments = torch.tensor(np.stack([slot, series.weekday], axis=1), device=device)  # (T 2)
+        moments = np.stack([series.when.slot, series.weekday], axis=1)
+        self.moments = torch.tensor(moments, device=device)  # (T 2)
+        self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if gaps else None
+        self.when = series.when
+        self.usual_weeks: npt.NDArray[np.float64] | None = None
+        self.usual: Tensor | None = None  # (n T): what each node usually reads then, scaled
+        if profile:
+            self.usual_weeks, at = series.usual(windows, treatment)
+            self._expect(at)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
         self.has: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
         for split in SPLITS:
             has = series.has(windows.starts[split], windows, treatment)
             self.has[split] = None if has.all() else torch.tensor(has, device=device)
+
+    def remember(self, usual_weeks: npt.NDArray[np.float64]) -> None:
+        """Go by usual weeks (n 7 slots) that were counted when the model was trained. Who has none, as a new
+        sensor, keeps what the readings at hand gave."""
+        assert self.usual_weeks is not None
+        unknown = np.isnan(usual_weeks).all(axis=(1, 2), keepdims=True)
+        self.usual_weeks = np.where(unknown, self.usual_weeks, usual_weeks)
+        self._expect(self.when.looked_up(self.usual_weeks))
+
+    def state(self) -> dict[str, Tensor]:
+        """What was learned of the readings without training, for a checkpoint."""
+        return {} if self.usual_weeks is None else {"usual_weeks": torch.from_numpy(self.usual_weeks)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to it, unless this is training, which counts for itself, each time the same."""
+        if "usual_weeks" in state and not len(self.starts["train"]):
+            self.remember(state["usual_weeks"].cpu().numpy())
+
+    def _expect(self, usual: npt.NDArray[np.float64]) -> None:
+        """Tell the model from now on what is usual at every row: (n T) in the readings' unit."""
+        scaled = (usual - self.scaler.mean) / self.scaler.std
+        self.usual = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
 
     def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
         """Some windows of a split, and which of them each node has: (n b), None if all."""
@@ -136,7 +185,12 @@ class Prepared:
             weight = has[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
         y = self._cut(self.targets, starts)[:, :, self.history :]
         moment = self.moments[starts + self.history - 1]
-        return Batch(x, y, clock[:, self.history :], weight, moment), has
+        gaps = None if self.gaps is None else self._cut(self.gaps, starts)[:, :, : self.history]
+        usual = None
+        if self.usual is not None:  # who knows nothing expects no change
+            ahead = self._cut(self.usual, starts)[:, :, self.history :]
+            usual = torch.nan_to_num(ahead - x[:, :, -1, :1])
+        return Batch(x, y, clock[:, self.history :], weight, moment, gaps, usual), has
 
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, a few at a time."""

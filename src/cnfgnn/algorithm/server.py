@@ -48,6 +48,7 @@ class Server:
         self.gn, self.share, self.store, self.tick = gn, share, store, tick
         self.keeping, self.kept_dtype = keeping, kept_dtype(keeping, graph.weights.dtype)
         self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
+        self.average_every = training.average_every
         self.decay_rounds = training.rounds if training.schedule == "cosine" else 0
         device = graph.weights.device
         self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
@@ -136,9 +137,7 @@ class Alternating(Server):
         done = self.phase  # of this round, before an interruption
         # (1) Federated learning of on-node models.
         if done < 1:
-            self.nodes.update(r_g, self.client_rounds, self.step)
-            self.step += self.client_rounds * len(self.client_batches)
-            self.theta_bar = self.share(self.nodes)
+            self.update(r_g)
             self._reach(r_g, 1)
         if self.gn is not None:
             # (2) Temporal encoding update.
@@ -154,6 +153,17 @@ class Alternating(Server):
             # (4) On-node graph embedding update.
             self.embed(encoded)
         self.phase = 0
+
+    def update(self, r_g: int) -> None:
+        """R_c epochs at the nodes, which then share their weights; or share them more often on the way."""
+        minibatches = self.client_rounds * len(self.client_batches)
+        every = self.average_every or minibatches
+        for first in range(0, minibatches, every):
+            whole = every >= minibatches
+            until = None if whole else min(first + every, minibatches)
+            self.nodes.update(r_g, self.client_rounds, self.step, first, until)
+            self.theta_bar = self.share(self.nodes)
+        self.step += minibatches
 
     def _reach(self, r_g: int, phase: int) -> None:
         self.phase = phase
@@ -188,10 +198,11 @@ class Split(Server):
 
     def round(self, r_g: int) -> None:
         assert self.gn is not None
-        for draw, windows in self.server_batches(r_g):
+        for taken, (draw, windows) in enumerate(self.server_batches(r_g), start=1):
             h_c = self.nodes.encode(draw).requires_grad_()
             h_G = self.gn(h_c, self.graph, self.nodes.present("train", windows))
             grad_h_c = self.gn.descend(self.nodes.backward(h_G, draw, self.step, learn=True))
             assert grad_h_c is not None
             self.nodes.step(grad_h_c, draw)
-        self.theta_bar = self.share(self.nodes)
+            if taken == self.minibatches or (self.average_every and taken % self.average_every == 0):
+                self.theta_bar = self.share(self.nodes)

@@ -29,6 +29,8 @@ class NodeSettings:
     encoder: Encoder = "gru"
     decoder: Decoder = "autoregressive"
     change: bool = False
+    gaps: bool = False
+    profile: bool = False
     calendar: int = 0
     personal: int = 0
     personal_head: bool = False

@@ -32,9 +32,7 @@ def average(nodes: Nodes) -> Params | None:
     windows = windows.double() * nodes.up
     if windows.sum() == 0:
         return None
-    theta_bar = weighted_mean(theta, windows)
-    nodes.load(theta_bar)
-    return theta_bar
+    return nodes.load(weighted_mean(theta, windows))
 
 
 def neighbours(graph: Graph, fmtl_lambda: float) -> Share:

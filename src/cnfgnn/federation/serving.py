@@ -33,10 +33,11 @@ from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, federate
 from cnfgnn.training import evaluate
-from cnfgnn.transports.flare.allowed import TAG, Sizes
+from cnfgnn.transports.flare.allowed import Sizes
 from cnfgnn.transports.flare.answering import Terms
 from cnfgnn.transports.flare.link import Link
 from cnfgnn.transports.flare.messages import Channel
+from cnfgnn.transports.flare.rules import TAG
 from cnfgnn.transports.flare.transport import FlareTransport, Site, Stopped
 
 RUNS = "runs"

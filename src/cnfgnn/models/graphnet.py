@@ -79,9 +79,11 @@ class GraphNetworkLayer(nn.Module):
     u' = phi_u(sum e', sum v', u); an input that is empty has width 0. The input e is the outputs of the
     `earlier` layers before it, latest first, and the edges' weights."""
 
-    def __init__(self, v: int, earlier: int, u: int, widths: Sequence[int], with_global: bool) -> None:
+    def __init__(
+        self, v: int, earlier: int, u: int, widths: Sequence[int], with_global: bool, mean: bool = False
+    ) -> None:
         super().__init__()
-        out = widths[-1]
+        out, self.mean = widths[-1], mean
         self.phi_e = MLP([*[out] * earlier, 1, v, v, u], widths)
         self.phi_v = MLP([out, v, u], widths)
         self.phi_u = MLP([out, out, u], widths) if with_global else None
@@ -92,12 +94,16 @@ class GraphNetworkLayer(nn.Module):
         """v (n b .), u (1 b .) -> the updates v', e', u'."""
         incoming, e_new = self._on_edges(v, earlier, u, edges, mask)
         phi_v, phi_u = self.phi_v, self.phi_u
+        everybody: Tensor | int = 1
+        if self.mean:
+            incoming = incoming / mask.degree(edges).clamp(min=1).to(v.dtype)
+            everybody = mask.count(len(v))
         x = phi_v.part(0, incoming) + phi_v.part(1, v, bias=True)
         v_new = mask.nodes(phi_v.rest(x if u is None else x + phi_v.part(2, u)))
         if phi_u is None:
             return v_new, e_new, None
-        x = phi_u.part(0, incoming.sum(0, keepdim=True), bias=True)
-        x = x + phi_u.part(1, v_new.sum(0, keepdim=True))
+        x = phi_u.part(0, incoming.sum(0, keepdim=True) / everybody, bias=True)
+        x = x + phi_u.part(1, v_new.sum(0, keepdim=True) / everybody)
         return v_new, e_new, phi_u.rest(x if u is None else x + phi_u.part(2, u))
 
     def _on_edges(
@@ -134,13 +140,18 @@ class GraphNetwork(nn.Module):
     """
 
     def __init__(
-        self, hidden: int = 64, embedding: int = 64, widths: Sequence[int] = (256, 256, 128), layers: int = 2
+        self,
+        hidden: int = 64,
+        embedding: int = 64,
+        widths: Sequence[int] = (256, 256, 128),
+        layers: int = 2,
+        mean: bool = False,
     ) -> None:
         super().__init__()
         v, u = hidden, 0
         blocks = []
         for layer in range(layers):
-            blocks.append(GraphNetworkLayer(v, layer, u, widths, with_global=layer + 1 < layers))
+            blocks.append(GraphNetworkLayer(v, layer, u, widths, layer + 1 < layers, mean))
             v, u = v + widths[-1], u + widths[-1]
         self.blocks = nn.ModuleList(blocks)
         self.output = nn.Linear(v, embedding)
@@ -197,6 +208,10 @@ class Mask:
 
     def nodes(self, x: Tensor) -> Tensor:
         return x if self.node is None else x.masked_fill(self.node, 0)
+
+    def count(self, n: int) -> Tensor | int:
+        """How many of n nodes are present, at least 1: (1 b 1), or a number where everybody is."""
+        return n if self.node is None else (~self.node).sum(0, keepdim=True).clamp(min=1)
 
     def degree(self, graph: Edges) -> Tensor:
         """How many edges end at each node: (n 1 1), or (n b 1) where that differs from window to window."""

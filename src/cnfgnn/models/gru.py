@@ -30,6 +30,8 @@ class Batch:
     clock   (b t)      time of day of the targets, which everybody knows
     weight  (n b t)    1 where a target counts, 0 where it is missing; None if all count
     moment  (b 2)      of the last input: which slot of the day, which day of the week
+    gaps    (n b t)    1 where an input is missing; None where nobody asks
+    usual   (n b t)    what the node usually reads at the targets' times, less its last reading; or None
     """
 
     x: Tensor
@@ -37,11 +39,19 @@ class Batch:
     clock: Tensor
     weight: Tensor | None = None
     moment: Tensor | None = None
+    gaps: Tensor | None = None
+    usual: Tensor | None = None
 
     def rows(self, some: slice) -> Batch:
         """The same windows of some nodes."""
-        weight = None if self.weight is None else self.weight[some]
-        return Batch(self.x[some], self.y[some], self.clock, weight, self.moment)
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[some]
+
+        return Batch(
+            *(self.x[some], self.y[some], self.clock),
+            *(of(self.weight), self.moment, of(self.gaps), of(self.usual)),
+        )
 
     def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:
         """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""

@@ -16,6 +16,8 @@ class Options:
     encoder: Encoder = "gru"  # over the readings of a window; a perceptron sees them all at once
     decoder: Decoder = "autoregressive"  # direct: all steps at once from [h_c ; h_G]
     change: bool = False  # forecast what is added to the last reading
+    gaps: bool = False  # which of the readings behind are missing
+    profile: bool = False  # what the sensor usually reads at the times ahead
     calendar: int = 0  # width of learned embeddings of time of day and of day of week
     personal: int = 0  # width of an embedding of the sensor, which never leaves it
     personal_head: bool = False  # what a sensor adds to everybody's last layer, which never leaves it

@@ -59,8 +59,9 @@ class PlusModel(EncoderDecoder):
     def features(self) -> int:
         """Of one input frame of a GRU, or of all of them for a perceptron."""
         o = self.options
-        readings = 2 if o.encoder == "gru" else self.history
-        return readings + 2 * o.calendar + o.personal
+        of_a_reading, readings = (2, 1) if o.encoder == "gru" else (1, self.history)
+        context = 2 * o.calendar + o.personal + (self.horizon if o.profile else 0)
+        return (of_a_reading + o.gaps) * readings + context
 
     def init(self, generator: torch.Generator) -> Params:
         """One model (m = 1); what is personal begins with nothing."""
@@ -99,13 +100,21 @@ class PlusModel(EncoderDecoder):
         m = theta["output.weight"].shape[0]
         context = self._context(theta, batch)
         if self.options.encoder == "gru":
-            frames = fold(torch.cat([batch.x, context[:, :, None].expand(n, b, t, -1)], dim=-1), m)
+            parts = [batch.x, context[:, :, None].expand(n, b, t, -1)]
+            if self.options.gaps:
+                assert batch.gaps is not None
+                parts.append(batch.gaps[..., None])
+            frames = fold(torch.cat(parts, dim=-1), m)
             cell = Cell(theta, "encoder.0")
             h = frames.new_zeros(*frames.shape[:2], self.hidden)
             for frame in frames.unbind(2):
                 h = cell.step(frame, h)
             return h.reshape(n, b, -1)
-        h = fold(torch.cat([batch.x[..., 0], context], dim=-1), m)
+        parts = [batch.x[..., 0], context]
+        if self.options.gaps:
+            assert batch.gaps is not None
+            parts.append(batch.gaps)
+        h = fold(torch.cat(parts, dim=-1), m)
         for layer in range(HIDDEN_LAYERS):
             above = torch.relu(_linear(theta, f"encoder.{layer}", h))
             h = above if layer == 0 else h + above
@@ -115,6 +124,9 @@ class PlusModel(EncoderDecoder):
         """What is known besides readings: (n b k), k may be 0."""
         n, b = batch.x.shape[:2]
         parts = [batch.x.new_zeros(n, b, 0)]
+        if self.options.profile:
+            assert batch.usual is not None
+            parts.append(batch.usual)
         if self.options.calendar:
             assert batch.moment is not None
             slot, weekday = batch.moment.unbind(-1)

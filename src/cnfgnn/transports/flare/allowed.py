@@ -6,28 +6,27 @@ follow name, type and shape of everything that can come. The server knows what i
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
-from cnfgnn.config import MOST_UNITS
+from cnfgnn.algorithm.narrowing import SCALE
+from cnfgnn.config import Wire
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.models.params import shared
 from cnfgnn.models.plus import model_told
 from cnfgnn.transports.flare.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
+from cnfgnn.transports.flare.rules import AT_FIRST, NUMBERS, OF_A_PART
 
 WHOLE, BYTE, DOUBLE = (frozenset({t}) for t in (torch.int64, torch.uint8, torch.float64))
 FLOATS = frozenset({torch.float32, torch.float64})
-STATES = FLOATS | {torch.bfloat16}  # h_c, h_G and their gradients
+SHORT = frozenset({torch.bfloat16})
+STEPS, SCALES = frozenset({torch.int8}), frozenset({torch.float32})  # how a number travels in one byte
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
-MOST_LAYERS, MOST_STEPS, MOST_WINDOWS = 100, 1 << 16, 1 << 24
-TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # a site makes a file name of it
+MOST_WINDOWS = 1 << 24
 
-Rule = Callable[[Any], bool]
 Shape = tuple[int, ...]
 Wanted = dict[str, tuple[frozenset[torch.dtype], Sequence[Shape]]]
 """Tensor by name: the types and the shapes that it may have."""
@@ -74,6 +73,7 @@ class Sizes:
     embedding: int = 0
     horizon: int = 0
     server_batch: int = 1
+    wire: Wire = "full"
     windows: Mapping[str, int] = field(default_factory=dict)  # by split
     model: Mapping[str, Shape] = field(default_factory=dict)  # parameter -> its shape in one model
 
@@ -93,9 +93,21 @@ class Sizes:
             embedding=call.numbers["embedding"],
             horizon=call.numbers["horizon"],
             server_batch=call.numbers["server_batch"],
+            wire=call.numbers["wire"],
             windows={split: call.tensors[split].shape[1] for split in SPLITS},
             model={name: tuple(w.shape[1:]) for name, w in shared(theta).items()},
         )
+
+    def states(self, name: str, shapes: Sequence[Shape]) -> Wanted:
+        """Hidden states or their gradients, the way that was agreed on."""
+        if self.wire != "int8":
+            return {name: (FLOATS | SHORT, shapes)}  # short also where they are kept so
+        return {name: (STEPS, shapes), name + SCALE: (SCALES, [(self.n,)])}
+
+    @property
+    def weights(self) -> frozenset[torch.dtype]:
+        """The types that weights may have."""
+        return FLOATS if self.wire == "full" else SHORT
 
     def drawn(self, numbers: Mapping[str, Any]) -> int:
         """Windows in the minibatch that a call names; the last of an epoch may be smaller."""
@@ -106,85 +118,13 @@ class Sizes:
 # ---- numbers ------------------------------------------------------------------------------------------
 
 
-def _whole(least: int, most: int = 2**63 - 1) -> Rule:
-    return lambda value: type(value) is int and least <= value <= most
-
-
-def _real(above: float | None = None) -> Rule:
-    def holds(value: Any) -> bool:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and math.isfinite(value) and (above is None or value > above)
-
-    return holds
-
-
-def _one_of(*choices: str) -> Rule:
-    return lambda value: value in choices and isinstance(value, str)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _tag(value: Any) -> bool:
-    return isinstance(value, str) and TAG.fullmatch(value) is not None
-
-
-def _tags(value: Any) -> bool:
-    return isinstance(value, str) and all(map(_tag, value.split()))
-
-
-_DRAW: dict[str, Rule] = {"r_g": _whole(0), "epoch": _whole(0), "number": _whole(0)}
-_MISSING: dict[str, Rule] = {"missing": _one_of("as-truth", "masked")}
-_PLAN: dict[str, Rule] = {"history": _whole(1, MOST_STEPS), "horizon": _whole(1, MOST_STEPS), "ahead": _flag}
-_SPLIT: dict[str, Rule] = {"split": _one_of(*SPLITS)}
-_SETTINGS: dict[str, Rule] = {
-    "seed": _whole(0),
-    "hidden": _whole(1, MOST_UNITS),
-    "layers": _whole(1, MOST_LAYERS),
-    "embedding": _whole(0, MOST_UNITS),
-    "client_batch": _whole(1),
-    "server_batch": _whole(1),
-    "client_lr": _real(0),
-    "keep_optimizer": _flag,
-    "sampling": lambda value: _real()(value) and value >= 0,
-    "keeping": _one_of("full", "bf16", "recomputed"),
-    "wire": _one_of("full", "bf16"),
-    "encoder": _one_of("gru", "perceptron"),
-    "decoder": _one_of("autoregressive", "direct"),
-    **dict.fromkeys(("change", "personal_head"), _flag),
-    **dict.fromkeys(("calendar", "personal", "sent"), _whole(0, MOST_UNITS)),
-    "loss": _one_of("square", "absolute"),
-    "decay_rounds": _whole(0),
-    "mean": _real(),
-    "std": _real(0),
-}
-NUMBERS: dict[str, dict[str, Rule]] = {
-    "census": _PLAN | _MISSING,
-    "prepare": _PLAN | _MISSING | _SETTINGS,
-    "load": {},
-    "embed": {"judge": _flag},
-    "update": {"r_g": _whole(0), "r_c": _whole(1), "step": _whole(0)},
-    "step": _DRAW,
-    "pull": {},
-    "forecast": {},
-    "save": {"tag": _tag, "keep": _tags},
-    "restore": {"tag": _tag},
-    "weights": {},
-    "encode": _SPLIT,
-    "backward": _DRAW | {"step": _whole(0), "learn": _flag},
-    "score": _SPLIT,
-}
-MAY_DRAW = {"embed", "encode"}  # of one minibatch, or of all windows
-AT_FIRST = {"census", "prepare"}  # before anything is known
-
-
 def _check_numbers(call: Carried) -> None:
     if call.verb not in NUMBERS:
         raise Refused(call.verb, "there is no such verb")
     rules = NUMBERS[call.verb]
-    if call.verb in MAY_DRAW and _DRAW.keys() & call.numbers.keys():
-        rules = rules | _DRAW
+    part = OF_A_PART.get(call.verb, {})
+    if part.keys() & call.numbers.keys():
+        rules = rules | part
     _check_names(call.verb, rules, call.numbers)
     for name, rule in rules.items():
         if not rule(call.numbers[name]):
@@ -212,19 +152,19 @@ def _down(call: Carried, known: Sizes) -> Wanted:
     if verb == "load":
         m = next((array.shape[0] for array in call.tensors.values()), 1)
         return {
-            name: (FLOATS, [(m, *shape)] if m in (1, n) else [(1, *shape), (n, *shape)])
+            name: (known.weights, [(m, *shape)] if m in (1, n) else [(1, *shape), (n, *shape)])
             for name, shape in known.model.items()
         }
     if verb == "pull":
         anchors: Wanted = {f"anchor.{name}": (FLOATS, [(n, *shape)]) for name, shape in known.model.items()}
         return anchors | {"weight": (FLOATS, [(n,)])}
     if verb == "step":
-        return {"grad_h_c": (STATES, [(n, known.drawn(call.numbers), known.hidden)])}
+        return known.states("grad_h_c", [(n, known.drawn(call.numbers), known.hidden)])
     if verb == "backward" or (verb == "embed" and "number" in call.numbers):
-        return {"h_G": (STATES, [(n, known.drawn(call.numbers), known.embedding)])}
+        return known.states("h_G", [(n, known.drawn(call.numbers), known.embedding)])
     if verb == "embed":
         splits = SPLITS if call.numbers["judge"] else SPLITS[:1]
-        return {"h_G": (STATES, [(n, known.windows[split], known.embedding) for split in splits])}
+        return known.states("h_G", [(n, known.windows[split], known.embedding) for split in splits])
     return {}
 
 
@@ -235,13 +175,13 @@ def _up(call: Carried, known: Sizes) -> Wanted:
         has: Wanted = {f"has.{s}": (BYTE, [(n, call.tensors[s].shape[1])]) for s in SPLITS}
         return has | {"moments": (DOUBLE, [(n, 3)])}
     if verb == "weights":
-        return {name: (FLOATS, [(n, *shape)]) for name, shape in known.model.items()}
+        return {name: (known.weights, [(n, *shape)]) for name, shape in known.model.items()}
     if verb == "encode":
         drawn = "number" in call.numbers
         width = known.drawn(call.numbers) if drawn else known.windows[call.numbers["split"]]
-        return {"h_c": (STATES, [(n, width, known.hidden)])}
+        return known.states("h_c", [(n, width, known.hidden)])
     if verb == "backward":
-        return {"grad_h_G": (STATES, [tuple(call.tensors["h_G"].shape)])}
+        return known.states("grad_h_G", [tuple(call.tensors["h_G"].shape)])
     if verb == "score":
         return {"sums": (DOUBLE, [(n, known.horizon, 8)])}
     return {}

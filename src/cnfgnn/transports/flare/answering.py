@@ -15,10 +15,11 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
 from cnfgnn.config import Precision
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.transports.flare.allowed import AT_FIRST, TAG, Sizes, check_calls
+from cnfgnn.transports.flare.allowed import Sizes, check_calls
 from cnfgnn.transports.flare.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.messages import LARGEST_PIECE, Note, pack, unpack
+from cnfgnn.transports.flare.rules import AT_FIRST, TAG
 from cnfgnn.transports.flare.values import check_call_values
 
 SAYS_SOMETHING_AFTER = 2.0  # seconds of work

@@ -28,6 +28,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
     "uint8": torch.uint8,
+    "int8": torch.int8,
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
 from cnfgnn.algorithm.draws import NODE_WEIGHTS, generator
+from cnfgnn.algorithm.narrowing import SCALE, STATES
 from cnfgnn.errors import NodeError
 from cnfgnn.models.plus import model_told
 from cnfgnn.transports.flare.allowed import Sizes, check_answers, largest_answer
@@ -202,7 +203,7 @@ class FlareTransport:
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         """Hidden states and gradients go to where the graph network is."""
-        return tensor.to(self.device) if name in ("h_c", "grad_h_G") else tensor
+        return tensor.to(self.device) if name.removesuffix(SCALE) in STATES else tensor
 
     def _probe(self) -> None:
         """Ask every site now and then how it is: those away come back by it."""

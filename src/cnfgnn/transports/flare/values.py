@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.transports.flare.allowed import AT_FIRST, Refused
+from cnfgnn.transports.flare.allowed import Refused
 from cnfgnn.transports.flare.codec import Answer
+from cnfgnn.transports.flare.rules import AT_FIRST
 
 TOO_LARGE = 100.0  # times the weights that a site is compared with: no training does that in a round
 
