@@ -86,7 +86,7 @@ def test_quick_and_single_settings_win_over_the_file(tmp_path: Path) -> None:
     assert [c.name for c in changed] == ["at-fedavg", "gru-local"]
 
 
-PUBLISHED = ["forecasting", "cost", "inductive", "strategies", "rounds", "deviations"]
+PUBLISHED = ["forecasting", "cost", "inductive", "strategies", "rounds", "deviations", "beyond"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -104,7 +104,7 @@ def test_plans_of_the_paper_hold_the_published_settings(name: str, like: Any, da
 def test_the_same_case_has_the_same_name_in_every_plan(data: Dataset) -> None:
     bay = replace(data, name="pems-bay")
     by_name: dict[str, Case] = {}
-    for name in ("forecasting", "cost", "strategies", "rounds", "deviations"):
+    for name in ("forecasting", "cost", "strategies", "rounds", "deviations", "beyond"):
         for case in Plan.read(EXPERIMENTS / f"{name}.toml").cases(bay):
             assert by_name.setdefault(case.name, case).config == case.config
     assert by_name["at-fedavg"].config.training.server_rounds == 20

@@ -19,7 +19,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.floors import last_value
 from cnfgnn.performing import perform
 
-TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, histograms or subgraphs"
+TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, beyond, histograms or subgraphs"
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in its own process.")]
 
 

@@ -34,6 +34,7 @@ class Case:
     config: Config  # of any seed
     varied: Mapping[str, Any] = field(default_factory=dict)  # what the plan sets this line apart by
     label: str = ""
+    group: str = ""  # of variants that belong together
 
     @property
     def name(self) -> str:
@@ -58,7 +59,8 @@ class Plan:
         like = "data"       the published settings of the data set (or "metr-la", "pems-bay"); else one's own
         inductive = true    ... those of the inductive experiment
         [grid]              settings with a list of values each: a line for every combination
-        [[variants]]        one more line for each method (or those it names), with other settings and a label
+        [[variants]]        one more line for each method (or those it names), with other settings, a label
+                            and the group of variants that it belongs to
         [only.METHOD]       settings of one method
         [quick]             settings with which to see whether all of it works
 
@@ -137,12 +139,13 @@ class Plan:
         last = self._under("all.")
         grid = self._under("grid.")
         for values in product(*grid.values()):
-            yield _case(method, size, config, dict(zip(grid, values, strict=True)), last, "")
+            yield _case(method, size, config, dict(zip(grid, values, strict=True)), last)
         for variant in self.variants:
             named = [method_of(name).name for name in variant.get("methods", [method])]
             if method in named:
-                settings = {key: v for key, v in variant.items() if key not in ("methods", "label")}
-                yield _case(method, size, config, settings, last, str(variant.get("label", "")))
+                label, group = (str(variant.get(key, "")) for key in ("label", "group"))
+                settings = {key: v for key, v in variant.items() if key not in ("methods", "label", "group")}
+                yield replace(_case(method, size, config, settings, last), label=label, group=group)
 
     def _under(self, section: str) -> dict[str, Any]:
         return {
@@ -175,9 +178,12 @@ class Row:
         return float(statistics.median(getattr(errors, figure) for errors in self.errors))
 
 
-def runs_of(case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path) -> list[Run]:
-    """A run for each seed, begun now where it is not there yet."""
-    return [_run(case.folder(folder, seed), case.of_seed(seed), data, source) for seed in seeds]
+def runs_of(
+    case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path, but_for: Sequence[str] = ()
+) -> list[Run]:
+    """A run for each seed, begun now where it is not there yet; settings in `but_for` may differ in one that
+    is there."""
+    return [_run(case.folder(folder, seed), case.of_seed(seed), data, source, but_for) for seed in seeds]
 
 
 def like_of(data: Dataset | None, name: str | None = "data") -> Like:
@@ -205,21 +211,19 @@ def _method_and_size(text: str) -> tuple[str, str]:
     return method_of(name).name, size.strip() or "63k"
 
 
-def _case(
-    method: str, size: str, config: Config, settings: dict[str, Any], last: dict[str, Any], label: str
-) -> Case:
+def _case(method: str, size: str, config: Config, settings: dict[str, Any], last: dict[str, Any]) -> Case:
     changed = config.with_changes(settings)
     varied = {key: v for key, v in settings.items() if config.setting(key) != changed.setting(key)}
-    return Case(method, size, changed.with_changes(last), varied, label)
+    return Case(method, size, changed.with_changes(last), varied)
 
 
-def _run(folder: Path, config: Config, data: Dataset, source: Path) -> Run:
+def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Sequence[str] = ()) -> Run:
     """The run of that name, begun now if it is not there."""
     if not (folder / "manifest.json").exists():
         _clear_beginning(folder)
         return Run.create(folder, config, data)
     run = Run.open(folder)
-    keys = set(CIRCUMSTANCES)
+    keys = {*CIRCUMSTANCES, *but_for}
     if config.training.schedule == "cosine":  # how long it may take decides how fast it learns
         keys.remove("training.rounds")
     circumstances = {key: config.setting(key) for key in keys}

@@ -59,7 +59,7 @@ class ModelConfig:
     calendar: int = 0  # width of learned embeddings of time of day and day of week
     personal: int = 0  # width of the sensor's own embedding, which never leaves it
     personal_head: bool = False  # the sensor's own addition to the last layer, which never leaves it
-    sent: int = 0  # how many numbers of h_c are sent; 0: all
+    sent: int = 0  # how many numbers of h_c are sent at most; 0: all
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,6 @@ class Config:
         _at_least(0, "model.calendar", m.calendar)
         _at_least(0, "model.personal", m.personal)
         _at_least(0, "model.sent", m.sent)
-        if m.sent > m.hidden * m.layers:
-            raise ConfigError("model.sent", f"h_c has {m.hidden * m.layers} numbers, not {m.sent}")
         beyond = m.encoder != "gru" or m.decoder != "autoregressive" or m.change or m.personal_head
         if m.layers > 1 and (beyond or m.calendar or m.personal):
             raise ConfigError("model.layers", "a node model with more than the paper's has one layer")

@@ -86,7 +86,9 @@ def done(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
     rows = []
     for case in plan.cases(data):
         there = [seed for seed in plan.seeds if (case.folder(folder, seed) / "manifest.json").exists()]
-        runs = [run for run in runs_of(case, there, folder, data, plan.source) if run.finished]
+        # in whichever precision they were computed: tables say so
+        found = runs_of(case, there, folder, data, plan.source, ["compute.precision"])
+        runs = [run for run in found if run.finished]
         rows += [Row(case, tuple(runs))] if runs else []
     if not rows:
         raise RunError(folder, f"holds no finished run of {plan.source.name}")

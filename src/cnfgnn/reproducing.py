@@ -15,6 +15,7 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError
 from cnfgnn.performing import Observer, done, perform
+from cnfgnn.report.beyond import beyond
 from cnfgnn.report.costs import cost
 from cnfgnn.report.figures import save, svg
 from cnfgnn.report.lines import Study, floors
@@ -41,6 +42,7 @@ TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
     "strategies": strategies,
     "rounds": rounds,
     "deviations": deviations,
+    "beyond": beyond,
 }
 DRAWN = ("histograms", "subgraphs")
 NAMES = (*TRAINED, *DRAWN)

@@ -32,7 +32,7 @@ from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.options import Options
+from cnfgnn.models.options import Options, numbers_sent
 from cnfgnn.models.params import Params
 from cnfgnn.models.plus import PlusModel, node_model
 from cnfgnn.storage import MemoryStore
@@ -216,7 +216,7 @@ def _keeping(config: Config, method: Method, compute: Compute, sequences: int) -
     if method.strategy != "alternating" or not method.graph_network:
         return Keeping()
     m = config.model
-    width = m.sent or m.hidden * m.layers
+    width = numbers_sent(m.sent, m.hidden * m.layers)
     return choose(compute, config.compute.memory, sequences * width, sequences * m.embedding)
 
 

@@ -83,7 +83,7 @@ class Clients:
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
         self.model = node_model(s.hidden, s.layers, s.embedding, windows.history, windows.horizon, s.options)
-        self.sent = s.sent or s.hidden * s.layers  # numbers of h_c that leave
+        self.sent = s.numbers_sent
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.pulling = None, None, None
         self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)

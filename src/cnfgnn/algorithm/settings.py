@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from cnfgnn.algorithm.keeping import How
 from cnfgnn.config import Missing, Wire
 from cnfgnn.models.gru import Loss
-from cnfgnn.models.options import Decoder, Encoder, Options
+from cnfgnn.models.options import Decoder, Encoder, Options, numbers_sent
 
 
 @dataclass(frozen=True)
@@ -41,3 +41,8 @@ class NodeSettings:
     @property
     def options(self) -> Options:
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
+
+    @property
+    def numbers_sent(self) -> int:
+        """Of h_c."""
+        return numbers_sent(self.sent, self.hidden * self.layers)

@@ -21,9 +21,14 @@ class Options:
     calendar: int = 0  # width of learned embeddings of time of day and of day of week
     personal: int = 0  # width of an embedding of the sensor, which never leaves it
     personal_head: bool = False  # what a sensor adds to everybody's last layer, which never leaves it
-    sent: int = 0  # how many numbers of h_c are sent; 0: all
+    sent: int = 0  # how many numbers of h_c are sent at most; 0: all
 
     @property
     def paper(self) -> bool:
         """Whether the model is the paper's (what is sent of h_c is not the model's business)."""
         return Options(sent=self.sent) == self
+
+
+def numbers_sent(sent: int, h_c: int) -> int:
+    """How many of h_c's numbers leave a node that has so many."""
+    return min(sent, h_c) if sent else h_c

@@ -106,6 +106,7 @@ def line_of(row: Row) -> Line:
         "method": row.case.method,
         "size": row.case.size if len(method_of(row.case.method).sizes) > 1 else None,
         "label": row.case.label,
+        "group": row.case.group,
         "rounds": ", ".join(f"{run.progress.best.r_g}/{len(run.progress.history)}" for run in row.runs),
         "minutes": Mean.of([_minutes(run) for run in row.runs]),
         **row.case.varied,

@@ -15,6 +15,7 @@ import torch
 from cnfgnn.algorithm.narrowing import SCALE
 from cnfgnn.config import Wire
 from cnfgnn.data.windows import SPLITS
+from cnfgnn.models.options import numbers_sent
 from cnfgnn.models.params import shared
 from cnfgnn.models.plus import model_told
 from cnfgnn.transports.flare.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
@@ -89,7 +90,7 @@ class Sizes:
         return replace(
             self,
             prepared=True,
-            hidden=sent or hidden * layers,
+            hidden=numbers_sent(sent, hidden * layers),
             embedding=call.numbers["embedding"],
             horizon=call.numbers["horizon"],
             server_batch=call.numbers["server_batch"],
