@@ -76,7 +76,17 @@ def federated(wires: Wires, transport: FlareTransport) -> Experiment:
     return experiment
 
 
-METHODS = ["at-fedavg", "at", "sl", "sl-fedavg", "gru-local", "gru-fedavg", "gru-fmtl"]
+METHODS = [
+    "at-fedavg",
+    "at",
+    "sl",
+    "sl-fedavg",
+    "gru-local",
+    "gru-fedavg",
+    "gru-fmtl",
+    "cnfgnn-plus",
+    "mlp-fedavg",
+]
 
 
 @pytest.mark.parametrize("method", METHODS)

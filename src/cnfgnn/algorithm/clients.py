@@ -97,9 +97,9 @@ class Clients:
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
         minibatch = Replay(self._learn, self._learning)
-        draws = [draw for epoch in range(r_c) for draw in self.client_batches.epoch(r_g, epoch)]
-        for number, draw in enumerate(draws[first:until], start=first):
-            windows = self.client_batches[draw]
+        each = len(self.client_batches)
+        for number in range(first, r_c * each if until is None else min(until, r_c * each)):
+            windows = self.client_batches[Draw(r_g, *divmod(number, each))]
             minibatch(windows, self._at(self.h_G, windows), self.coins[step + number])
             self.tick()
         self._stand_still()

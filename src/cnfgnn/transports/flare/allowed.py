@@ -102,7 +102,8 @@ class Sizes:
     def states(self, name: str, shapes: Sequence[Shape]) -> Wanted:
         """Hidden states or their gradients, the way that was agreed on."""
         if self.wire != "int8":
-            return {name: (FLOATS | SHORT, shapes)}  # short also where they are kept so
+            full = FLOATS | SHORT  # short also where they are kept so
+            return {name: (full if self.wire == "full" else SHORT, shapes)}
         return {name: (STEPS, shapes), name + SCALE: (SCALES, [(self.n,)])}
 
     @property
@@ -130,6 +131,8 @@ def _check_numbers(call: Carried) -> None:
     for name, rule in rules.items():
         if not rule(call.numbers[name]):
             raise Refused(call.verb, f"{name} cannot be {call.numbers[name]!r:.60}")
+    if "until" in rules and call.numbers["first"] >= call.numbers["until"]:
+        raise Refused(call.verb, f"first cannot be {call.numbers['first']}, which is not before until")
 
 
 def _check_names(verb: str, wanted: Mapping[str, object], found: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.narrowing import SCALE, STEPS
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.flare.allowed import Refused
 from cnfgnn.transports.flare.codec import Answer
@@ -19,8 +20,10 @@ TOO_LARGE = 100.0  # times the weights that a site is compared with: no training
 
 
 def check_call_values(calls: Sequence[Call]) -> None:
-    """At a site: windows are start rows in ascending order; a negative one would count from the end."""
+    """At a site: windows are start rows in ascending order; a negative one would count from the end. Steps
+    have a scale."""
     for call in calls:
+        _check_scales(call.verb, call.tensors)
         if call.verb in AT_FIRST:
             for split in SPLITS:
                 starts = call.tensors[split][0]
@@ -34,6 +37,7 @@ def check_values(answers: Sequence[Answer]) -> None:
         for name, tensor in answer.tensors.items():
             if tensor.is_floating_point() and not _finite(tensor):
                 raise Refused(answer.verb, f"{name} has a value that is not a finite number")
+        _check_scales(answer.verb, answer.tensors)
         if answer.verb == "census" and answer.problem is None:
             _check_census(answer.tensors)
 
@@ -43,6 +47,18 @@ def _finite(tensor: Tensor) -> bool:
         return True
     ends = torch.stack(torch.aminmax(tensor))  # NaN is both; no second array is made
     return bool(ends.isfinite().all())
+
+
+def _check_scales(verb: str, tensors: Mapping[str, Tensor]) -> None:
+    """What travels in one byte is as large again as its scale says: that is where to look for nonsense."""
+    for name, scale in tensors.items():
+        if not name.endswith(SCALE):
+            continue
+        steps = tensors[name.removesuffix(SCALE)]
+        if not ((scale >= 0) & (scale * STEPS).isfinite()).all():  # NaN is neither
+            raise Refused(verb, f"{name} has a value that is no scale")
+        if steps.numel() and steps.min() < -STEPS:
+            raise Refused(verb, f"{name.removesuffix(SCALE)} has more steps than its scale")
 
 
 def _check_census(tensors: Mapping[str, Tensor]) -> None:
