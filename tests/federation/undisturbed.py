@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
 import torch
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Windows
+from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs import Run
 from cnfgnn.simulation import simulate
+from cnfgnn.storage import FolderStore
 from cnfgnn.training import Result, finish, train
 from tests.conftest import server
 from tests.federation.living import SITES
@@ -48,6 +56,51 @@ def assert_same(run: Run, expected: Result) -> None:
         torch.testing.assert_close(state[f"theta_bar.{name}"], w, rtol=0, atol=1e-6)
     for name, w in same.gn.gn.state_dict().items():
         torch.testing.assert_close(state[f"gn.{name}"], w, rtol=0, atol=1e-6)
+
+
+def assert_kept_by_its_site(kit: Path, name: str, run: Run, expected: Result, site: int) -> None:
+    """What belongs to a site's sensors alone, and its optimiser's state, are where the site keeps them; the
+    server has none of it."""
+    [folder] = (kit / STATES).glob(f"{name}-*")
+    kept = FolderStore(folder).read(run.progress.best.tag)
+    same = expected.experiment.owners[site][1].store.read(expected.progress.best.tag)
+    assert kept.keys() == same.keys()
+    for tensor, w in same.items():
+        torch.testing.assert_close(kept[tensor], w, rtol=0, atol=1e-6, equal_nan=True)
+    own = {tensor for tensor in kept if ".personal." in tensor or tensor == "usual_weeks"}
+    assert {"theta.encoder.personal.embedding", "theta.output.personal.weight", "usual_weeks"} <= own
+    assert all(kept[tensor].nan_to_num().any() for tensor in own)
+    servers = run.store("server").read(run.progress.best.tag)
+    assert not [tensor for tensor in servers if "personal" in tensor or "usual" in tensor]
+
+
+def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
+    """The simulator's, of nodes that go back to what they kept: a column per sensor."""
+    before, r, d = expected.experiment, data.readings, expected.experiment.config.data
+    future = r.times[-1] + r.step * np.arange(1, d.horizon + 1)
+    unknown = np.full((d.horizon, len(r.ids)), np.nan, dtype=r.values.dtype)
+    longer = replace(
+        r,
+        times=np.concatenate([r.times, future.astype(r.times.dtype)]),
+        values=np.concatenate([r.values, unknown]),
+        missing=np.concatenate([r.missing, np.isnan(unknown)]),
+    )
+    stores = {clients.name: clients.store for _, clients in before.owners} | {"server": server(before).store}
+    ahead = simulate(
+        replace(data, readings=longer),
+        before.config,
+        groups=[rows.tolist() for rows, _ in before.owners],
+        store=stores.__getitem__,
+        windows=Windows.next(len(r.times), d.history, d.horizon),
+        scaler=before.scaler,
+    )
+    server(ahead).restore(expected.progress.best.tag, to_learn=False)
+    server(ahead).forecast()
+    values = torch.full((len(r.ids), d.horizon), torch.nan, dtype=torch.float64)
+    for rows, clients in ahead.owners:
+        assert clients.forecasts is not None
+        values[rows] = clients.forecasts.double()
+    return pd.DataFrame(values.T.numpy(), index=pd.DatetimeIndex(future), columns=list(r.ids))
 
 
 def assert_within_noise(error: float, data: Dataset, config: Config) -> None:
