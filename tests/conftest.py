@@ -22,11 +22,14 @@ torch.set_num_threads(1)  # tiny tensors; and tests run side by side
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
 
-def network(n: int = 6, rows: int = 150, seed: int = 0, dropout: float = 0.06) -> Dataset:
+def network(n: int = 6, rows: int = 150, seed: int = 0, dropout: float = 0.06, seconds: int = 300) -> Dataset:
     """Waves that run from node to node, with noise and gaps, and two nodes that fall silent for hours: which
-    windows a node has differs from node to node. No two values are the same."""
+    windows a node has differs from node to node. No two values are the same.
+
+    In steps of five minutes they span half a day, of which nothing is usual; by the hour nearly a week.
+    """
     rng = np.random.default_rng(seed)
-    times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")
+    times = np.datetime64("2024-01-01T00:00:00") + seconds * np.arange(rows).astype("timedelta64[s]")
     phase = np.arange(rows)[:, None] / 9 - np.arange(n)[None] / 2
     values = (50 + 12 * np.sin(phase) + rng.normal(0, 1, (rows, n))).astype(np.float32)
     if dropout:

@@ -27,9 +27,10 @@ BENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def arm(kit: Path, verb: str, what: str) -> None:
+def arm(kit: Path, verb: str, what: str, number: int | None = None) -> None:
+    """The next time that the verb comes, or comes with the minibatch of this number."""
     aside = kit / f".{FAULT}"
-    aside.write_text(f"{verb} {what}")
+    aside.write_text(f"{verb} {what} {number}")
     aside.replace(kit / FAULT)
 
 
@@ -53,7 +54,7 @@ class FaultySite(SiteExecutor):
     def _watched(self, verb: str, right: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **more: Any) -> Any:
             judging = more.get("judge") or more.get("split", "train") != "train"
-            what = "" if judging else self._fault(verb)
+            what = "" if judging else self._fault(verb, more.get("number"))
             if what == "stand":
                 (self.kit / STANDS).touch()
                 threading.Event().wait()
@@ -62,12 +63,12 @@ class FaultySite(SiteExecutor):
 
         return watched
 
-    def _fault(self, verb: str) -> str:
+    def _fault(self, verb: str, number: int | None) -> str:
         try:
-            named, what = (self.kit / FAULT).read_text().split()
+            named, what, at = (self.kit / FAULT).read_text().split()
         except FileNotFoundError:
             return ""
-        if named != verb:
+        if named != verb or at not in ("None", str(number)):
             return ""
         (self.kit / FAULT).unlink()
         return what

@@ -104,11 +104,12 @@ class Living:
         """A site as the status shows it."""
         return (self.status.get("sites") or {}).get(name, {})
 
-    def stands(self, name: str, phase: int) -> None:
-        """Have a site stand still in the midst of a phase, the next time that it comes to it."""
+    def stands(self, name: str, phase: int, number: int | None = None) -> None:
+        """Have a site stand still in the midst of a phase, the next time that it comes to it, or to its
+        minibatch of this number."""
         stands = self.kits[name] / faulty.STANDS
         stands.unlink(missing_ok=True)
-        faulty.arm(self.kits[name], faulty.PHASES[phase], "stand")
+        faulty.arm(self.kits[name], faulty.PHASES[phase], "stand", number)
         self.until(stands.exists, f"{name} in phase {phase}")
 
     def until(self, true: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
