@@ -88,7 +88,10 @@ def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
     assert scores.sums.shape == sums.shape
 
 
-@pytest.mark.parametrize("method", ["at-fedavg", "gru-fedavg", "sl-fedavg", "gru-central", "gru-gn-central"])
+@pytest.mark.parametrize(
+    "method",
+    ["at-fedavg", "gru-fedavg", "sl-fedavg", "gru-central", "gru-gn-central", "cnfgnn-plus", "mlp-fedavg"],
+)
 def test_a_new_sensor_gets_forecasts_from_averaged_weights(method: str, trained: Callable[..., Run]) -> None:
     more = network(n=8, seed=5)
     frame = forecast_run(trained(method), more)

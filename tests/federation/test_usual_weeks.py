@@ -1,0 +1,89 @@
+"""What a site does to forecast with sensors' own knowledge: find again what it kept, or do without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Windows
+from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.models.params import is_personal
+from cnfgnn.simulation import federate
+from cnfgnn.storage import MemoryStore
+from tests.conftest import network, server, small
+from tests.transports.test_flare import GROUPS, Wires, federated
+
+TRAINED, ROWS, AHEAD = 130, 150, 12
+SILENT = 2  # a sensor of the site that is new
+TAG = "round-2"
+
+
+def cut(data: Dataset, rows: int, ahead: int = 0) -> Dataset:
+    """The first rows, and some that are yet to come."""
+    r = data.readings
+    values = r.values[: rows + ahead].copy()
+    values[rows:] = np.nan
+    times = r.times[: rows + ahead]
+    return replace(data, readings=replace(r, times=times, values=values, missing=np.isnan(values)))
+
+
+def forecasting(folder: Path) -> list[Clients]:
+    """Sites that trained, but for the second, which has lost its states or never had any; weeks later."""
+    whole = network(rows=ROWS + AHEAD, seconds=3600)
+    whole.readings.values[: ROWS - AHEAD, SILENT] = np.nan  # it has read but half a day
+    config = small("cnfgnn-plus")
+    stores = [SiteStore(folder / f"site-{k}", "run") for k in range(len(GROUPS))]
+    wires = Wires(cut(whole, TRAINED), config)
+    wires.stores[:] = stores  # type: ignore[assignment]
+    kept = federated(wires, wires.transport())
+    for r_g in (1, 2):
+        server(kept).round(r_g)
+    server(kept).save(TAG, ())
+    stores[1] = SiteStore(folder / "elsewhere", "run")
+    later = Wires(cut(whole, ROWS, AHEAD), config)
+    later.stores[:] = stores  # type: ignore[assignment]
+    transport, windows = later.transport(), Windows.next(ROWS, config.data.history, config.data.horizon)
+    store = server(kept).store
+    assert isinstance(store, MemoryStore)
+    ahead = federate(transport, whole.graph, windows, config, None, "later", store, scaler=kept.scaler)
+    server(ahead).restore(TAG, to_learn=False)
+    server(ahead).forecast()
+    return [end.clients for end in later.ends if end.clients is not None]
+
+
+def test_a_site_finds_its_usual_weeks_again_and_a_new_one_counts_what_it_has(tmp_path: Path) -> None:
+    before, new, other = forecasting(tmp_path)
+    for k, clients in ((0, before), (2, other)):
+        state = SiteStore(tmp_path / f"site-{k}", "run").read(TAG)
+        weeks = clients.data.usual_weeks
+        np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
+        counted, _ = clients.series.usual(Windows.next(ROWS, 12, 12), "masked")
+        assert not np.allclose(weeks, counted, equal_nan=True)  # which the readings since would have changed
+        personal = {name: w for name, w in clients.theta.items() if is_personal(name)}
+        assert personal
+        assert all(w.any() and torch.equal(w, state[f"theta.{name}"]) for name, w in personal.items())
+
+    counted, _ = new.series.usual(Windows.next(ROWS, 12, 12), "masked")
+    np.testing.assert_array_equal(new.data.usual_weeks, counted)
+    assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
+    for clients in (before, new, other):  # with everybody's weights nonetheless
+        assert clients.forecasts is not None
+        assert torch.equal(clients.theta["output.weight"], before.theta["output.weight"])
+        assert torch.isfinite(clients.forecasts).all()
+
+
+def test_where_nothing_is_usual_no_change_is_expected(tmp_path: Path) -> None:
+    _, new, _ = forecasting(tmp_path)
+    batch, _ = new.data.batch("test", slice(None))
+    row = GROUPS[1].index(SILENT)
+    assert batch.usual is not None
+    assert new.data.usual is not None
+    unknown = new.data.usual[row, ROWS:].isnan()
+    assert unknown.any()
+    assert not batch.usual[row, 0][unknown].any()
+    assert batch.usual[1 - row].count_nonzero() > AHEAD // 2
