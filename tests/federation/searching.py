@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cnfgnn.algorithm.series import Scaler
+from cnfgnn.data.windows import SPLITS
+from cnfgnn.models.params import is_personal, part
+from cnfgnn.simulation import Experiment
 
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
 TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 MIXED = np.uint64(0x9E3779B97F4A7C15)  # spreads words over a table
-TABLE = 22  # bits
+TABLE = 24  # bits
 NUMBER = re.compile(rb"-?\d+\.\d+(?:[eE][-+]?\d+)?")
 IN_A_ROW = 3  # numbers of a text that must all be readings
 
@@ -26,10 +29,13 @@ class Search:
     Eight bytes at any place count as found if they are one reading in fp64, or as many in a row as make eight
     bytes in a smaller type: of a sensor at successive steps, of successive sensors at a step, or each beside
     its time of day, as windows have them. So does a single marker of four bytes. A text is found by three
-    numbers in a row that are readings, or by one that is a marker.
+    numbers in a row that are readings, to within a part `close` of them, or by one that is a marker.
     """
 
-    def __init__(self, readings: Floats, clock: Floats, scaler: Scaler, markers: list[float]) -> None:
+    def __init__(
+        self, readings: Floats, clock: Floats, scaler: Scaler, markers: list[float], close: float = 1e-6
+    ) -> None:
+        self.close = close
         scaled = (readings - scaler.mean) / scaler.std
         narrow = (readings.astype(np.float32) - np.float32(scaler.mean)) / np.float32(scaler.std)
         self.markers = np.array([*markers, *((np.array(markers) - scaler.mean) / scaler.std)])
@@ -37,10 +43,13 @@ class Search:
         for kind, values in (("raw", readings), ("scaled", scaled), ("scaled in fp32", narrow)):
             for name, words in _words(values.astype(np.float64), clock):
                 self.patterns[f"{kind}, {name}"] = words
+        self._index([readings, scaled])
+
+    def _index(self, known: Sequence[Floats]) -> None:
         self.all = np.unique(np.concatenate(list(self.patterns.values())))
         self.table = np.zeros(1 << TABLE, dtype=np.bool_)
         self.table[_place(self.all)] = True
-        self.known = np.unique(np.concatenate([readings.ravel(), scaled.ravel()]))
+        self.known = np.unique(np.concatenate([values.ravel() for values in known]))
         self.known = self.known[np.isfinite(self.known)]
 
     def found(self, data: bytes) -> set[str]:
@@ -52,7 +61,8 @@ class Search:
         for offset in range(min(8, len(data))):
             words = np.frombuffer(data, dtype="<u8", offset=offset, count=(len(data) - offset) // 8)
             likely = words[self.table[_place(words)]]
-            hits.append(likely[np.isin(likely, self.all)])
+            place = np.searchsorted(self.all, likely).clip(max=len(self.all) - 1)
+            hits.append(likely[self.all[place] == likely])
         found = np.concatenate(hits)
         return {name for name, words in self.patterns.items() if len(found) and np.isin(found, words).any()}
 
@@ -67,9 +77,46 @@ class Search:
         found = {f"marker {v} as text" for v in self.markers if (abs(numbers - v) <= 1e-6 * abs(v)).any()}
         place = np.clip(np.searchsorted(self.known, numbers), 1, len(self.known) - 1)
         gap = np.minimum(abs(self.known[place] - numbers), abs(self.known[place - 1] - numbers))
-        hit = (gap <= 1e-6 * abs(numbers)) & (numbers != 0)
+        hit = (gap <= self.close * abs(numbers)) & (numbers != 0)
         row = np.convolve(hit, np.ones(IN_A_ROW), "valid") if len(hit) >= IN_A_ROW else np.zeros(1)
         return found | ({"readings as text"} if row.max() >= IN_A_ROW else set())
+
+
+class SearchOfOwn(Search):
+    """For what sensors know of themselves, (k steps) of each kind, in the way that readings are searched for:
+    at once, because it is much."""
+
+    def __init__(self, kinds: Mapping[str, Floats], scaler: Scaler) -> None:
+        # zeros are everywhere: a run of numbers with one in it tells too little
+        self.kinds = {kind: np.where(values == 0, np.nan, values) for kind, values in kinds.items()}
+        self.close, self.markers = 1e-9, np.zeros(0)
+        each = {k: Search(v, np.full(v.shape[1], 0.5), scaler, []) for k, v in self.kinds.items()}
+        self.patterns = {f"{k}: {name}": w for k, s in each.items() for name, w in s.patterns.items()}
+        self._index([search.known for search in each.values()])
+
+    def example(self, kind: str) -> Floats:
+        """Eight of them in a row."""
+        runs = np.lib.stride_tricks.sliding_window_view(self.kinds[kind], 8, axis=1).reshape(-1, 8)
+        first: Floats = runs[np.isfinite(runs).all(1)][0]
+        return first
+
+
+def own_of(experiment: Experiment, rows: list[int], state: Mapping[str, torch.Tensor]) -> dict[str, Floats]:
+    """What some sensors know of themselves, (k steps) each: from the state that their site keeps, and what
+    their model is told by it of every time and every window, as a simulation of all sensors has it."""
+    [(_, clients)] = experiment.owners
+    assert clients.data.usual is not None
+    told = [clients.data.batch(split, slice(None))[0].usual for split in SPLITS]
+    windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
+    weights = part(state, "theta.")
+    kept = {name: w for name, w in weights.items() if is_personal(name)} | {
+        "usual_weeks": state["usual_weeks"]
+    }
+    return {
+        "usual at a time": clients.data.usual[rows].double().numpy(),
+        "usual in a window": windows.double().numpy(),
+        **{name: w.double().flatten(0, -2).numpy() for name, w in kept.items()},
+    }
 
 
 def encoded(values: Floats, dtype: torch.dtype) -> bytes:

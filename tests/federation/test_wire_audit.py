@@ -1,5 +1,6 @@
 """Nothing gets out: all that a site's sockets carry, in clear, and all that the server's disk ever holds, is
-searched for the site's readings; in a real federation, while it trains, judges and forecasts."""
+searched for the site's readings and what its sensors know of themselves; in a real federation, while it
+trains, judges and forecasts."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import processes
 from cnfgnn.federation.serving import Task, settings_of
+from cnfgnn.federation.site_store import STATES
+from cnfgnn.simulation import simulate
+from cnfgnn.storage import FolderStore
 from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
-from tests.federation.searching import TYPES, Search, encoded
+from tests.federation.searching import TYPES, Search, SearchOfOwn, encoded, own_of
 
 pytestmark = ENGINE_WARNINGS
 
@@ -109,12 +113,22 @@ class Audit:
         assert scaler is not None
         return Search(own, readings.time_of_day, scaler, [float(value) for value in markers])
 
+    @cached_property
+    def search_of_own(self) -> SearchOfOwn:
+        """For usual weeks, in the readings' unit and scaled, and for personal weights."""
+        run = self.sites.run("plus")
+        [states] = (self.sites.kits["audited"] / STATES).glob("plus-*")
+        assert run.scaler is not None
+        same = simulate(self.data, run.config, scaler=run.scaler)
+        kept = FolderStore(states).read(run.progress.best.tag)
+        return SearchOfOwn(own_of(same, SITES["audited"], kept), run.scaler)
 
-def config() -> Config:
+
+def config(method: str, **more: object) -> Config:
     sizes = {"model.hidden": 16, "model.embedding": 16, "model.gn_widths": [32, 32]}
     batches = {"training.client_batch": 128, "training.server_batch": 128}
-    return preset("at-fedavg").with_changes(
-        {**sizes, **batches, "training.rounds": 1, "compute.device": "cpu"}
+    return preset(method).with_changes(
+        {**sizes, **batches, "training.rounds": 1, "compute.device": "cpu", **more}
     )
 
 
@@ -129,7 +143,7 @@ def planted(data: Dataset) -> Dataset:
 
 
 def watched(folder: Path, stack: ExitStack) -> Audit:
-    """A federation of two sites that has trained, judged and forecast."""
+    """A federation of two sites that has trained, judged and forecast, in the paper's way and in ours."""
     data = planted(dealt(folder / "city", 6, 2.0))
     tapped = folder / "tapped"
     tapped.mkdir()
@@ -143,9 +157,12 @@ def watched(folder: Path, stack: ExitStack) -> Audit:
                 patch.setenv("CNFGNN_TAP", str(tapped))
             processes.up(kit)
     seen = Audit(sites, data, wire, tapped)
-    seen.follow(Task("train", "one", settings=settings_of(config())))
+    seen.follow(Task("train", "one", settings=settings_of(config("at-fedavg"))))
     seen.follow(Task("evaluate", "one"))
-    seen.follow(Task("forecast", "one"))
+    # as computed: what is rounded to one byte would not be found
+    plus = config("cnfgnn-plus", **{"training.wire": "full", "model.sent": 8})
+    seen.follow(Task("train", "plus", settings=settings_of(plus)))
+    seen.follow(Task("forecast", "plus"))
     seen.look()
     return seen
 
@@ -157,6 +174,7 @@ def test_nothing_gets_out(tmp_path: Path) -> None:
         a_sites_sockets_carry_none_of_its_readings(audit)
         no_byte_of_a_site_passes_by_the_record(audit)
         the_servers_disk_holds_none_of_a_sites_readings(audit)
+        nor_anything_that_its_sensors_know_of_themselves(audit)
         the_search_finds_what_is_there(audit)
         secrets_are_in_no_log_file_or_command(audit)
         what_is_written_is_its_owners_alone(audit)
@@ -184,6 +202,25 @@ def the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
     assert {"status.json", "runs/one/manifest.json", "runs/one/events.jsonl", "log.txt"} <= names
     assert any(name.startswith("jobs/") for name in names)
     assert any(name.endswith(".safetensors") for name in names)
+
+
+def nor_anything_that_its_sensors_know_of_themselves(audit: Audit) -> None:
+    search = audit.search_of_own
+    personal = {"encoder.personal.embedding", "output.personal.weight", "output.personal.bias"}
+    assert {"usual_weeks", "usual at a time", "usual in a window", *personal} <= search.kinds.keys()
+    for direction in ("out", "in"):
+        assert search.found(audit.carried(direction)) == set()
+    assert {name: hit for name, content in audit.disk if (hit := search.found(content))} == {}
+    assert any(name.startswith("runs/plus/") and name.endswith(".safetensors") for name, _ in audit.disk)
+    carried, scaler = audit.carried("out")[:100_001], audit.sites.run("plus").scaler
+    assert scaler is not None
+    for kind in search.kinds:  # the search itself works
+        own = search.example(kind)
+        for some in (own, (own - scaler.mean) / scaler.std) if kind == "usual_weeks" else (own,):
+            for name, dtype in TYPES.items():
+                hits = search.found(carried + encoded(some, dtype) + carried)
+                assert any(hit.startswith(kind) and name in hit for hit in hits), (kind, name)
+            assert search.found(",".join(repr(float(value)) for value in some).encode()), kind
 
 
 def the_search_finds_what_is_there(audit: Audit) -> None:
