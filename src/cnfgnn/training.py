@@ -120,9 +120,12 @@ def train(
     for r_g in range(len(progress.history) + 1, (training.rounds if rounds is None else rounds) + 1):
         if progress.history and r_g - progress.best.r_g > training.patience:
             break
-        strategy.round(r_g)
-        kept, progress.phase = progress.kept, None
-        progress.history.append(_judged(experiment, progress, r_g))
+        try:
+            strategy.round(r_g)
+            kept, progress.phase = progress.kept, None
+            progress.history.append(_judged(experiment, progress, r_g))
+        except FloatingPointError as problem:  # sites are not sent what is no number
+            raise DivergedError(r_g) from problem
         strategy.save(progress.history[-1].tag, kept | progress.kept)
         progress.ledger = experiment.ledger.state()
         if on_round is not None:

@@ -12,6 +12,8 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.narrowing import narrowed
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import DivergedError
+from cnfgnn.training import train
 from cnfgnn.transports.flare.allowed import Refused, Sizes, check_answers, check_calls
 from cnfgnn.transports.flare.codec import Answer, part_of
 from cnfgnn.transports.flare.values import check_call_values, check_values
@@ -211,7 +213,7 @@ def test_a_site_keeps_out_what_the_server_sends_another_way(data: Dataset) -> No
         ({"h_G": h_G}, "h_G.scale is missing"),
         ({**steps, "h_G": h_G}, "h_G cannot be of float64"),
         ({**steps, "h_G": h_G.bfloat16()}, "h_G cannot be of bfloat16"),
-        ({**steps, "h_G.scale": torch.full((6,), torch.nan)}, "h_G.scale has a value that is no scale"),
+        ({**steps, "h_G.scale": torch.full((6,), 3e38)}, "h_G.scale has a value that is no scale"),
         ({**steps, "h_G.scale": torch.full((6,), -1.0)}, "h_G.scale has a value that is no scale"),
     ):
         assert not transport.exchange([Call("backward", numbers, tensors)], rows).present.any()
@@ -221,3 +223,17 @@ def test_a_site_keeps_out_what_the_server_sends_another_way(data: Dataset) -> No
     strategy.nodes.up[:] = False  # they are told their part anew
     strategy.round(2)
     assert strategy.nodes.up.all()
+
+
+@pytest.mark.parametrize("wire", KNOWN)
+@pytest.mark.parametrize("method", ["cnfgnn-plus", "at-fedavg"])
+def test_a_graph_network_that_diverged_ends_the_training_instead_of_waiting_for_sites(
+    method: str, wire: str, data: Dataset
+) -> None:
+    wires = Wires(data, small(method, **{"training.wire": wire}))
+    experiment = federated(wires, wires.transport())
+    gn = server(experiment).gn
+    assert gn is not None
+    gn.weights.detach().fill_(torch.nan)
+    with pytest.raises(DivergedError, match="round 1"):
+        train(experiment)

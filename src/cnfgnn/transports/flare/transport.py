@@ -27,7 +27,7 @@ from cnfgnn.transports.flare.codec import Answer, decode_answers, encode_calls
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.link import Link, Lost
 from cnfgnn.transports.flare.messages import Unreachable
-from cnfgnn.transports.flare.values import check_values, norm, too_large
+from cnfgnn.transports.flare.values import check_own, check_values, norm, too_large
 
 PROBED_EVERY = 1.0  # seconds
 PROBE_WITHIN = 3.0
@@ -90,6 +90,7 @@ class FlareTransport:
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if self.stopped():
             raise Stopped
+        check_own(calls)
         place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
         place[rows] = torch.arange(len(rows))
         asked = [(site, place[site.rows]) for site in self.parties if (place[site.rows] >= 0).any()]

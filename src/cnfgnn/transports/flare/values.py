@@ -19,6 +19,15 @@ from cnfgnn.transports.flare.rules import AT_FIRST
 TOO_LARGE = 100.0  # times the weights that a site is compared with: no training does that in a round
 
 
+def check_own(calls: Sequence[Call]) -> None:
+    """At the server: what it says itself is numbers. Every site would refuse it, or answer with none, and it
+    would wait for them for ever."""
+    for call in calls:
+        for name, tensor in call.tensors.items():
+            if tensor.is_floating_point() and not _finite(tensor):
+                raise FloatingPointError(f"{call.verb}: {name} has a value that is not a finite number")
+
+
 def check_call_values(calls: Sequence[Call]) -> None:
     """At a site: windows are start rows in ascending order; a negative one would count from the end. Steps
     have a scale."""
