@@ -22,6 +22,27 @@ def test_changes_reach_their_section() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.encoder", "perceptron"),
+        ("model.decoder", "direct"),
+        ("model.change", True),
+        ("model.gaps", True),
+        ("model.profile", True),
+        ("model.calendar", 3),
+        ("model.personal", 3),
+        ("model.personal_head", True),
+    ],
+)
+def test_whatever_a_node_model_has_beyond_the_papers_it_has_one_layer(key: str, value: Any) -> None:
+    two = {"model.layers": 2, "model.embedding": 0}
+    Config().with_changes(two)
+    Config().with_changes({key: value})
+    with pytest.raises(ConfigError, match="one layer"):
+        Config().with_changes({**two, key: value})
+
+
+@pytest.mark.parametrize(
     ("key", "value", "says"),
     [
         ("training.round", 3, "rounds"),

@@ -14,7 +14,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.errors import RunError
 from cnfgnn.evaluation import SUMS, Scores
-from cnfgnn.forecasting import forecast_run
+from cnfgnn.forecasting import evaluate_run, forecast_run
 from cnfgnn.models.graphnet import Edges, GraphNetwork
 from cnfgnn.running import Unwatched, carry_on
 from cnfgnn.runs import Run
@@ -52,6 +52,21 @@ def test_a_sensor_s_usual_week_is_kept_with_the_run_and_found_again(run: Run) ->
     kept = run.store("site-0").read(run.progress.best.tag)["usual_weeks"]
     assert kept.shape == (6, 7, 288)
     assert kept.isfinite().any(dim=(1, 2)).all()
+
+
+@pytest.mark.parametrize("method", ["gru-gn-central", "mlp-central"])
+def test_a_pooled_run_keeps_usual_weeks_too(method: str, tmp_path: Path) -> None:
+    data = hourly()
+    data.readings.values[-12:] = np.nan_to_num(data.readings.values[-12:], nan=50.0)
+    data = replace(data, readings=replace(data.readings, missing=np.isnan(data.readings.values)))
+    run = Run.create(tmp_path / "run", small(method, **{"model.profile": True}), data)
+    carry_on(run, data, Unwatched())
+    np.testing.assert_allclose(forecast_run(run, data), forecast_run(run, last(data, 12)), rtol=1e-9)
+
+
+def test_every_split_is_judged_as_in_training(run: Run) -> None:
+    judged = evaluate_run(run, hourly(), "validation").overall
+    assert judged == run.progress.best.validation
 
 
 def test_a_new_sensor_goes_by_its_own_readings_or_expects_no_change(run: Run) -> None:

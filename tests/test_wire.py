@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from cnfgnn.algorithm.ledger import Item
 from cnfgnn.algorithm.narrowing import narrowed, widened
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.forecasting import evaluate_run
+from cnfgnn.running import Unwatched, carry_on
+from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, simulate
 from tests.conftest import server, small
 
@@ -64,6 +69,30 @@ def test_steps_of_a_scale_come_back_within_half_a_step_and_what_is_nothing_stays
         assert (row - true).abs().max() <= true.abs().max() / 127 * 0.5001
     assert not back["h_c"][2].any()
     assert sent["h_c"].abs().max() == 127
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_is_sent_in_one_byte_is_wrong_by_half_a_step_at_most(dtype: torch.dtype) -> None:
+    h_c = torch.randn(4, 300, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
+    back = widened(narrowed("encode", {"h_c": h_c}, "int8"))["h_c"]
+    step = h_c.float().abs().amax(dim=(1, 2), keepdim=True) / 127
+    assert ((back - h_c.float()).abs() <= 0.5001 * step).all()
+
+
+def test_no_windows_at_all_take_no_bytes_but_the_scales() -> None:
+    sent = narrowed("encode", {"h_c": torch.zeros(3, 0, 8)}, "int8")
+    assert sent["h_c"].shape == (3, 0, 8)
+    assert widened(sent)["h_c"].shape == (3, 0, 8)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+@pytest.mark.parametrize("method", ["sl", "gru-local", "cnfgnn-plus"])
+def test_a_run_is_judged_with_the_weights_it_ended_with(
+    method: str, wire: str, data: Dataset, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", small(method, **{"training.wire": wire}), data)
+    carry_on(run, data, Unwatched())
+    assert vars(evaluate_run(run, data).overall) == run.test()["overall"]
 
 
 def test_weights_that_are_personal_are_never_shortened() -> None:

@@ -78,7 +78,7 @@ class TrainingConfig:
     schedule: Literal["constant", "cosine"] = "constant"  # of both learning rates, over the rounds
     fmtl_lambda: float = 0.1
     fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
-    average_every: int = 0  # minibatches; 0: nodes average their weights once a round
+    average_every: int = 0  # minibatches; 0: nodes that share their weights do so once a round
     wire: Wire = "full"  # how numbers travel: as computed, in two bytes, or all but weights in one
     seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
 
@@ -136,8 +136,8 @@ class Config:
         _at_least(0, "model.calendar", m.calendar)
         _at_least(0, "model.personal", m.personal)
         _at_least(0, "model.sent", m.sent)
-        beyond = m.encoder != "gru" or m.decoder != "autoregressive" or m.change or m.personal_head
-        if m.layers > 1 and (beyond or m.calendar or m.personal):
+        beyond = m.encoder != "gru" or m.decoder != "autoregressive" or m.calendar or m.personal
+        if m.layers > 1 and (beyond or m.change or m.gaps or m.profile or m.personal_head):
             raise ConfigError("model.layers", "a node model with more than the paper's has one layer")
         _at_least(0, "seed", self.seed)
         _at_least(0, "compute.memory", self.compute.memory)

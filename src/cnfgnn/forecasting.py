@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
@@ -40,11 +42,11 @@ def reopen(run: Run, data: Dataset, windows: Windows | None = None) -> Experimen
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _own_weights(run, data.readings)
-    personal = _personal(run, theta, data.readings)
+    personal = _personal(run, theta, data.readings, state)
     usual_weeks = personal.pop("usual_weeks", None)
     device = experiment.owners[0][1].compute.device
     experiment.strategy.take({name: w.to(device) for name, w in (theta | personal).items()}, state)
-    if usual_weeks is not None:
+    if usual_weeks is not None and not (windows is None and _is_its_own(run, data)):  # those it counts again
         for rows, clients in experiment.owners:
             clients.data.remember(usual_weeks[rows].numpy())
     return experiment
@@ -105,13 +107,21 @@ def _own_weights(run: Run, readings: Readings) -> Params:
     return take(theta, torch.tensor([place[sensor] for sensor in readings.ids]))
 
 
-def _personal(run: Run, theta: Params, readings: Readings) -> Params:
+def _is_its_own(run: Run, data: Dataset) -> bool:
+    try:
+        run.check_same_data(data)
+    except DataError:
+        return False
+    return True
+
+
+def _personal(run: Run, theta: Params, readings: Readings, pooled: Mapping[str, Tensor]) -> Params:
     """What belongs to each sensor alone, in the order of the readings; nothing for one the run does not know.
 
     A run of the simulator has it; the server of a federation does not.
     """
     kept, tag = run.store("site-0"), run.progress.best.tag
-    state = kept.read(tag) if kept.has(tag) else {}
+    state = kept.read(tag) if kept.has(tag) else pooled
     known = {name: w for name, w in (part(state, "theta.") or theta).items() if is_personal(name)}
     known |= {name: w for name, w in state.items() if name == "usual_weeks"}
     if not known:

@@ -20,7 +20,7 @@ class Round:
     """What is known after a global round."""
 
     r_g: int
-    loss: float  # validation mean squared error of the kind that was trained on
+    loss: float  # validation mean of the kind of error that was trained on
     validation: Errors
     training_bytes: Bytes  # since the start
     best: bool  # so far

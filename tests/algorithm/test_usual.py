@@ -8,6 +8,7 @@ import pytest
 from cnfgnn.algorithm.series import Series
 from cnfgnn.algorithm.usual import DRAWN, REACH, When
 from cnfgnn.data.windows import Windows
+from cnfgnn.errors import ConfigError
 from cnfgnn.models.plus import SLOTS
 
 DAYS = 21
@@ -27,12 +28,13 @@ def test_it_is_the_mean_around_the_time_of_day_drawn_to_that_of_its_kind_of_day(
     values = readings()
     weeks, _ = when().usual(values, np.ones_like(values, dtype=bool), np.arange(values.shape[1]))
     by_day = values.reshape(2, DAYS, SLOTS)
-    around = np.stack([np.roll(by_day, k, axis=-1) for k in range(-REACH, REACH + 1)])
+    wide = np.pad(by_day, [(0, 0), (0, 0), (REACH, REACH)], constant_values=np.nan)
+    around = np.stack([wide[..., k : k + SLOTS] for k in range(2 * REACH + 1)])
     for weekday, kind in ((2, range(5)), (6, (5, 6))):
         own = around[:, :, [d for d in range(DAYS) if d % 7 == weekday]]
         common = around[:, :, [d for d in range(DAYS) if d % 7 in kind]]
-        count = own.shape[0] * own.shape[2]
-        expected = (own.sum((0, 2)) + DRAWN * common.mean((0, 2))) / (count + DRAWN)
+        count, drawn = np.isfinite(own).sum((0, 2)), DRAWN * (2 * REACH + 1)
+        expected = (np.nansum(own, (0, 2)) + drawn * np.nanmean(common, (0, 2))) / (count + drawn)
         np.testing.assert_allclose(weeks[:, weekday], expected)
 
 
@@ -46,6 +48,51 @@ def test_a_day_is_told_nothing_of_itself() -> None:
     np.testing.assert_allclose(before[:, 5 * SLOTS : 6 * SLOTS], after[:, 5 * SLOTS : 6 * SLOTS])
     same_weekday = slice(12 * SLOTS, 13 * SLOTS)
     assert (after[:, same_weekday] > before[:, same_weekday] + 100).all()
+
+
+def test_a_window_across_midnight_is_told_nothing_of_itself() -> None:
+    values, rows = readings(), np.arange(DAYS * SLOTS)
+    known = np.ones_like(values, dtype=bool)
+    window = slice(8 * SLOTS - 6, 8 * SLOTS + 6)  # half an hour to either side
+    _, before = when().usual(values, known, rows)
+    for row in range(window.start, window.stop):
+        changed = values.copy()
+        changed[:, row] += 1000.0
+        _, after = when().usual(changed, known, rows)
+        np.testing.assert_allclose(after[:, window], before[:, window])
+
+
+def test_what_all_days_have_in_common_weighs_as_much_whatever_the_step() -> None:
+    hours = When(np.tile(np.arange(24) / 24, DAYS), np.repeat(np.arange(DAYS) % 7, 24))
+    values = np.repeat(np.arange(DAYS) % 7, 24)[None] * 10.0
+    weeks, _ = hours.usual(values, np.ones_like(values, dtype=bool), np.arange(DAYS * 24))
+    fine, _ = when().usual(
+        readings(1) * 0 + np.repeat(values, 12)[None],
+        np.ones((1, DAYS * SLOTS), bool),
+        np.arange(DAYS * SLOTS),
+    )
+    np.testing.assert_allclose(weeks[0, :, 144], fine[0, :, 144])
+
+
+def test_what_was_filled_in_is_no_reading() -> None:
+    values = readings(1)
+    values[:, 7 * SLOTS + 100 : 10 * SLOTS] = np.nan
+    clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
+    windows = Windows.of(values.shape[1], shares=(0.8, 0.1, 0.1))
+    weeks = [
+        Series(values, np.isnan(values), clock, weekday).usual(windows, treatment)[0]
+        for treatment in ("masked", "as-truth")
+    ]
+    np.testing.assert_allclose(*weeks)
+
+
+def test_a_horizon_of_more_than_a_day_has_no_usual_week() -> None:
+    values = readings(1)
+    clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
+    series = Series(values, np.isnan(values), clock, weekday)
+    series.usual(Windows.of(values.shape[1], horizon=SLOTS), "masked")
+    with pytest.raises(ConfigError, match="more than a day"):
+        series.usual(Windows.of(values.shape[1], horizon=SLOTS + 1), "masked")
 
 
 def test_rows_that_do_not_train_are_told_what_those_that_do_gave_and_are_looked_up_alike() -> None:
@@ -64,6 +111,18 @@ def test_what_was_never_read_is_unknown_and_what_is_missing_does_not_count() -> 
     assert np.isnan(at[0]).all()
     assert np.isfinite(at[1]).all()
     assert at[1].max() < 100
+
+
+def test_data_without_training_windows_tell_nothing_of_their_test_windows() -> None:
+    values = readings(1)
+    clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
+    windows = Windows.of(values.shape[1])
+    kept = {
+        split: np.full(windows.count(split), split != "train") for split in ("train", "validation", "test")
+    }
+    weeks, at = Series(values, np.isnan(values), clock, weekday).usual(windows.only(kept), "masked")
+    assert np.isnan(weeks).all()
+    assert np.isnan(at).all()
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -202,7 +202,7 @@ class Clients:
         if judge:
             self._judged_h_G = h_G
         elif not draw:
-            self.h_G, self._h_c = h_G, None  # h_c has done its duty
+            self.h_G, self._h_c = h_G.to(self.kept_dtype), None  # h_c has done its duty
         else:
             if self.h_G is None:
                 shape = (self.series.nodes, self.client_batches.windows, h_G.shape[-1])

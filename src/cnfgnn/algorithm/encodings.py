@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.draws import Batches, Draw
@@ -27,8 +28,8 @@ class Encodings(Protocol):
 class Kept:
     """Sent once and kept: who goes or comes later changes nothing."""
 
-    def __init__(self, nodes: Nodes, batches: Batches) -> None:
-        self.h_c, self.batches = nodes.encode(), batches
+    def __init__(self, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> None:
+        self.h_c, self.batches = nodes.encode().to(dtype), batches
         self.present = nodes.present("train")
         self.pieces = (None,)
 
@@ -56,6 +57,6 @@ class Asked:
         return h_c, self.nodes.present("train", slice(None) if draw is None else self.batches[draw])
 
 
-def encodings(how: How, nodes: Nodes, batches: Batches) -> Encodings:
-    """Phase (2), the way that the run's set-up chose."""
-    return Asked(nodes, batches) if how == "recomputed" else Kept(nodes, batches)
+def encodings(how: How, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> Encodings:
+    """Phase (2), the way that the run's set-up chose; what is kept, in this type."""
+    return Asked(nodes, batches) if how == "recomputed" else Kept(nodes, batches, dtype)

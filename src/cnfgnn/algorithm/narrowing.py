@@ -30,10 +30,11 @@ def narrowed(verb: str, tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, 
         elif wire == "bf16" or verb in WEIGHTS:
             sent[name] = x.bfloat16()
         else:
-            scale = x.detach().float().abs().amax(dim=(1, 2)) / STEPS  # (n,)
-            steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny).to(x.dtype)[:, None, None]
+            x = x.detach().float()
+            largest = x.abs().amax(dim=(1, 2)) if x.numel() else x.new_zeros(len(x))  # (n,)
+            sent[name + SCALE] = scale = largest / STEPS
+            steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None, None]
             sent[name] = steps.round().clamp(-STEPS, STEPS).to(torch.int8)
-            sent[name + SCALE] = scale
     return sent
 
 

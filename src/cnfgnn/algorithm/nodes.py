@@ -92,9 +92,9 @@ class Nodes:
         self.wire = settings.wire
         self._lesson = {"prepare": [self._tell("prepare", "set-up", numbers, _starts(windows))]}
 
-    def load(self, theta: Params, purpose: Purpose = "training") -> Params:
+    def load(self, theta: Params, purpose: Purpose = "training", wire: Wire | None = None) -> Params:
         """Go on from these weights; returns them as they arrive."""
-        call = self._tell("load", purpose, {}, theta)
+        call = self._tell("load", purpose, {}, theta, wire)
         self._lesson["load"] = [call]
         return {name: w.to(theta[name].dtype) for name, w in call.tensors.items()}
 
@@ -165,8 +165,9 @@ class Nodes:
         purpose: Purpose,
         numbers: Mapping[str, Number] | None = None,
         tensors: Mapping[str, Tensor] | None = None,
+        wire: Wire | None = None,
     ) -> Call:
-        call = Call(verb, numbers or {}, narrowed(verb, tensors or {}, self.wire))
+        call = Call(verb, numbers or {}, narrowed(verb, tensors or {}, wire or self.wire))
         self._waiting.append(("recovery" if self._recovering else purpose, call))
         return call
 

@@ -100,6 +100,7 @@ class Pooled:
         state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
         state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
         state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
+        state |= self.clients.data.state()
         self.store.write(tag, state, keep)
 
     def restore(self, tag: str, to_learn: bool = True) -> None:

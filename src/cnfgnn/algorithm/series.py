@@ -14,6 +14,7 @@ from cnfgnn.algorithm.usual import When
 from cnfgnn.config import Missing
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
+from cnfgnn.errors import ConfigError
 from cnfgnn.models.gru import Batch
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
@@ -82,26 +83,23 @@ class Series:
         others are 0."""
         starts = windows.starts["train"]
         rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
-        return rows, *self.known_at(rows, treatment)
-
-    def known_at(
-        self, rows: npt.NDArray[np.int64], treatment: Missing
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Values (n r) at some rows and which of them count (n r); the others are 0."""
         values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
         known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
-        return np.where(known, values[:, rows], 0.0), known
+        return rows, np.where(known, values[:, rows], 0.0), known
 
     def usual(
         self, windows: Windows, treatment: Missing
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Each node's usual week, and what is usual at every row (see `usual.py`), from what training windows
-        take in; where nothing is trained, because a run is put to use, from all there is."""
-        rows, values, known = self.trained_on(windows, treatment)
-        if not len(rows):
+        take in; where a run is asked for the readings ahead, from all there is."""
+        if windows.horizon * self.when.step > 1 + 1e-9:
+            raise ConfigError("model.profile", "a usual week is of no use to a horizon of more than a day")
+        starts = windows.starts["train"]
+        rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
+        if windows.ahead:
             rows = np.arange(len(self.time_of_day))
-            values, known = self.known_at(rows, treatment)
-        return self.when.usual(values, known, rows)
+        known = ~self.absent(treatment)[:, rows]  # not what was filled in
+        return self.when.usual(np.where(known, self.values[:, rows], 0.0), known, rows)
 
     def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
         """(n 3): count, sum and sum of squares of the readings that training windows take in."""
@@ -138,7 +136,7 @@ class Prepared:
         moments = np.stack([series.when.slot, series.weekday], axis=1)
         self.moments = torch.tensor(moments, device=device)  # (T 2)
         self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if gaps else None
-        self.when = series.when
+        self.when, self.ahead = series.when, windows.ahead
         self.usual_weeks: npt.NDArray[np.float64] | None = None
         self.usual: Tensor | None = None  # (n T): what each node usually reads then, scaled
         if profile:
@@ -163,8 +161,8 @@ class Prepared:
         return {} if self.usual_weeks is None else {"usual_weeks": torch.from_numpy(self.usual_weeks)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to it, unless this is training, which counts for itself, each time the same."""
-        if "usual_weeks" in state and not len(self.starts["train"]):
+        """Go back to it where readings ahead are asked for; else they are counted, each time the same."""
+        if "usual_weeks" in state and self.ahead:
             self.remember(state["usual_weeks"].cpu().numpy())
 
     def _expect(self, usual: npt.NDArray[np.float64]) -> None:

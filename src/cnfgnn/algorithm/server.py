@@ -86,7 +86,7 @@ class Server:
 
     def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Go on from trained weights: the nodes' (shared or one row each), and the server's saved state."""
-        self.everyone.load(theta, "evaluation")
+        self.everyone.load(theta, "evaluation", wire="full")  # as they were, or the run would be another
         if self.gn is not None:
             self.gn.load(state)
 
@@ -171,7 +171,7 @@ class Alternating(Server):
 
     def encode(self) -> Encodings:
         """h_c of all training windows."""
-        return encodings(self.keeping, self.nodes, self.batches)
+        return encodings(self.keeping, self.nodes, self.batches, self.kept_dtype)
 
     def embed(self, encoded: Encodings) -> None:
         """h_G of all training windows, to the nodes."""

@@ -1,4 +1,4 @@
-"""How nodes share their weights once a round: not at all, by averaging, or by a pull to their neighbours."""
+"""How nodes share their weights: not at all, by averaging, or by a pull to their neighbours."""
 
 from __future__ import annotations
 

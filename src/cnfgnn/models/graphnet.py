@@ -76,8 +76,8 @@ class _EdgeState:
 
 class GraphNetworkLayer(nn.Module):
     """One block of Battaglia et al. (2018): e' = phi_e(e, v_r, v_s, u), v' = phi_v(sum e', v, u),
-    u' = phi_u(sum e', sum v', u); an input that is empty has width 0. The input e is the outputs of the
-    `earlier` layers before it, latest first, and the edges' weights."""
+    u' = phi_u(sum e', sum v', u), or means instead of sums; an input that is empty has width 0. The input e
+    is the outputs of the `earlier` layers before it, latest first, and the edges' weights."""
 
     def __init__(
         self, v: int, earlier: int, u: int, widths: Sequence[int], with_global: bool, mean: bool = False

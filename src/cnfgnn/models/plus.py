@@ -1,4 +1,4 @@
-"""The node model with what the paper's does not know: which sensor it is, and which day.
+"""The node model with what the paper's does not know: which sensor it is, what is usual, what is missing.
 
 Weights whose name holds `.personal.` belong to one node and stay there: they are never averaged and never
 sent, one row per node, and zero where a sensor has not trained, so that a new one forecasts like everybody.

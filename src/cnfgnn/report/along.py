@@ -30,7 +30,7 @@ def error_along_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figu
             axes.plot(moved[best], least[best], "o", color=colour(k), markersize=4.5, markeredgecolor="white")
             lows.append(least[best])
             highs.append(least[0])
-    top = float(np.median(highs))  # the first round of the slowest would flatten all the others
+    top = float(max(np.median(highs), *lows))  # the first round of the slowest would flatten all the others
     low = float(min(lows))
     axes.set_ylim(low - headroom(low, top, 0.08), top + headroom(low, top, 0.08))
     axes.set_xscale("log")
