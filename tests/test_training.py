@@ -17,7 +17,7 @@ from cnfgnn.evaluation import Errors
 from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.storage import FolderStore, MemoryStore
 from cnfgnn.training import Progress, Round, _better, evaluate, train
-from tests.conftest import small
+from tests.conftest import network, small
 
 
 def through_a_file(progress: Progress) -> Progress:
@@ -28,8 +28,9 @@ def through_a_file(progress: Progress) -> Progress:
 @pytest.mark.parametrize("optimizer_state", ["fresh", "kept"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    method: str, optimizer_state: str, data: Dataset, tmp_path: Path
+    method: str, optimizer_state: str, tmp_path: Path
 ) -> None:
+    data = network(seconds=3600)  # nearly a week: something is usual
     if METHODS[method].strategy == "split" and optimizer_state == "fresh":
         optimizer_state = "kept"
     config = small(method, **{"training.rounds": 4, "training.optimizer_state": optimizer_state})

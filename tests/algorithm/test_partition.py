@@ -16,7 +16,7 @@ from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.training import train
 from tests.conftest import FEDERATED, network, small
 
-DATA = network()
+DATA = network(seconds=3600)  # nearly a week: something is usual
 partitions = st.lists(st.integers(0, 3), min_size=6, max_size=6)
 
 
