@@ -10,13 +10,17 @@ from typing import Any
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.report import along
 from cnfgnn.report.lines import Line, Study, masked_table
-from cnfgnn.report.studies import Outcome
+from cnfgnn.report.studies import Outcome, change
 from cnfgnn.report.tables import Column, Mean, Table
 from cnfgnn.runs import Run
 
 BASE, OURS = "at-fedavg", "cnfgnn-plus"
 MB = 1e6
 SHIPPED = "as shipped"
+OF_BYTES = (
+    "MB are millions of bytes that one node sent and received in training, until the best round by"
+    f" validation; shares are of the median of {BASE} on the same data."
+)
 METHOD, LABEL = Column("method", "method"), Column("label", "changed")
 RESULT = (
     Column("bytes", "MB a node until the best round", 1),
@@ -66,31 +70,25 @@ def _results(study: Study, lines: Sequence[Line]) -> Table:
     columns = [METHOD, Column("median", "RMSE, median"), Column("rmse", "RMSE"), Column("mae", "MAE")]
     columns += [Column("validation", "validation RMSE"), *RESULT]
     title = f"Beyond the paper on {study.data.name}, unmasked"
-    return Table("beyond", title, columns, rows, (*study.notes(), _said_of_bytes()))
+    return Table("beyond", title, columns, rows, (*study.notes(), OF_BYTES))
 
 
 def _ablation(study: Study, lines: Sequence[Line], methods: Sequence[Line]) -> Table:
     """Each idea left out of what we ship, and each alone where all the others are left out."""
-    shipped = next((line for line in methods if line.cells["method"] == OURS), None)
-    rows = [shipped.with_cells(label=SHIPPED, **_figures(shipped, None, methods))] if shipped else []
-    rows += [line.with_cells(**_figures(line, shipped, methods)) for line in lines]
     columns = [Column("group", "ideas"), LABEL, Column("rmse", "RMSE")]
     columns += [Column("change", "RMSE changes by", 1, True), Column("mae", "MAE")]
     columns += [Column("validation", "validation RMSE"), *RESULT]
     notes = ("Changes are of the same seeds, each against what is shipped with its own seed.",)
     title = f"Each idea off and alone, {OURS} on {study.data.name}, unmasked"
-    return Table("beyond-ablation", title, columns, rows, (*study.notes(), *notes))
+    return Table("beyond-ablation", title, columns, _rows(lines, methods), (*study.notes(), *notes))
 
 
 def _bytes(study: Study, lines: Sequence[Line], methods: Sequence[Line]) -> Table:
     """The same method with more or fewer bytes a round."""
-    shipped = next((line for line in methods if line.cells["method"] == OURS), None)
-    rows = [shipped.with_cells(label=SHIPPED, **_figures(shipped, None, methods))] if shipped else []
-    rows += [line.with_cells(**_figures(line, shipped, methods)) for line in lines]
     columns = [LABEL, Column("rmse", "RMSE"), Column("change", "RMSE changes by", 1, True)]
     columns += [Column("validation", "validation RMSE"), *RESULT]
     title = f"More and fewer bytes, {OURS} on {study.data.name}, unmasked"
-    return Table("beyond-bytes", title, columns, rows, (*study.notes(), _said_of_bytes()))
+    return Table("beyond-bytes", title, columns, _rows(lines, methods), (*study.notes(), OF_BYTES))
 
 
 def _masked_results(study: Study, lines: Sequence[Line]) -> Table:
@@ -116,14 +114,19 @@ def _masked_results(study: Study, lines: Sequence[Line]) -> Table:
 # ---------------------------------------------------------------------------------------------------------
 
 
-def _figures(line: Line, shipped: Line | None, methods: Sequence[Line]) -> dict[str, Any]:
-    change = None
-    if shipped is not None:
-        ours, theirs = line.by_seed("rmse"), shipped.by_seed("rmse")
-        changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]
-        change = Mean.of(changes) if changes else None
+def _rows(lines: Sequence[Line], methods: Sequence[Line]) -> list[dict[str, Any]]:
+    """What is shipped, if it was run, and each line against it."""
+    shipped = next((line for line in methods if line.cells["method"] == OURS), None)
+    rows = [shipped.with_cells(label=SHIPPED, **_figures(shipped, methods))] if shipped else []
+    for line in lines:
+        changed = change(line, shipped, "rmse") if shipped else None
+        rows.append(line.with_cells(change=changed, **_figures(line, methods)))
+    return rows
+
+
+def _figures(line: Line, methods: Sequence[Line]) -> dict[str, Any]:
     errors = {"rmse": line.mean("rmse"), "mae": line.mean("mae"), "validation": _validation(line)}
-    return {**errors, "change": change, **_cost(line, methods)}
+    return {**errors, **_cost(line, methods)}
 
 
 def _cost(line: Line, lines: Sequence[Line]) -> dict[str, Any]:
@@ -159,10 +162,3 @@ def _validation(line: Line) -> Mean:
 
 def _masked(line: Line) -> bool:
     return bool(line.runs) and line.runs[0].config.data.missing == "masked"
-
-
-def _said_of_bytes() -> str:
-    return (
-        "MB are millions of bytes that one node sent and received in training, until the best round by"
-        f" validation; shares are of the median of {BASE} on the same data."
-    )

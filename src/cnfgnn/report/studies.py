@@ -158,9 +158,9 @@ def deviations(study: Study) -> Outcome:
         rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.floors]
         for line in study.lines:
             shipped, label = base.get(line.cells["method"]), line.cells["label"]
-            change = _change(line, shipped, rmse) if shipped and label else None
+            changed = change(line, shipped, rmse) if shipped and label else None
             figures_of = {rmse: line.mean(rmse), mae: line.mean(mae)}
-            rows.append(line.with_cells(**figures_of, change=change, label=label or "as shipped"))
+            rows.append(line.with_cells(**figures_of, change=changed, label=label or "as shipped"))
         columns = [*what, Column(rmse, "RMSE"), Column("change", "RMSE changes by", 1, True)]
         columns += [Column(mae, "MAE"), *RESULT[2:]]
         title = f"Deviations on {study.data.name}, {kind}"
@@ -222,7 +222,8 @@ def _result(line: Line, **more: Any) -> dict[str, Any]:
     return line.with_cells(**({"rmse": line.mean("rmse"), "mae": line.mean("mae")} | more))
 
 
-def _change(line: Line, shipped: Line, figure: str) -> Mean | None:
+def change(line: Line, shipped: Line, figure: str) -> Mean | None:
+    """By which share a figure differs from what is shipped, of the same seeds."""
     ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
     changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]  # none of an error of 0
     return Mean.of(changes) if changes else None
