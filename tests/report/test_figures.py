@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DataError, StorageError
 from cnfgnn.report import drawing, figures
+from cnfgnn.report.along import error_along_bytes
 from cnfgnn.report.figures import Inductive, Point
 from cnfgnn.simulation import seen_sensors
 from tests.conftest import network
@@ -261,3 +262,15 @@ def test_errors_of_all_unseen_and_seen_sensors_are_lines_over_the_share() -> Non
 def test_more_lines_than_colours_differ_by_their_dashes() -> None:
     kinds = {(drawing.colour(k), str(drawing.dash(k))) for k in range(2 * len(drawing.COLOURS))}
     assert len(kinds) == 2 * len(drawing.COLOURS)
+
+
+def test_every_method_s_best_round_is_inside_the_axes_however_late_it_starts() -> None:
+    ours = [[(1e6 * k, 3.95 - 0.02 * k) for k in range(1, 11)] for _ in range(5)]
+    theirs = [[(4e8 * k, 4.5 - 0.1 * k) for k in range(1, 5)]]
+    drawn = error_along_bytes({"ours": ours, "theirs": theirs}, "Error by bytes")
+    (axes,) = drawn.axes
+    low, high = axes.get_ylim()
+    assert low < 3.75 < 4.1 < high
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    assert [float(dot.get_ydata()[0]) for dot in dots] == pytest.approx([3.75] * 5 + [4.1])
+    assert axes.get_xscale() == "log"
