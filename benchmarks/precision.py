@@ -12,10 +12,13 @@ import statistics
 import sys
 import time
 
+from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.config import ComputeConfig
 from cnfgnn.data.folder import load
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
+from machine import without_missing
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -37,7 +40,8 @@ def main() -> None:
     print("| precision |", *(f"seed {seed} |" for seed in options.seeds), "mean | to fp32 | seconds |")
     print("|---|" + "---|" * (len(options.seeds) + 3))
     means: dict[str, float] = {}
-    for precision in options.precision:
+    device = Compute.of(ComputeConfig(options.device)).device
+    for precision in without_missing(options.precision, device):
         begun, reached = time.perf_counter(), []
         for seed in options.seeds:
             changes = {"seed": seed, "training.rounds": options.rounds, "training.server_rounds": 1}

@@ -33,7 +33,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.simulation import Experiment, simulate
-from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes
+from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes, without_missing
 from naive import NaiveRound
 from operations import PHASES, Shape, least_bytes, operations
 from shapes import OneSentence, add_arguments, chosen
@@ -193,7 +193,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         changes |= {"compute.device": options.device, "compute.precision": precision}
         return preset("at-fedavg", like="metr-la").with_changes(changes | {"compute.memory": options.memory})
 
-    for precision in options.precision:
+    for precision in without_missing(options.precision, device):
         result = results["precisions"][precision] = measured(data, config(precision), options, bandwidth)
         print(f"{precision}: {result['seconds']['round']:.2f} s a round", flush=True)
     if options.minibatches:
@@ -201,7 +201,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for precision, result in results["precisions"].items():
             ratios = {phase: naive[phase] / result["seconds"][phase] for phase in naive}
             results["ratios"][precision] = ratios
-        results["ratio"] = max(ratios["round"] for ratios in results["ratios"].values())
+        results["ratio"] = max((ratios["round"] for ratios in results["ratios"].values()), default=None)
     return results
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cnfgnn.algorithm.compute import multiplies_bf16
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
@@ -19,6 +20,7 @@ from cnfgnn.transports.in_process import InProcess
 
 torch.set_num_threads(1)  # tiny tensors; and tests run side by side
 
+needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
 

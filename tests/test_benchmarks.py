@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import machine
 from benchmarks.naive import NaiveNode, NaiveRound
 from benchmarks.operations import PHASES, Shape, decoder, encoder, least_bytes, network, operations
 from benchmarks.shapes import cut, random_network
 from torch.utils.flop_counter import FlopCounterMode
 
 import cnfgnn
+from cnfgnn.algorithm.compute import multiplies_bf16
 from cnfgnn.algorithm.server import Alternating
 from cnfgnn.errors import ConfigError
 from cnfgnn.models.graphnet import Edges, GraphNetwork
@@ -44,7 +46,9 @@ def test_a_round_is_measured_part_by_part() -> None:
     results = json.loads(done.stdout.splitlines()[-1])
     assert (results["sensors"], results["steps"], results["edges"]) == (3, 230, 5)
     naive = results["naive"]
-    for precision in ("fp32", "bf16"):
+    assert set(results["precisions"]) == {"fp32", *(["bf16"] if multiplies_bf16() else [])}
+    assert ("bf16 is left out" in done.stdout) != multiplies_bf16()
+    for precision in results["precisions"]:
         one = results["precisions"][precision]
         for parts in (one["seconds"], one["tflop"], one["least_bytes"], one["floor_seconds"], naive):
             assert set(parts) == {*PHASES, "round"}
@@ -74,6 +78,33 @@ def test_wrong_arguments_get_one_sentence(arguments: list[object], says: str) ->
     assert done.returncode == 2
     assert done.stderr.startswith(f"round.py: {says}")
     assert done.stderr.count("\n") == 1
+
+
+def test_calibrations_are_bounded_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0.0], []
+
+    def work(seconds: float) -> None:
+        now[0] += seconds
+        calls.append(seconds)
+
+    monkeypatch.setattr(machine, "clock", lambda device: now[0])
+    cpu = torch.device("cpu")
+    assert machine.best_of(lambda: work(0.001), cpu) == pytest.approx(0.001)
+    assert len(calls) == 1 + 5 * 3
+    calls.clear()
+    assert machine.best_of(lambda: work(100.0), cpu) == 100.0
+    assert len(calls) == 1
+    calls.clear()
+    machine.best_of(lambda: work(1.0), cpu)
+    assert sum(calls) <= machine.WITHIN + 3 * 1.0
+
+    def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:  # a processor that emulates
+        work(len(a) ** 3 * 2e-7)
+
+    calls.clear()
+    monkeypatch.setattr(torch, "mm", product)
+    assert machine.gemm_rate(cpu, "fp32") == pytest.approx(2 / 2e-7)
+    assert sum(calls) < 4 * machine.WITHIN
 
 
 # ---- what is counted --------------------------------------------------------------------------------------

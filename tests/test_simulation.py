@@ -16,7 +16,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.simulation import simulate
 from cnfgnn.training import evaluate, train
-from tests.conftest import network, server, small, transport
+from tests.conftest import needs_bf16, network, server, small, transport
 
 
 def altered(data: Dataset, rows: list[int], by: float) -> Dataset:
@@ -165,13 +165,27 @@ def test_one_sensor_alone_can_train() -> None:
         assert math.isfinite(train(simulate(alone, small(method))).best.loss)
 
 
-def test_bf16_stays_near_fp32(data: Dataset) -> None:
+def losses_by_precision(data: Dataset) -> dict[str, float]:
     losses = {}
     for precision in ("fp32", "bf16"):
         config: Config = small("at-fedavg", **{"compute.precision": precision})
         losses[precision] = train(simulate(data, config)).best.loss
+    return losses
+
+
+@needs_bf16
+def test_bf16_stays_near_fp32(data: Dataset) -> None:
+    losses = losses_by_precision(data)
     assert losses["bf16"] != losses["fp32"]
     assert abs(losses["bf16"] / losses["fp32"] - 1) < 0.03
+
+
+def test_a_processor_without_bf16_gives_the_results_of_fp32(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cnfgnn.algorithm.compute.multiplies_bf16", lambda: False)
+    losses = losses_by_precision(data)
+    assert losses["bf16"] == losses["fp32"]
 
 
 def test_a_graph_without_edges_is_no_obstacle(data: Dataset) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,12 +24,62 @@ def test_precisions_are_types_and_products() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-def test_a_cpu_that_cannot_multiply_in_bf16_falls_back_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("avx512_bf16", "amx_tile"):
-        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
-    assert not Compute.of(ComputeConfig("cpu", "bf16")).bf16
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert Compute.of(ComputeConfig("cpu", "bf16")).bf16
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A processor that says of itself what the test wants to hear."""
+
+    def be(machine: str, usable: bool, avx512_bf16: bool = False, amx_tile: bool = False) -> None:
+        compute._say_once.cache_clear()
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: usable)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx_tile)
+
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    return be
+
+
+def test_a_processor_without_bf16_computes_in_fp32_and_says_so_once(
+    pretend: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend("aarch64", usable=False)
+    for _ in range(2):
+        assert not Compute.of(ComputeConfig("cpu", "bf16")).bf16
+    assert [record.getMessage() for record in caplog.records] == [
+        "compute.precision=bf16: this processor has no bf16 instructions, so products run in fp32"
+    ]
+    caplog.clear()
+    Compute.of(ComputeConfig("cpu", "fp32"))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("processor", "has"),
+    [
+        ({"machine": "aarch64", "usable": True}, True),  # Neoverse V1
+        ({"machine": "aarch64", "usable": False}, False),  # Neoverse N1
+        ({"machine": "x86_64", "usable": False}, False),  # without AVX-512
+        ({"machine": "x86_64", "usable": True}, False),  # AVX-512 alone: bf16 is emulated
+        ({"machine": "x86_64", "usable": True, "avx512_bf16": True}, True),
+        ({"machine": "x86_64", "usable": True, "amx_tile": True}, True),
+        ({"machine": "x86_64", "usable": False, "amx_tile": True}, False),  # PyTorch does not use it
+    ],
+)
+def test_bf16_is_used_where_the_processor_has_instructions_for_it(
+    processor: dict[str, Any], has: bool, pretend: Callable[..., None]
+) -> None:
+    pretend(**processor)
+    assert multiplies_bf16() == has
+    assert Compute.of(ComputeConfig("cpu", "bf16")).bf16 == has
+
+
+def test_a_limit_on_instructions_is_respected(
+    pretend: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend("x86_64", usable=True, avx512_bf16=True, amx_tile=True)
+    for limit, has in (("AVX512_CORE", False), ("avx512_core_bf16", True), ("AVX512_CORE_AMX", True)):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+        assert multiplies_bf16() == has
 
 
 @pytest.mark.parametrize(("nodes", "windows"), [(1, 1), (7, 3), (5, 100), (6, 0)])

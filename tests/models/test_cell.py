@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from cnfgnn.models.cell import Cell
+from tests.conftest import needs_bf16
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
@@ -40,6 +41,7 @@ def test_states_and_gradients_equal_those_of_torch(m: int, b: int, d: int, h: in
         torch.testing.assert_close(a, c, rtol=0, atol=1e-10)
 
 
+@needs_bf16
 def test_bf16_comes_close_to_float32_and_keeps_the_state_in_it() -> None:
     theta = {name: (w.float() / 8).requires_grad_() for name, w in weights(2, 2, 64).items()}
     x, state = random(2, 32, 2, seed=5).float(), random(2, 32, 64, seed=6).float().requires_grad_()

@@ -11,6 +11,7 @@ from torch import Tensor
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.edges import Edges, Incidence, edge_update
 from cnfgnn.models.graphnet import GraphNetwork
+from tests.conftest import needs_bf16
 from tests.models.test_graphnet import random_graph
 
 CPU = torch.device("cpu")
@@ -83,6 +84,7 @@ def test_a_sum_in_half_precision_goes_on_growing() -> None:
     assert ends.sum(torch.ones(1000, 2, 3, dtype=torch.bfloat16)).float().min() == 1000
 
 
+@needs_bf16
 def test_products_in_bf16_come_close_to_float32() -> None:
     graph, gn = random_graph(12, 5, 0.5), GraphNetwork().init(torch.Generator().manual_seed(1))
     edges, h_c = Edges.of(graph, CPU, torch.float32), random(12, 8, 64).float()

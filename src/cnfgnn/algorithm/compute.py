@@ -6,6 +6,7 @@ import ctypes
 import functools
 import logging
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,6 +19,15 @@ from cnfgnn.errors import ConfigError
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TENSOR_CORES_SINCE = (8, 0)  # compute capability from which products come in tf32 and bf16
+NO_BF16 = "compute.precision=bf16: this processor has no bf16 instructions, so products run in fp32"
+ISA_WITHOUT_BF16 = {
+    "SSE41",
+    "AVX",
+    "AVX2",
+    "AVX2_VNNI",
+    "AVX512_CORE",
+    "AVX512_CORE_VNNI",
+}  # as oneDNN names them
 # nodes x windows at once on a CPU: bounds memory; other devices take all at once, in few launches
 SEQUENCES_AT_ONCE = {"cpu": 1 << 13}
 
@@ -53,7 +63,7 @@ class Compute:
         bf16 = config.precision == "bf16"
         if bf16 and device.type == "cpu" and not multiplies_bf16():
             bf16 = False
-            logging.getLogger(__name__).debug("this CPU has no products in bf16: they run in float32")
+            _say_once(NO_BF16)
         return cls(device, dtype, bf16)
 
     def memory(self) -> int:
@@ -78,10 +88,31 @@ class Compute:
 
 
 def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for products in bf16; without them they are slower than float32."""
-    # the names are private to torch: where one is gone, the CPU gets the benefit of the doubt
-    asked = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
-    return any(has is None or has() for has in asked)
+    """Whether this CPU has instructions for products in bf16, and PyTorch uses them.
+
+    Without them PyTorch emulates such products many times slower than float32, or refuses them. Answered from
+    what the processor says of itself, never from a measurement: a resumed run must compute as it did before.
+    """
+    usable = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    if usable is not None and not usable():
+        return False
+    if platform.machine() in ("x86_64", "AMD64"):
+        # AVX-512 without its bf16 extension counts as usable above, and emulates
+        asked = [getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile")]
+        return any(has() for has in asked if has is not None) and not _isa_limited()
+    return usable is not None
+
+
+def _isa_limited() -> bool:
+    """Whether oneDNN was told to do without the bf16 instructions of an x86 processor."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
+    return limit in ISA_WITHOUT_BF16
+
+
+@functools.cache
+def _say_once(sentence: str) -> None:
+    """To the log, which prints warnings to stderr unless the program using us has set it up otherwise."""
+    logging.getLogger("cnfgnn").warning(sentence)
 
 
 def _check_precision(precision: Precision, device: torch.device) -> None:
