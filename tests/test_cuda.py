@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.models import kernels
 from cnfgnn.simulation import simulate
 from cnfgnn.storage import MemoryStore
 from cnfgnn.training import Progress, train
-from tests.conftest import small
+from tests.conftest import server, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -38,6 +39,46 @@ def test_every_precision_trains(precision: str, data: Dataset) -> None:
     config = small("at-fedavg", **{"compute.device": "cuda", "compute.precision": precision})
     reference = train(simulate(data, small("at-fedavg"))).best.loss
     assert train(simulate(data, config)).best.loss == pytest.approx(reference, rel=0.03)
+
+
+# Widths at which kernels run: the presets', and some that are no power of two.
+WIDTHS: list[dict[str, Any]] = [
+    {"model.hidden": 64, "model.embedding": 64, "model.gn_widths": [256, 256, 128]},
+    {"model.hidden": 64, "model.embedding": 48, "model.gn_widths": [64, 64, 32]},
+    {"model.hidden": 40, "model.embedding": 24, "model.gn_widths": [32, 32]},
+    {"model.hidden": 7, "model.embedding": 3, "model.gn_widths": [16, 16]},
+    {"model.hidden": 64, "model.embedding": 64, "model.gn_widths": [48, 40]},  # by the plain twin
+]
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=lambda widths: "-".join(map(str, widths.values())))
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_whole_training_by_kernels_stays_near_fp32(
+    widths: dict[str, Any], schedule: str, data: Dataset
+) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        changes = {"compute.device": "cuda", "compute.precision": precision, "training.schedule": schedule}
+        experiment = simulate(data, small("at-fedavg", **widths, **changes, **{"training.rounds": 3}))
+        losses[precision] = train(experiment).history[-1].loss
+        learner = server(experiment).gn
+        assert learner is not None
+        if precision == "bf16" and kernels.available(torch.device("cuda")):
+            assert learner.by_kernels == (widths["model.gn_widths"] != [48, 40])
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "gru-fedavg", "gru-local", "cnfgnn-plus", "mlp-central"])
+def test_the_presets_train_by_kernels(method: str, data: Dataset) -> None:
+    """As `cnfgnn train` would, with the sizes of the preset itself."""
+    changes = {"compute.device": "cuda", "training.rounds": 2, "training.client_batch": 32}
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        config = preset(method).with_changes(
+            {**changes, "training.server_batch": 24, "compute.precision": precision}
+        )
+        losses[precision] = train(simulate(data, config)).history[-1].loss
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: "-".join(map(str, study.values())))

@@ -108,19 +108,28 @@ def test_a_frozen_decoder_gives_the_gradient_of_its_start_alone(monkeypatch: pyt
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("n", "e", "b", "widths", "layers"),
+    ("n", "e", "b", "widths", "layers", "embedding"),
     [
-        (5, 12, 3, (32, 32, 16), 2),
-        (7, 20, 11, (32, 64, 16), 2),
-        (3, 1, 2, (16, 16), 2),
-        (6, 10, 9, (32, 32, 32, 16), 3),
-        (4, 6, 5, (32, 32, 16), 1),
-        *([(40, 200, 48, (64, 64, 32), 2)] if CUDA else []),
+        (5, 12, 3, (32, 32, 16), 2, 16),
+        (7, 20, 11, (32, 64, 16), 2, 16),
+        (3, 1, 2, (16, 16), 2, 16),
+        (6, 10, 9, (32, 32, 32, 16), 3, 16),
+        (4, 6, 5, (32, 32, 16), 1, 16),
+        (5, 12, 3, (32, 32, 16), 2, 24),  # an embedding whose width is no power of two
+        (5, 12, 3, (32, 32, 16), 2, 7),
+        *([(40, 200, 48, (64, 64, 32), 2, 16), (40, 200, 48, (256, 256, 128), 2, 48)] if CUDA else []),
     ],
 )
 @pytest.mark.parametrize("absent", [0.0, 0.3])
 def test_graph_network(
-    kind: torch.dtype, n: int, e: int, b: int, widths: tuple[int, ...], layers: int, absent: float
+    kind: torch.dtype,
+    n: int,
+    e: int,
+    b: int,
+    widths: tuple[int, ...],
+    layers: int,
+    embedding: int,
+    absent: float,
 ) -> None:
     from cnfgnn.models.kernels.graph import graph_network
 
@@ -129,10 +138,10 @@ def test_graph_network(
     graph = Edges.of(
         Graph(nodes=n, senders=pairs // n, receivers=pairs % n, weights=rng.random(e)), DEVICE, torch.float32
     )
-    gn = GraphNetwork(16, 16, widths, layers).init(torch.Generator().manual_seed(3)).to(DEVICE)
+    gn = GraphNetwork(16, embedding, widths, layers).init(torch.Generator().manual_seed(3)).to(DEVICE)
     h_c = drawn(1, n, b, 16).requires_grad_()
     present = None if absent == 0 else drawn(2, n, b) > -0.5
-    slope = drawn(3, n, b, 16)
+    slope = drawn(3, n, b, embedding)
     weights = list(gn.parameters())
 
     def with_gradients(h_G: Tensor) -> list[Tensor]:
@@ -157,15 +166,31 @@ def test_adam_with_rows_that_stand_still() -> None:
     theta, grads = {"w": drawn(1, 3, 5, 7)}, [drawn(k, 3, 5, 7) for k in range(2, 8)]
     plain = Adam(theta, 1e-2)
     w, mean, square = (x.clone() for x in (theta["w"], plain.mean["w"], plain.square["w"]))
-    steps = plain.steps.clone()
+    steps, rate = plain.steps.clone(), plain.rate
     for k, grad in enumerate(grads):
         active = torch.tensor([True, k % 2 == 0, False], device=DEVICE)
         step_plainly(plain, theta, grad, active)
         steps += active
-        adam_step(w, grad, mean, square, steps, active.double(), 1e-2, (BETA_1, BETA_2), EPS)
+        adam_step(w, grad, mean, square, steps, active.double(), rate, (BETA_1, BETA_2), EPS)
     torch.testing.assert_close(w, theta["w"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(mean, plain.mean["w"], rtol=1e-5, atol=1e-7)
     assert torch.equal(w[2], theta["w"][2])
+
+
+def test_another_learning_rate_takes_effect_without_compiling_anew() -> None:
+    from cnfgnn.models.kernels.adam import _adam, adam_step
+
+    w, zeros = drawn(1, 2, 5), torch.zeros(2, 5, device=DEVICE)
+    steps = torch.ones(2, dtype=torch.float64, device=DEVICE)
+    rate, grad, moved, compiled = torch.zeros((), dtype=torch.float64, device=DEVICE), drawn(2, 2, 5), [], []
+    for lr in (1e-3, 2e-3, 5e-4):
+        before, mean, square = w.clone(), zeros.clone(), zeros.clone()
+        adam_step(w, grad, mean, square, steps, steps, rate.fill_(lr), (BETA_1, BETA_2), EPS)
+        moved.append(((w - before).abs() / lr).mean().item())
+        if CUDA:
+            compiled.append(len(next(iter(_adam.device_caches.values()))[0]))
+    assert moved == pytest.approx([1.0] * 3, rel=1e-3)
+    assert len(set(compiled)) <= 1, "each learning rate compiled a kernel of its own"
 
 
 def test_adam_where_some_weights_have_a_row_for_each_node_and_others_one_for_all(
@@ -187,7 +212,7 @@ def test_adam_where_some_weights_have_a_row_for_each_node_and_others_one_for_all
 def step_plainly(adam: Adam, theta: dict[str, Tensor], grad: Tensor, active: Tensor) -> None:
     """On the CPU, where no kernel is used."""
     twin = {"w": theta["w"].cpu()}
-    plain = Adam(twin, adam.lr)
+    plain = Adam(twin, float(adam.rate))
     plain.load({name: x.cpu() for name, x in adam.state().items()})
     plain.step(twin, {"w": grad.cpu()}, active.cpu())
     adam.load(plain.state())

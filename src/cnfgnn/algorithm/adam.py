@@ -16,15 +16,20 @@ BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 class Adam:
     """Kingma & Ba's update with the constants of torch.optim.Adam.
 
-    Each row counts its own steps, because a node that has no window in a minibatch takes none.
+    Each row counts its own steps, because a node that has no window in a minibatch takes none. The learning
+    rate is a tensor that is changed in place: a recorded or compiled step goes on with the new rate.
     """
 
     def __init__(self, theta: Mapping[str, Tensor], lr: float) -> None:
-        self.lr = lr
         self.mean = {name: torch.zeros_like(w) for name, w in theta.items()}
         self.square = {name: torch.zeros_like(w) for name, w in theta.items()}
         first = next(iter(theta.values()))
         self.steps = torch.zeros(models(theta), dtype=torch.float64, device=first.device)
+        self.rate = torch.full((), lr, dtype=torch.float64, device=first.device)
+
+    def set_rate(self, lr: float) -> None:
+        """Go on with another learning rate."""
+        self.rate.fill_(lr)
 
     @torch.no_grad()
     def step(
@@ -48,11 +53,11 @@ class Adam:
                 moments = self.mean[name][some], self.square[name][some]
                 # a pooled model has one row, but for what belongs to one node
                 counts = taken.expand(len(w)).contiguous(), moving.expand(len(w)).contiguous()
-                adam_step(w, grads[name], *moments, *counts, self.lr, (BETA_1, BETA_2), EPS)
+                adam_step(w, grads[name], *moments, *counts, self.rate, (BETA_1, BETA_2), EPS)
             return
         steps = taken.clamp(min=1)
         new_1, new_2 = (1 - BETA_1) * moving, (1 - BETA_2) * moving
-        rate = moving * self.lr / (1 - BETA_1**steps)
+        rate = moving * self.rate / (1 - BETA_1**steps)
         root = (1 - BETA_2**steps).sqrt()
         for name, w in theta.items():
             row = (-1, *[1] * (w.dim() - 1))

@@ -95,7 +95,7 @@ class Clients:
         self._own()
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
-        self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
+        self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
         minibatch = Replay(self._learn, self._learning)
         each = len(self.client_batches)
         for number in range(first, r_c * each if until is None else min(until, r_c * each)):
@@ -176,7 +176,7 @@ class Clients:
         grads |= dict(zip(encoder, of_encoder, strict=True))
         if self.adam is None:
             self.adam = Adam(self.theta, self.settings.client_lr)
-        self.adam.lr = self.settings.client_lr * decay(r_g, self.settings.decay_rounds)
+        self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
         self.adam.step(self.theta, grads, _active(has))
         self._h_c = None
 

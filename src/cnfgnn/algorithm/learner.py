@@ -73,9 +73,7 @@ class GraphLearner:
 
     def slow_down(self, left: float) -> None:
         """Go on with this share of the learning rate."""
-        if self.adam.lr != self.lr * left:
-            self.adam.lr = self.lr * left
-            self._graph = None  # what was recorded has the old rate in it
+        self.adam.set_rate(self.lr * left)
 
     def step(self, grad: Tensor) -> None:
         """Take one step along the gradient of `weights`."""
@@ -126,5 +124,5 @@ def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -
 
 
 def _fit(widths: Sequence[int]) -> bool:
-    """Whether kernels take layers of these widths."""
+    """Whether kernels take hidden layers of these widths; embeddings may have any."""
     return len(widths) > 1 and all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)

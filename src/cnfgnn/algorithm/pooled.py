@@ -47,8 +47,7 @@ class Pooled:
         settings = self.clients.settings
         if settings.decay_rounds:
             left = decay(r_g, settings.decay_rounds)
-            self.adam.lr = settings.client_lr * left
-            self._minibatch = Replay(self._learn, self._memory)  # what was recorded has the old rate in it
+            self.adam.set_rate(settings.client_lr * left)
             if self.gn is not None:
                 self.gn.slow_down(left)
 

@@ -13,15 +13,15 @@ BLOCK = 1024
 
 @triton.jit
 def _adam(
-    w, grad, mean, square, steps, moving, size,
-    lr: tl.constexpr, beta_1: tl.constexpr, beta_2: tl.constexpr, eps: tl.constexpr,
+    w, grad, mean, square, steps, moving, lr, size,
+    beta_1: tl.constexpr, beta_2: tl.constexpr, eps: tl.constexpr,
     log_1: tl.constexpr, log_2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, at = column < size, m * size + column
     count, moves = tl.maximum(tl.load(steps + m), 1.0), tl.load(moving + m)
-    rate = (moves * lr / (1 - tl.exp(count * log_1))).to(tl.float32)
+    rate = (moves * tl.load(lr) / (1 - tl.exp(count * log_1))).to(tl.float32)
     root = tl.sqrt(1 - tl.exp(count * log_2)).to(tl.float32)
     new_1, new_2 = ((1 - beta_1) * moves).to(tl.float32), ((1 - beta_2) * moves).to(tl.float32)
     g = tl.load(grad + at, mask=inside, other=0.0)
@@ -42,14 +42,17 @@ def adam_step(
     square: Tensor,
     steps: Tensor,
     moving: Tensor,
-    lr: float,
+    lr: Tensor,
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Move w (m, ...) in place; steps and moving are (m,) in float64."""
+    """Move w (m, ...) in place; steps and moving (m,) and the learning rate () are in float64.
+
+    The rate is read from memory: as a constant it would have the kernel compiled anew whenever it changes.
+    """
     size = w[0].numel()
     _adam[(len(w), triton.cdiv(size, BLOCK))](
-        *(w, grad.contiguous(), mean, square, steps, moving, size),
-        **{"lr": lr, "beta_1": betas[0], "beta_2": betas[1], "eps": eps},
+        *(w, grad.contiguous(), mean, square, steps, moving, lr, size),
+        **{"beta_1": betas[0], "beta_2": betas[1], "eps": eps},
         **{"log_1": math.log(betas[0]), "log_2": math.log(betas[1]), "BLOCK": BLOCK},
     )

@@ -113,9 +113,12 @@ def add_gathered(x, at_nodes, receivers, out, columns, R, b, F: tl.constexpr, RO
 
 
 @triton.jit
-def column_sums(x, columns, R, F: tl.constexpr, ROWS: tl.constexpr):
-    """A row (f) of each program: the sum of its rows of x (r f)."""
+def column_sums(x, columns, R, F: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """A row (f) of each program: the sum of its rows of x (r f); any f, padded to a power of two."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    at = rows[:, None] * F + tl.arange(0, F)[None, :]
-    total = tl.sum(tl.load(x + at, mask=(rows < R)[:, None], other=0.0).to(tl.float32), axis=0)
-    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), total)
+    unit = tl.arange(0, PADDED)
+    inside = (rows < R)[:, None] & (unit < F)[None, :]
+    total = tl.sum(
+        tl.load(x + rows[:, None] * F + unit[None, :], mask=inside, other=0.0).to(tl.float32), axis=0
+    )
+    tl.store(columns + tl.program_id(0) * F + unit, total, mask=unit < F)

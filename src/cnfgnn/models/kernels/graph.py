@@ -135,7 +135,8 @@ class _Linear(torch.autograd.Function):
         rows = grads[0].reshape(-1, weight.shape[0]).contiguous()
         r, f = rows.shape
         columns = rows.new_empty(-(-r // SUMMED), f, dtype=torch.float32)
-        kernels.column_sums[(len(columns),)](rows, columns, r, F=f, ROWS=SUMMED)
+        padded = 1 << (f - 1).bit_length()
+        kernels.column_sums[(len(columns),)](rows, columns, r, F=f, PADDED=padded, ROWS=SUMMED)
         grad_x = (rows @ weight).view_as(x) if ctx.needs_input_grad[0] else None
         return grad_x, rows.mT @ x.reshape(r, -1), columns.sum(0).to(weight.dtype)
 
