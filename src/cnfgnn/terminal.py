@@ -26,23 +26,19 @@ def out() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
-def watcher(name: str = "") -> BarWatcher | LineWatcher:
-    """A bar on a terminal, lines elsewhere; `name` tells runs of a plan apart."""
-    label = f"{name}, " if name else ""
-    return BarWatcher(label) if sys.stderr.isatty() else LineWatcher(label)
+def watcher() -> BarWatcher | LineWatcher:
+    """A bar on a terminal, lines elsewhere."""
+    return BarWatcher() if sys.stderr.isatty() else LineWatcher()
 
 
 class BarWatcher:
     """A bar over the minibatches of all rounds, with rate, best so far and time left."""
 
-    def __init__(self, label: str = "") -> None:
-        self.label = label
-
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.bar = Progress(
-            TextColumn("{task.description}round {task.fields[r_g]}"),
+            TextColumn("round {task.fields[r_g]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -53,7 +49,7 @@ class BarWatcher:
         )
         done = len(progress.history)
         self.task = self.bar.add_task(
-            self.label,
+            "",
             total=self.rounds * self.per_round,
             completed=done * self.per_round,
             r_g=f"{done + 1}/{self.rounds}",
@@ -62,7 +58,7 @@ class BarWatcher:
         )
         self.bar.start()
         if experiment.keeping.how != "full":
-            self.bar.print(f"{self.label}{experiment.keeping}")
+            self.bar.print(str(experiment.keeping))
 
     def tick(self) -> None:
         speed = self.bar.tasks[0].speed
@@ -83,9 +79,6 @@ class BarWatcher:
 
 class LineWatcher:
     """A line per round, and one every half minute in between."""
-
-    def __init__(self, label: str = "") -> None:
-        self.label = label
 
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
@@ -116,49 +109,58 @@ class LineWatcher:
 
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
-        print(self.label + line, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 class PlanWatcher:
-    """Of several runs: which one of how many is at work; those in other processes all in one bar."""
+    """Of several runs: one bar for all of them on a terminal; elsewhere a line when a run ends, and one every
+    half minute in between."""
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
-        self.at_work: dict[str, str] = {}
+        self.at_work: dict[
+            str, tuple[float, str]
+        ] = {}  # of each run: the share that is done, and a few words
         self.said = time.monotonic()
 
     def plan(self, runs: int, done: int) -> None:
         self.runs, self.ended = runs, done
-        if done:
-            self._say(f"{done} of {runs} runs are done already")
-
-    def watcher(self, run: Run) -> BarWatcher | LineWatcher:
-        return watcher(f"[{self.ended + 1}/{self.runs}] {run.folder.name}")
-
-    def process(self, run: Run) -> None:
-        history = run.progress.history
-        self.at_work[run.folder.name] = f"{run.folder.name} {len(history)}"
-        if not sys.stderr.isatty():
-            if time.monotonic() - self.said > HEARTBEAT_S:
-                self._say("rounds done: " + ", ".join(self.at_work.values()))
-            return
-        if self.bar is None:
+        if sys.stderr.isatty() and done < runs:
             columns = (
-                MofNCompleteColumn(),
+                TextColumn("{task.fields[ended]}/{task.total} runs"),
                 BarColumn(),
                 TimeRemainingColumn(),
+                TextColumn("at most"),
                 TextColumn("{task.fields[now]}"),
             )
             self.bar = Progress(*columns, console=Console(stderr=True))
-            self.task = self.bar.add_task("", total=self.runs, completed=self.ended, now="")
+            self.task = self.bar.add_task("", total=runs, completed=done, ended=done, now="")
             self.bar.start()
-        self.bar.update(self.task, now="rounds: " + ", ".join(self.at_work.values()))
+        if done:
+            self._say(f"{done} of {runs} runs are done already")
+
+    def watcher(self, run: Run) -> RunOfPlan:
+        return RunOfPlan(self, run.folder.name)
+
+    def process(self, run: Run) -> None:
+        done, rounds = len(run.progress.history), run.config.training.rounds
+        self.show(run.folder.name, done / rounds, f"round {min(done + 1, rounds)}/{rounds}")
+
+    def show(self, name: str, share: float, now: str) -> None:
+        """How far a run has come."""
+        self.at_work[name] = (share, f"{name}: {now}")
+        words = "; ".join(text for _, text in self.at_work.values())
+        if self.bar is not None:
+            done = self.ended + sum(share for share, _ in self.at_work.values())
+            self.bar.update(self.task, completed=done, now=words)
+        elif time.monotonic() - self.said > HEARTBEAT_S:
+            self._say(f"{self.ended} of {self.runs} runs are done; {words}")
 
     def done(self, run: Run, problem: str | None) -> None:
         self.ended += 1
         self.at_work.pop(run.folder.name, None)
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.ended)
+            self.bar.update(self.task, completed=self.ended, ended=self.ended, now="")
         if problem is not None:
             self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: {problem}")
         elif run.progress.history:
@@ -175,6 +177,34 @@ class PlanWatcher:
             self.bar.print(line)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+class RunOfPlan:
+    """Tells a plan's display how far one of its runs has come."""
+
+    def __init__(self, plan: PlanWatcher, name: str) -> None:
+        self.plan, self.name = plan, name
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.done, self.ticks = len(progress.history), 0
+        if experiment.keeping.how != "full":
+            self.plan._say(f"{self.name}: {experiment.keeping}")
+        self._show()
+
+    def tick(self) -> None:
+        self.ticks += 1
+        self._show()
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.done, self.ticks = done.r_g, 0
+        self._show()
+
+    def end(self) -> None: ...
+
+    def _show(self) -> None:
+        share = (self.done + min(self.ticks / self.per_round, 1.0)) / self.rounds
+        self.plan.show(self.name, min(share, 1.0), f"round {min(self.done + 1, self.rounds)}/{self.rounds}")
 
 
 def print_study(made: StudyTable) -> None:
