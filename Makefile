@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 DEMO := runs/demo
 
-.PHONY: demo test chaos test-kernels check lint types clean
+.PHONY: demo test test-all test-slow chaos test-kernels check lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -20,11 +20,16 @@ demo: $(READY)  ## three methods on a small synthetic city, side by side, and a 
 	$(BIN)/cnfgnn compare experiments/demo.toml --out $(DEMO)
 	$(BIN)/cnfgnn report $(DEMO)/*-seed* --out $(DEMO)/report.html
 
-test: $(READY)  ## the tests, warnings as errors
+test: $(READY)  ## the tests, warnings as errors, and the 20 slowest of them: a few minutes
 	$(BIN)/python -m pytest -n auto
 
-chaos: $(READY)  ## what a federation survives, at length: about half an hour
+test-slow: $(READY)  ## what takes longer: federations of real processes, whole plans of runs
+	$(BIN)/python -m pytest -m slow -n auto
+
+chaos: $(READY)  ## what a federation survives, at length
 	$(BIN)/python -m pytest -m chaos
+
+test-all: test test-slow chaos  ## every test there is
 
 test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
 	@# not in constraints.txt: PyTorch for CUDA brings the version that it wants

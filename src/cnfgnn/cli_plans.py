@@ -37,7 +37,7 @@ def compare(
         rows = perform(read, data, folder, terminal.PlanWatcher(), jobs)
     table = Table(
         *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
-        title=f"{plan.stem}: test errors, median of {len(read.seeds)} seeds; bytes until the best round",
+        title=f"{plan.stem}: test errors, {_of_seeds(len(read.seeds))}; bytes until the best round",
     )
     floor = last_value(data, config.data).overall
     figures = [terminal.number(value) for value in (floor.masked_rmse, floor.masked_mae, floor.rmse)]
@@ -80,6 +80,10 @@ def reproduce(
             print(note)
         print()
     print(f"{folder}: {table}.md, {table}.json, {table}.html and more")
+
+
+def _of_seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"median of {count} seeds"
 
 
 @contextmanager
