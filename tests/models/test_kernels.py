@@ -25,10 +25,10 @@ KINDS = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 STEPS = 5
 
 
-def close(actual: Tensor, expected: Tensor, kind: torch.dtype) -> None:
+def close(actual: Tensor, expected: Tensor, kind: torch.dtype, in_float32: float = 1e-5) -> None:
     """In the norm: single elements of a gradient may be as small as rounding errors of others."""
     assert torch.isfinite(actual).all()
-    tolerance = 3e-5 if kind == torch.float32 else 2e-2
+    tolerance = in_float32 if kind == torch.float32 else 2e-2
     assert (actual - expected).norm() <= tolerance * expected.norm() + 1e-6
 
 
@@ -152,7 +152,7 @@ def test_graph_network(
     actual = with_gradients(graph_network(gn, [w.to(kind) for w in weights], h_c, graph, mask).float())
     if kind == torch.float32:
         for ours, theirs in zip(actual, expected, strict=True):
-            close(ours, theirs, kind)
+            close(ours, theirs, kind, 1e-4)  # rounding turns some of many rectifiers on or off
         return
     with torch.autocast(DEVICE.type, torch.bfloat16):  # small gradients suffer from rounding, here as there
         rounded = with_gradients(gn(h_c, graph, present).float())
