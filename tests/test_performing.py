@@ -58,6 +58,7 @@ def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
     assert [row.tests for row in second] == [row.tests for row in first]
 
 
+@pytest.mark.slow
 def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
     data = open_data(plan.cases()[0].config)
@@ -71,7 +72,7 @@ def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
         assert [e.rmse for e in one.errors] == pytest.approx([e.rmse for e in other.errors], rel=1e-4)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
@@ -134,6 +135,7 @@ def test_what_is_done_can_be_shown_without_starting_anything(tmp_path: Path) -> 
     assert [(row.case.name, [run.config.seed for run in row.runs]) for row in rows] == [("at-fedavg", [2])]
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_killed_goes_on_and_leaves_no_process_behind(tmp_path: Path) -> None:
     read(tmp_path, TINY.replace("rounds = 2", "rounds = 40", 1))
     command = [sys.executable, "-m", "cnfgnn", "compare", "plan.toml", "--out", "runs", "--jobs", "2"]

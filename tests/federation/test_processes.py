@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
@@ -60,6 +61,7 @@ def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> 
             awaited(lambda name=name: forgot(made[name]), f"{name} forgets the job")
 
 
+@pytest.mark.slow
 def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(tmp_path: Path) -> None:
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
@@ -81,6 +83,7 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(
             session.state("0bd6bd6e-0000-0000-0000-000000000000")
 
 
+@pytest.mark.slow
 def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
@@ -103,6 +106,7 @@ def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None
         awaited(lambda: forgot(made["south"]), "south forgets the job")
 
 
+@pytest.mark.slow
 def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made):
         with jobs.connect(made["server"]) as session:
@@ -129,6 +133,7 @@ def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Pa
             awaited(lambda: len(processes.jobs_of(made["north"])) == 1, "the job of before is over")
 
 
+@pytest.mark.slow
 def test_strangers_are_refused(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (project, made):
         port = project.server.port
@@ -152,6 +157,7 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
             processes.down(stranger)
 
 
+@pytest.mark.slow
 def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
         trace = tmp_path / "ran"
@@ -160,7 +166,7 @@ def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
         (with_code / "app" / "custom" / "evil.py").write_text(f"open({str(trace)!r}, 'w')")
         job = session.submit(with_code)
         awaited(lambda: session.state(job).startswith("FINISHED"), "code is refused")
-        assert "BYOC not permitted" in said(made["server"])
+        awaited(lambda: "BYOC not permitted" in said(made["server"]), "the server's log says why")
 
         args = {"log": str(tmp_path / "log"), "sites": ["north"]}
         foreign = jobs.job_folder(

@@ -23,6 +23,7 @@ from tests.federation.undisturbed import (
 pytestmark = ENGINE_WARNINGS
 
 
+@pytest.mark.slow
 def test_training_judging_and_forecasting_equal_the_simulators(tmp_path: Path) -> None:
     """The paper's method and ours, one after the other: to start a federation takes longer than to train."""
     data = dealt(tmp_path / "city")

@@ -24,6 +24,7 @@ from tests.federation.test_processes import refused
 pytestmark = ENGINE_WARNINGS
 
 
+@pytest.mark.slow
 def test_only_the_jobs_server_may_ask(tmp_path: Path) -> None:
     """South is a site like any other, and asks in its own name and in the server's."""
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:

@@ -20,6 +20,7 @@ from tests.federation.undisturbed import assert_same, config, simulated
 pytestmark = ENGINE_WARNINGS
 
 
+@pytest.mark.slow
 def test_killed_sites_and_a_killed_server_lose_nothing_where_all_are_needed(tmp_path: Path) -> None:
     data, c = dealt(tmp_path / "city", days=2), config(4)
     with living(tmp_path, data, min_sites=3, faults=True) as sites:
@@ -44,6 +45,7 @@ def test_killed_sites_and_a_killed_server_lose_nothing_where_all_are_needed(tmp_
         assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_nonsense_is_refused_by_name_left_out_of_the_average_and_counted(tmp_path: Path) -> None:
     data = dealt(tmp_path / "city", days=2)
     with living(tmp_path, data, faults=True) as sites:

@@ -167,6 +167,7 @@ def watched(folder: Path, stack: ExitStack) -> Audit:
     return seen
 
 
+@pytest.mark.slow
 def test_nothing_gets_out(tmp_path: Path) -> None:
     """One federation for all of it: tests run side by side, each in a process that would start its own."""
     with ExitStack() as stack:
