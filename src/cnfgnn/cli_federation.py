@@ -180,6 +180,9 @@ def train(
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     terminal.out().print(terminal.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
     _say_who_was_away(result)
+    if result["left_out"]:
+        left_out = ", ".join(result["left_out"])
+        print(f"the best round was chosen without these sensors, which were away for some rounds: {left_out}")
     moved = result["bytes"]
     print(f"training moved {terminal.size(moved['per_site'])} until then, counted per site")
     print(f"run {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")

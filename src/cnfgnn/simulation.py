@@ -35,7 +35,7 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.options import Options, numbers_sent
 from cnfgnn.models.params import Params
 from cnfgnn.models.plus import PlusModel, node_model
-from cnfgnn.storage import MemoryStore
+from cnfgnn.storage import MemoryStore, SiteMemoryStore
 from cnfgnn.transports.in_process import InProcess
 
 
@@ -81,7 +81,7 @@ def simulate(
     data: Dataset,
     config: Config,
     groups: Sequence[Sequence[int]] | None = None,
-    store: Callable[[str], Store] = lambda name: MemoryStore(),
+    store: Callable[[str], Store] = lambda name: MemoryStore() if name == "server" else SiteMemoryStore(),
     tick: Callable[[], None] = lambda: None,
     windows: Windows | None = None,
     scaler: Scaler | None = None,

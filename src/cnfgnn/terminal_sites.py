@@ -94,6 +94,9 @@ def headline(status: Mapping[str, Any]) -> str:
         kind = "masked RMSE" if status["kind"] == "masked_rmse" else "RMSE"
         parts.append(f"validation {kind} {number(status['error'])}")
         parts.append(f"best {number(status['best_error'])} in round {status['best_round']}")
+        if sites := dict(status.get("left_out") or {}).get("sites"):
+            told = "compared without" if status.get("compared", True) else "not compared, waiting for"
+            parts.append(f"{told} the sensors of {', '.join(sites)}")
         parts.append(f"{size(status['training_bytes']['per_site'])} moved")
     if status.get("problem"):
         parts.append(str(status["problem"]))

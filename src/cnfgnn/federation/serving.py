@@ -179,7 +179,7 @@ def _train(federation: Federation) -> dict[str, Any]:
         config = Config().with_changes(task.settings)
         check_federated(config)
         run = Run.begin(federation.folder, config, federation.describe(span))
-    watcher = StatusWatcher(federation.status)
+    watcher = StatusWatcher(federation.status, run.data["sites"])
     scaler = run.scaler if run.manifest["events"] else None
     terms, windows = _terms(run), _windows(run)
 
@@ -190,7 +190,9 @@ def _train(federation: Federation) -> dict[str, Any]:
         return experiment
 
     result = carry(run, set_up, lambda: _about(federation, run), watcher, by_phase=True)
-    return {"scores": scores_as_dict(result.test, federation.ids), **result.summary(), **federation.away()}
+    left_out = [federation.ids[row] for row in result.progress.left_out]
+    scores = scores_as_dict(result.test, federation.ids)
+    return {"scores": scores, **result.summary(), "left_out": left_out, **federation.away()}
 
 
 def _evaluate(federation: Federation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,11 @@ class Status:
 class StatusWatcher:
     """A `Watcher` that notes how training goes in the status."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, sites: Mapping[str, Sequence[str]]) -> None:
+        """`sites` names the sensors of each, in the order of their rows."""
         self.status, self.minibatch = status, 0
+        self.owners = [site for site, sensors in sites.items() for _ in sensors]
+        self.sensors = [sensor for sensors in sites.values() for sensor in sensors]
 
     def begin(self, experiment: Experiment, progress: Progress) -> None:
         done = len(progress.history)
@@ -104,6 +107,11 @@ class StatusWatcher:
             error=getattr(done.validation, self.kind),
             best_error=getattr(best.validation, self.kind),
             best_round=best.r_g,
+            compared=done.compared,
+            left_out={
+                "sites": list(dict.fromkeys(self.owners[row] for row in done.without)),
+                "sensors": [self.sensors[row] for row in done.without],
+            },
             training_bytes=vars(done.training_bytes),
             when=time.time(),
         )
