@@ -20,6 +20,7 @@ from cnfgnn.transports.flare.transport import FlareTransport
 STATUS = "status.json"
 STOP = "stop"  # a file with the token of the task that is to end
 WRITTEN_EVERY = 0.5  # seconds
+STARTING = "it is starting"  # of a site that need not worry anybody yet
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
 
 
@@ -129,6 +130,7 @@ def _seen(transport: FlareTransport | None) -> dict[str, Any]:
             "windows": site.windows,
             "refused": site.refused,
             "problem": site.problem,
+            "holding_up": site.holding_up,
             "bytes": site.carried,
             "sensors": len(site.rows),
         }
