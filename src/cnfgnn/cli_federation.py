@@ -175,7 +175,10 @@ def train(
     try:
         result = _performed(kit, task)
     except KeyboardInterrupt:
-        print(f"\nstopped: cnfgnn federation train {kit} --resume {task.run}")
+        from cnfgnn.federation.operating import has_begun
+
+        resume = f"cnfgnn federation train {kit} --resume {task.run}"
+        print(f"\nstopped: {resume if has_begun(kit, task.run) else 'the run had not begun'}")
         raise typer.Exit(130) from None
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     terminal.out().print(terminal.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
