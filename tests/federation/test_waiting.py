@@ -1,4 +1,4 @@
-"""Real processes that are stopped, stand still or leave: nobody waits for them for ever, and they are named."""
+"""Real processes that are stopped, stand still or leave: they are named, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,8 +106,8 @@ def test_a_task_is_given_up_in_time_where_no_site_answers_and_nothing_is_to_be_r
         lines(status)
 
     jobs = [pid for name in SITES for pid in processes.jobs_of(sites.kits[name])]
+    begun = time.monotonic()
     with stopped(*(pid for pid in (*parents, *jobs) if pid)), pytest.raises(CnfgnnError) as told:
-        begun = time.monotonic()
         perform(sites.server, task, watch)
     took = time.monotonic() - begun
     print(f"given up after {took:.1f} s: {told.value}")

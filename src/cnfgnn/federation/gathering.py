@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.status import STARTING
@@ -32,6 +33,7 @@ class Span:
     last: int
     step: int
     utc: bool
+    room: int = 0  # bytes of hidden states and embeddings that the site can hold; 0: it did not say
 
     @property
     def rows(self) -> int:
@@ -85,13 +87,19 @@ def span_of(spans: Mapping[str, Span]) -> Span:
     return Span(first, last, one.step, one.utc)
 
 
-def objection(said: Mapping[str, Any], plan: SitePlan, span: Span) -> str:
-    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can."""
+def objection(said: Mapping[str, Any], plan: SitePlan, span: Span, takes: int = 0) -> str:
+    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can.
+
+    `takes` is what it would have to hold of hidden states and embeddings, in bytes.
+    """
     its = _understood(said, plan)
     if isinstance(its, str):
         return its
     if its.step != span.step or its.utc != span.utc or (its.first - span.first) % span.step:
         return "its readings come at other times than the others'"
+    if 0 < its.room < takes:
+        needed = f"hidden states of its sensors take {takes / GIB:.3g} GiB in this run"
+        return f"{needed}, and it can hold {its.room / GIB:.3g} GiB: memory in its local/site.toml"
     return ""
 
 
@@ -136,7 +144,8 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
         return "the times of its readings cannot be meant"
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
-    return Span(first, last, step, bool(said.get("utc")))
+    room = said.get("memory")
+    return Span(first, last, step, bool(said.get("utc")), room if type(room) is int and room > 0 else 0)
 
 
 def _check_alike(spans: Mapping[str, Span]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
+from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered
 from cnfgnn.algorithm.draws import NODE_WEIGHTS, generator
 from cnfgnn.algorithm.narrowing import SCALE, STATES
 from cnfgnn.errors import NodeError
@@ -55,6 +55,7 @@ class Site:
     refused: int = 0  # answers that could not be used
     problem: str = ""  # the last one
     carried: int = 0  # bytes both ways
+    room: int = 0  # bytes that it can hold of hidden states and embeddings, as it says; 0: it did not say
     late: bool = False  # with its last request
     busy: bool = False  # at work, by what it said last
     asked: float | None = None  # when the request that it is at work on was sent, by the monotonic clock
@@ -105,6 +106,10 @@ class FlareTransport:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- Transport -----------------------------------------------------------------------------------
+
+    @property
+    def rooms(self) -> list[Room]:
+        return [Room(site.name, site.room) for site in self.parties]
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if self.stopped():
