@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DivergedError
-from cnfgnn.evaluation import Errors
 from cnfgnn.simulation import Experiment, simulate
 from cnfgnn.storage import FolderStore, MemoryStore
-from cnfgnn.training import Progress, Round, _better, evaluate, train
+from cnfgnn.training import Progress, evaluate, train
 from tests.conftest import network, small
 
 
@@ -107,14 +105,3 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_the_rounds_before(dat
     with pytest.raises(DivergedError, match="round 3"):
         train(experiment, on_round=poison)
     assert {"round-00002"} <= set(stores["server"].states) <= {"round-00001", "round-00002"}
-
-
-def test_a_round_judged_by_fewer_is_never_the_best() -> None:
-    def done(loss: float, judged: int, best: bool = True) -> Round:
-        nothing = Errors(0, 0, 0, 0, 0)
-        return Round(1, loss, nothing, Bytes(), best, judged)
-
-    assert _better(1.0, 100, done(2.0, 100))
-    assert not _better(2.0, 100, done(1.0, 100))
-    assert not _better(0.5, 60, done(1.0, 100))  # the hardest site was away
-    assert _better(1.5, 100, done(1.0, 60))

@@ -175,11 +175,17 @@ def train(
     try:
         result = _performed(kit, task)
     except KeyboardInterrupt:
-        print(f"\nstopped: cnfgnn federation train {kit} --resume {task.run}")
+        from cnfgnn.federation.operating import has_begun
+
+        resume = f"cnfgnn federation train {kit} --resume {task.run}"
+        print(f"\nstopped: {resume if has_begun(kit, task.run) else 'the run had not begun'}")
         raise typer.Exit(130) from None
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     terminal.out().print(terminal.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
     _say_who_was_away(result)
+    if result["left_out"]:
+        left_out = ", ".join(result["left_out"])
+        print(f"the best round was chosen without these sensors, which were away for some rounds: {left_out}")
     moved = result["bytes"]
     print(f"training moved {terminal.size(moved['per_site'])} until then, counted per site")
     print(f"run {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")

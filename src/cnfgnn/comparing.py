@@ -203,7 +203,7 @@ def network_of(data: Dataset) -> Like | None:
 def ended_early(run: Run, case: Case) -> bool:
     """Whether the plan has more rounds for a finished run than it was begun for."""
     wanted, rounds = case.config.training, len(run.progress.history)
-    return rounds < wanted.rounds and rounds + 1 - run.progress.best.r_g <= wanted.patience
+    return rounds < wanted.rounds and run.progress.in_vain < wanted.patience
 
 
 def _method_and_size(text: str) -> tuple[str, str]:

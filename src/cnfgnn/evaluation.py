@@ -78,6 +78,17 @@ class Scores:
             return errors.masked_mae if masked else errors.mae
         return (errors.masked_rmse if masked else errors.rmse) ** 2
 
+    def per_sensor(self, masked: bool, kind: Loss = "square") -> Tensor:
+        """(n 2): what the loss is made of: each node's summed error, and of how many forecasts it is."""
+        error = "absolute" if kind == "absolute" else "square"
+        names = (f"masked_{error}", "masked_count") if masked else (error, "count")
+        return self.sums.sum(1)[:, [SUMS.index(name) for name in names]]
+
+    @property
+    def forecasts(self) -> int:
+        """How many were judged, observed or not."""
+        return int(self.sums[..., SUMS.index("count")].sum())
+
     def summary(self) -> dict[str, Any]:
         """Overall figures, and those at each quarter hour that traffic papers name, as plain numbers."""
         steps = [step for step in (3, 6, 12) if step <= self.sums.shape[1]]

@@ -101,7 +101,8 @@ def _trained(
     def on_round(progress: Progress) -> None:
         nonlocal since
         done, seconds = progress.history[-1], time.perf_counter() - since
-        fields = asdict(done)
+        fields, sensors = asdict(done), run.data["sensors"]
+        fields["left_out"] = [sensors[row] for row in fields.pop("without")]
         run.append("round", round=fields.pop("r_g"), **fields, seconds=round(seconds, 3))
         run.commit(progress, experiment.scaler)
         board.add_scalar("validation/loss", done.loss, done.r_g)
@@ -157,6 +158,7 @@ def _test(result: Result, ids: Sequence[str], ledger: Ledger) -> dict[str, Any]:
     return {
         "best_round": result.progress.best.r_g,
         "rounds": len(result.progress.history),
+        "left_out": [ids[row] for row in result.progress.left_out],
         **scores_as_dict(result.test, ids),
         "ledger": [row for row in ledger.state() if row[0] != "recovery"],
     }

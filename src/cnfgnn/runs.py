@@ -107,6 +107,10 @@ class Run:
         if type(self.manifest["finished"]) is not bool or type(self.manifest["events"]) is not int:
             raise TypeError("finished, events")
         Ledger().load(progress.ledger)
+        if any(
+            kept and len(kept) != len(data["sensors"]) for kept in (progress.best_errors, progress.missed)
+        ):
+            raise ValueError("best_errors, missed")
         if progress.history:
             _ = progress.best
             if not all(math.isfinite(v) for v in (self.scaler.mean, self.scaler.std)):
@@ -151,7 +155,13 @@ class Run:
         stored = self.manifest["progress"]
         phase = stored.get("phase")
         history = [_round(item) for item in stored["history"]]
-        return Progress(history, stored["ledger"], phase and Phase(int(phase["r_g"]), int(phase["done"])))
+        return Progress(
+            history,
+            stored["ledger"],
+            phase and Phase(int(phase["r_g"]), int(phase["done"])),
+            [[float(error), float(count)] for error, count in stored.get("best_errors", ())],
+            [int(count) for count in stored.get("missed", ())],
+        )
 
     @property
     def scaler(self) -> Scaler:
@@ -289,4 +299,6 @@ def _round(item: dict[str, Any]) -> Round:
         Bytes(**item["training_bytes"]),
         bool(item["best"]),
         int(item.get("judged", 0)),
+        bool(item.get("compared", True)),
+        tuple(int(row) for row in item.get("without", ())),
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Transport
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.keeping import How, Keeping, choose
+from cnfgnn.algorithm.keeping import Held, How, Keeping, choose, sizes
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.methods import Method, check_method
@@ -35,7 +35,7 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.options import Options, numbers_sent
 from cnfgnn.models.params import Params
 from cnfgnn.models.plus import PlusModel, node_model
-from cnfgnn.storage import MemoryStore
+from cnfgnn.storage import MemoryStore, SiteMemoryStore
 from cnfgnn.transports.in_process import InProcess
 
 
@@ -81,7 +81,7 @@ def simulate(
     data: Dataset,
     config: Config,
     groups: Sequence[Sequence[int]] | None = None,
-    store: Callable[[str], Store] = lambda name: MemoryStore(),
+    store: Callable[[str], Store] = lambda name: MemoryStore() if name == "server" else SiteMemoryStore(),
     tick: Callable[[], None] = lambda: None,
     windows: Windows | None = None,
     scaler: Scaler | None = None,
@@ -130,10 +130,12 @@ def federate(
     tick: Callable[[], None] = lambda: None,
     scaler: Scaler | None = None,
     alone: tuple[Tensor, Clients] | None = None,
+    keeping: Keeping | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server brings the graph and nothing else.
 
-    `alone` is the one group that holds all nodes, should there be one: a study of FMTL needs it.
+    A run that is resumed keeps hidden states as it did: `keeping`. `alone` is the one group that holds all
+    nodes, should there be one: a study of FMTL needs it.
     """
     method = check_method(config)
     if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
@@ -141,7 +143,9 @@ def federate(
             "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
         )
     compute = Compute.of(config.compute)
-    everyone, windows, scaler, keeping = _agree(transport, windows, config, method, seen, name, scaler)
+    everyone, windows, scaler, keeping = _agree(
+        transport, windows, config, method, seen, name, scaler, keeping
+    )
     nodes, train_graph = everyone, graph
     if seen is not None:
         nodes = everyone.among(seen.nonzero().flatten())
@@ -172,6 +176,7 @@ def _agree(
     seen: Tensor | None,
     name: str,
     scaler: Scaler | None,
+    keeping: Keeping | None = None,
 ) -> tuple[Nodes, Windows, Scaler, Keeping]:
     """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
     everyone = Nodes(transport)
@@ -191,7 +196,8 @@ def _agree(
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
-    keeping = _keeping(config, method, compute, int(training.sum()) * windows.count("train"))
+    if keeping is None:
+        keeping = _keeping(config, method, compute, transport, training, windows.count("train"))
     everyone.prepare(_settings(config, keeping.how), scaler.mean, scaler.std, windows)
     everyone.flush()
     return everyone, windows, scaler, keeping
@@ -211,13 +217,37 @@ def check_batches(config: Config, method: Method, windows: int) -> None:
             )
 
 
-def _keeping(config: Config, method: Method, compute: Compute, sequences: int) -> Keeping:
+def _keeping(
+    config: Config, method: Method, compute: Compute, transport: Transport, training: Tensor, windows: int
+) -> Keeping:
     """How to keep what alternating training holds for so many windows of all nodes; others hold nothing."""
-    if method.strategy != "alternating" or not method.graph_network:
+    if not _holds(method):
         return Keeping()
+    m, sequences = config.model, int(training.sum()) * windows
+    sites = [
+        Held(room, *_held(config, int(training[rows].sum()) * windows))
+        for room, rows in zip(transport.rooms, transport.sites, strict=True)
+    ]
+    sent = numbers_sent(m.sent, m.hidden * m.layers)  # of h_c: the rest stays at its site
+    return choose(compute, config.compute.memory, sequences * sent, sequences * m.embedding, sites)
+
+
+def _holds(method: Method) -> bool:
+    return method.strategy == "alternating" and method.graph_network
+
+
+def _held(config: Config, sequences: int) -> tuple[int, int]:
+    """Elements of h_c and of h_G that a site with so many training windows of all its nodes holds."""
     m = config.model
-    width = numbers_sent(m.sent, m.hidden * m.layers)
-    return choose(compute, config.compute.memory, sequences * width, sequences * m.embedding)
+    return sequences * m.hidden * m.layers, sequences * m.embedding
+
+
+def held_by(experiment: Experiment, nodes: int) -> int:
+    """Bytes that hidden states and embeddings take at a site of so many nodes, kept as the run keeps them."""
+    if not _holds(experiment.method):
+        return 0
+    elements = _held(experiment.config, nodes * experiment.windows.count("train"))
+    return sizes(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
 
 
 def _settings(config: Config, keeping: How) -> NodeSettings:

@@ -29,8 +29,16 @@ class MemoryStore:
 
     def read(self, tag: str) -> dict[str, Tensor]:
         if tag not in self.states:
-            raise RunError("memory", f"there is no state {tag!r}")
+            raise RunError(f"{tag} in memory", "this state is missing")
         return {name: tensor.clone() for name, tensor in self.states[tag].items()}
+
+
+class SiteMemoryStore(MemoryStore):
+    """A site's: see `newest`."""
+
+    def read(self, tag: str) -> dict[str, Tensor]:
+        known = newest(tag, self.states)
+        return {} if known is None else super().read(known)
 
 
 class FolderStore:
@@ -66,6 +74,22 @@ class FolderStore:
 
     def _path(self, tag: str) -> Path:
         return self.folder / f"{tag}.safetensors"
+
+
+def newest(tag: str, known: Collection[str]) -> str | None:
+    """The state that a site goes on from when it is asked for `tag`; None where it has none to go on from.
+
+    A site may have been away when the others kept a state. It then goes on from the last one that it kept
+    before that; a round's phases come before its end.
+    """
+    if tag in known:
+        return tag
+    earlier = [other for other in known if other.startswith("round-") and _age(other) < _age(tag)]
+    return max(earlier, key=_age, default=None)
+
+
+def _age(tag: str) -> str:
+    return tag if "-phase-" in tag else f"{tag}-phase-~"
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

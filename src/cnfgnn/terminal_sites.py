@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cnfgnn.federation.status import STARTING
 from cnfgnn.terminal import HEARTBEAT_S, number, size
 
 PHASE_NAMES = {
@@ -43,11 +44,13 @@ class LiveSites:
 
 
 class SiteLines:
-    """A line for each round, each site that goes or comes, and one every half minute in between."""
+    """A line for each round, each site that goes or comes, each new reason for an absence, each site that
+    keeps the others waiting, and one every half minute in between."""
 
     def __init__(self) -> None:
         self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
-        self.away: dict[str, str] = {}
+        self.away: dict[str, set[str]] = {}  # sites that are away: the reasons that were said
+        self.holding_up: set[str] = set()
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         if status.get("token") != self.token:
@@ -64,19 +67,41 @@ class SiteLines:
     def end(self) -> None: ...
 
     def _sites(self, status: Mapping[str, Any]) -> None:
-        away = dict(status.get("missing") or {})
-        for name, site in dict(status.get("sites") or {}).items():
-            if not site["reachable"]:
-                away[name] = site["problem"]
-        for name in away.keys() - self.away.keys():
-            self._say(f"site {name} is away: {away[name]}")
+        away = absent(status)
         for name in self.away.keys() - away.keys():
             self._say(f"site {name} is there")
-        self.away = away
+        said, self.away = self.away, {name: self.away.get(name, set()) for name in away}
+        for name, reason in away.items():
+            if reason not in said.get(name, ()):
+                self.away[name].add(reason)
+                self._say(f"site {name} is away: {reason}")
+        holding_up = waited_for(status)
+        for name in holding_up.keys() - self.holding_up:
+            self._say(f"waiting for site {name}: {holding_up[name]}")
+        self.holding_up = set(holding_up)
 
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
         print(line, file=sys.stderr, flush=True)
+
+
+def absent(status: Mapping[str, Any]) -> dict[str, str]:
+    """Sites that have no part in the task now, and why; those that are only starting are not among them."""
+    missing = dict(status.get("missing") or {})  # when the task began
+    if not status.get("sites"):
+        return {name: why for name, why in missing.items() if why != STARTING}
+    away = {}
+    for name, site in dict(status["sites"]).items():
+        left_out = bool(status.get("exchanges")) and not site["present"] and bool(site["problem"])
+        if not site["reachable"] or left_out:
+            away[name] = site["problem"] or missing.get(name, "it has not answered yet")
+    return away
+
+
+def waited_for(status: Mapping[str, Any]) -> dict[str, str]:
+    """Sites that keep the others waiting at this moment, and how."""
+    found = {name: site.get("holding_up") for name, site in dict(status.get("sites") or {}).items()}
+    return {name: str(why) for name, why in found.items() if why}
 
 
 def headline(status: Mapping[str, Any]) -> str:
@@ -94,7 +119,12 @@ def headline(status: Mapping[str, Any]) -> str:
         kind = "masked RMSE" if status["kind"] == "masked_rmse" else "RMSE"
         parts.append(f"validation {kind} {number(status['error'])}")
         parts.append(f"best {number(status['best_error'])} in round {status['best_round']}")
+        if sites := dict(status.get("left_out") or {}).get("sites"):
+            told = "compared without" if status.get("compared", True) else "not compared, waiting for"
+            parts.append(f"{told} the sensors of {', '.join(sites)}")
         parts.append(f"{size(status['training_bytes']['per_site'])} moved")
+    if holding_up := waited_for(status):
+        parts.append("waiting for " + "; ".join(f"{name} ({why})" for name, why in holding_up.items()))
     if status.get("problem"):
         parts.append(str(status["problem"]))
     return ", ".join(parts)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cnfgnn.algorithm.ledger import Bytes
-from cnfgnn.algorithm.series import SUMS
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
 from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.simulation import Experiment
+
+GONE_AFTER = 3  # evaluations that a sensor misses in a row before rounds are compared without it
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Round:
     training_bytes: Bytes  # since the start
     best: bool  # so far
     judged: int = 0  # forecasts that the loss is of: fewer where sites were away
+    compared: bool = True  # with the best round before it; False while it waits for sensors that were away
+    without: tuple[int, ...] = ()  # rows of the sensors that the comparison left out, or waits for
 
     @property
     def tag(self) -> str:
@@ -51,10 +54,26 @@ class Progress:
     history: list[Round] = field(default_factory=list)
     ledger: list[list[str | int]] = field(default_factory=list)
     phase: Phase | None = None  # of the round after the last one
+    best_errors: list[list[float]] = field(default_factory=list)  # of each sensor in the best round: Judged
+    missed: list[int] = field(default_factory=list)  # evaluations in a row that each sensor has missed
 
     @property
     def best(self) -> Round:
         return next(done for done in reversed(self.history) if done.best)
+
+    @property
+    def in_vain(self) -> int:
+        """Rounds since the best one that were compared with it: those that count towards patience."""
+        return sum(done.compared for done in self._since_best[1:])
+
+    @property
+    def left_out(self) -> list[int]:
+        """Rows of the sensors without which the best round was chosen or defended."""
+        return sorted({row for done in self._since_best if done.compared for row in done.without})
+
+    @property
+    def _since_best(self) -> list[Round]:
+        return self.history[self.history.index(self.best) :]
 
     @property
     def kept(self) -> set[str]:
@@ -84,6 +103,7 @@ class Result:
             "method": self.experiment.method.name,
             "best_round": best.r_g,
             "rounds": len(self.progress.history),
+            "left_out": self.progress.left_out,  # rows of sensors
             "validation": vars(best.validation),
             "test": self.test.summary(),
             "bytes": vars(best.training_bytes),
@@ -118,7 +138,7 @@ def train(
     if on_phase is not None:
         strategy.reached = reached
     for r_g in range(len(progress.history) + 1, (training.rounds if rounds is None else rounds) + 1):
-        if progress.history and r_g - progress.best.r_g > training.patience:
+        if progress.history and progress.in_vain >= training.patience:
             break
         try:
             strategy.round(r_g)
@@ -144,17 +164,66 @@ def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
     return Scores(experiment.strategy.score(split).cpu(), experiment.seen)
 
 
+class Judged(NamedTuple):
+    """A sensor's validation error of the kind that was trained on: its sum, and of how many forecasts."""
+
+    error: float
+    count: float
+
+
+class Verdict(NamedTuple):
+    """How a round compares with the best one before it."""
+
+    best: bool
+    compared: bool = True
+    without: tuple[int, ...] = ()
+
+
 def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     scores = evaluate(experiment, "validation")
     config = experiment.config
-    loss = scores.loss(masked=config.data.missing == "masked", kind=config.training.loss)
+    masked, kind = config.data.missing == "masked", config.training.loss
+    loss = scores.loss(masked, kind)
     if not math.isfinite(loss):
         raise DivergedError(r_g)
-    judged = int(scores.sums[..., SUMS.index("count")].sum())
-    best = not progress.history or _better(loss, judged, progress.best)
-    return Round(r_g, loss, scores.overall, experiment.ledger.total("training"), best, judged)
+    sensors = [Judged(*sums) for sums in scores.per_sensor(masked, kind).tolist()]
+    missed = progress.missed or [0] * len(sensors)
+    progress.missed = [0 if one.count else so_far + 1 for one, so_far in zip(sensors, missed, strict=True)]
+    judged = scores.forecasts
+    verdict = Verdict(True)
+    if progress.best_errors:
+        best_errors = [Judged(*sums) for sums in progress.best_errors]
+        verdict = _verdict(sensors, best_errors, progress.missed)
+    elif progress.history:  # the run was begun by a version that did not keep each sensor's errors
+        best = progress.best
+        verdict = Verdict(judged > best.judged or (judged == best.judged and loss < best.loss))
+    if verdict.best:
+        progress.best_errors = [list(one) for one in sensors]
+    moved = experiment.ledger.total("training")
+    return Round(r_g, loss, scores.overall, moved, verdict.best, judged, verdict.compared, verdict.without)
 
 
-def _better(loss: float, judged: int, best: Round) -> bool:
-    """Losses of different sensors cannot be compared: whoever judged more decides."""
-    return judged > best.judged or (judged == best.judged and loss < best.loss)
+def _verdict(now: Sequence[Judged], best: Sequence[Judged], missed: Sequence[int]) -> Verdict:
+    """Compare a round with the best one so far, by the mean error over the sensors that judged both.
+
+    A sensor that judged the best round and not this one may have missed a moment or may have left. Until it
+    has missed `GONE_AFTER` evaluations in a row the round is not compared: it does not become the best one,
+    so that a few sensors cannot choose a round for all by chance, and it does not count towards patience.
+    From then on rounds are compared without that sensor.
+
+    A sensor that judged this round and not the best one came (back) later, and the comparison leaves it out.
+    Where such sensors are the majority, this round is the best: the other was chosen by too few.
+    """
+    pairs = list(zip(now, best, strict=True))
+    waited_for = [row for row, (new, old) in enumerate(pairs) if old.count and not new.count]
+    waited_for = [row for row in waited_for if missed[row] < GONE_AFTER]
+    if waited_for:
+        return Verdict(False, False, tuple(waited_for))
+    both = [(new, old) for new, old in pairs if new.count and old.count]
+    without = tuple(row for row, (new, old) in enumerate(pairs) if bool(new.count) != bool(old.count))
+    if 2 * len(both) < sum(bool(new.count) for new in now):
+        return Verdict(True, True, without)
+    new_mean, old_mean = (
+        sum(one.error for one in side) / sum(one.count for one in side) for side in zip(*both, strict=True)
+    )
+    return Verdict(new_mean < old_mean, True, without)

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from cnfgnn.algorithm.calls import Room
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
-from cnfgnn.algorithm.keeping import How, Keeping, choose
+from cnfgnn.algorithm.keeping import Held, How, Keeping, choose
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError
@@ -68,6 +69,24 @@ def test_fp64_takes_twice_as_much() -> None:
     float64 = Compute(torch.device("cpu"), torch.float64)
     assert choose(float64, 2 * FULL / GIB, H_C, H_G).how == "full"
     assert choose(float64, FULL / GIB, H_C, H_G).how == "bf16"
+
+
+def test_the_choice_is_one_that_every_site_can_hold() -> None:
+    def site(room: int, part: int = 2) -> Held:
+        return Held(Room(f"site-{room}", room), H_C // part, H_G // part)
+
+    def chosen(*sites: Held, memory: int = FULL) -> Keeping:
+        return choose(FLOAT32, memory / GIB, H_C, H_G, sites)
+
+    assert chosen(site(0), site(FULL // 2)) == Keeping("full", FULL, FULL)
+    small = FULL // 2 - 1
+    assert chosen(site(FULL), site(small)) == Keeping("bf16", HALF // 2, small, f"site-{small}")
+    tiny = HALF // 2 - 1
+    assert chosen(site(tiny), site(small)) == Keeping("recomputed", LEAST // 2, tiny, f"site-{tiny}")
+    assert chosen(site(FULL), memory=HALF) == Keeping("bf16", HALF, HALF)
+    with pytest.raises(ConfigError, match=r"memory of site site-7.*even in bf16"):
+        chosen(site(FULL), site(7))
+    assert f"memory of site site-{tiny}" in str(chosen(site(tiny)))
 
 
 # ---- the run ----------------------------------------------------------------------------------------------

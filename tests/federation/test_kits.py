@@ -119,6 +119,15 @@ def test_an_owner_may_change_where_the_readings_are(tmp_path: Path, project: Pro
     file = kit / "local" / "site.toml"
     file.write_text(file.read_text() + 'readings = "/elsewhere"\n')
     assert kits.read_site(kit).readings == "/elsewhere"
+    written = (kit / "local" / "site.toml").read_text()
+    for said, size in (("2 GiB", 2 << 30), ("1.5 GiB", 3 << 29), ("512MiB", 512 << 20)):
+        (kit / "local" / "site.toml").write_text(f'{written}\nmemory = "{said}"\n')
+        assert kits.read_site(kit).memory == size
+    for wrong in ('"2 apples"', '"-1 GiB"', '"0 MiB"', "2", "true"):
+        (kit / "local" / "site.toml").write_text(f"{written}\nmemory = {wrong}\n")
+        with pytest.raises(ConfigError, match=r'memory: it must be an amount such as "512 MiB"'):
+            kits.read_site(kit)
+    (kit / "local" / "site.toml").write_text(written)
     file.write_text(file.read_text() + "secret = 3\n")
     with pytest.raises(ConfigError, match="there is no such key"):
         kits.read_site(kit)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
 import torch
 
 from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.storage import SiteMemoryStore
 
 
-def test_a_state_it_lacks_is_replaced_by_the_one_kept_last_before_it(tmp_path: Path) -> None:
-    store = SiteStore(tmp_path, "run")
+@pytest.mark.parametrize("kind", ["memory", "folder"])
+def test_a_state_it_lacks_is_replaced_by_the_one_kept_last_before_it(kind: str, tmp_path: Path) -> None:
+    store = SiteMemoryStore() if kind == "memory" else SiteStore(tmp_path, "run")
     assert store.read("round-00001") == {}
     tags = ["round-00001", "round-00002-phase-1", "round-00002-phase-3", "round-00002"]
     for k, tag in enumerate(tags[:3]):

@@ -260,6 +260,38 @@ def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset)
         federated(wires, transport)
 
 
+def test_hidden_states_are_kept_so_that_the_smallest_site_can_hold_them(data: Dataset) -> None:
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport()
+    whole = federated(wires, transport)
+    windows = whole.windows.count("train")
+    assert whole.keeping.how == "full"
+    takes = 2 * windows * (5 + 2 * 4) * 8  # two sensors, h_c of 5 numbers and h_G of 4, in eight bytes
+    for room, how in ((takes, "full"), (takes - 1, "bf16"), (takes // 4 - 1, "recomputed")):
+        transport.parties[1].room = room
+        experiment = federated(wires, transport)
+        assert experiment.keeping.how == how
+        assert experiment.keeping.site == ("" if how == "full" else "site-1")
+        server(experiment).round(1)
+        assert server(experiment).nodes.up.all()
+
+
+def test_a_site_that_cannot_hold_what_was_agreed_on_refuses_by_itself(data: Dataset) -> None:
+    """It may have been away when the choice was made."""
+    wires = Wires(data, small("at-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+    clients = wires.ends[1].clients
+    assert clients is not None
+    clients.room = 100
+    strategy.round(1)
+    strategy.nodes.flush()
+    assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
+    assert "this site's memory is" in transport.parties[1].problem
+    assert clients.h_G is None
+    assert clients._h_c is None
+
+
 def test_a_site_that_says_what_cannot_be_is_not_let_in_later(data: Dataset) -> None:
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 Number = int | float | str | bool
+
+
+class Room(NamedTuple):
+    """What a site can hold of hidden states and embeddings, by what its owner says; 0 bytes: anything."""
+
+    site: str
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,15 @@ class Payload:
 
 
 class Transport(Protocol):
-    """Carries calls to the nodes. `sites` holds each site's rows; `exchange` runs the calls in order on every
-    site that has one of `rows`, and answers node-major. `wait` says whether those rows are too few to go on
-    with, and if so returns only when more can be asked."""
+    """Carries calls to the nodes. `sites` holds each site's rows, and `rooms` what each of them can hold;
+    `exchange` runs the calls in order on every site that has one of `rows`, and answers node-major. `wait`
+    says whether those rows are too few to go on with, and if so returns only when more can be asked."""
 
     @property
     def sites(self) -> Sequence[Tensor]: ...
+
+    @property
+    def rooms(self) -> Sequence[Room]: ...
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload: ...
 

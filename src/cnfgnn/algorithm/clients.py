@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.draws import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
@@ -26,7 +27,7 @@ from cnfgnn.algorithm.draws import (
     decay,
     generator,
 )
-from cnfgnn.algorithm.keeping import kept_dtype
+from cnfgnn.algorithm.keeping import kept_dtype, sizes
 from cnfgnn.algorithm.nodes import windows_of
 from cnfgnn.algorithm.pulling import Pull, ToAnchor, pull_of
 from cnfgnn.algorithm.replay import Memory, Replay
@@ -35,6 +36,7 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split
+from cnfgnn.errors import NodeError
 from cnfgnn.models.gru import Batch
 from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
 from cnfgnn.models.plus import node_model
@@ -50,8 +52,10 @@ class Clients:
         store: Store,
         name: str = "site",
         tick: Callable[[], None] = lambda: None,
+        room: int = 0,
     ) -> None:
         self.series, self.compute, self.store, self.name = series, compute, store, name
+        self.room = room  # bytes that hidden states and embeddings may take here; 0: as much as they need
         self.tick = tick  # called after every minibatch, for whoever waits
         self._learning, self._answering = Memory(compute.device), Memory(compute.device)
         self.wire: Wire = "full"  # until something else is agreed on
@@ -87,6 +91,9 @@ class Clients:
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.pulling = None, None, None
         self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
+        sequences = self.series.nodes * count
+        h_c, h_G = sequences * s.hidden * s.layers, sequences * s.embedding
+        self._held = sizes(h_c, h_G, self.compute.dtype)[s.keeping]
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------
 
@@ -124,6 +131,8 @@ class Clients:
         """ClientEncode: h_c of one minibatch, or of every window of the split."""
         if r_g is not None and epoch is not None and number is not None:
             return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])[..., : self.sent]
+        if split == "train":
+            self._check_room()
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
         h_c = torch.empty(shape, dtype=self.kept_dtype, device=self.compute.device)
         for some in self.data.chunks(split):
@@ -202,9 +211,11 @@ class Clients:
         if judge:
             self._judged_h_G = h_G
         elif not draw:
+            self._check_room()
             self.h_G, self._h_c = h_G.to(self.kept_dtype), None  # h_c has done its duty
         else:
             if self.h_G is None:
+                self._check_room()
                 shape = (self.series.nodes, self.client_batches.windows, h_G.shape[-1])
                 self.h_G = torch.zeros(shape, dtype=self.kept_dtype, device=self.compute.device)
             self.h_G[:, self.server_batches[Draw(**draw)]] = h_G.to(self.kept_dtype)
@@ -273,6 +284,13 @@ class Clients:
         with self.compute.autocast():
             parts = ((rows(self.theta, some), batch.rows(some), _rows(h_G, some)) for some in groups)
             return torch.cat([self.model.forecast(*part) for part in parts])
+
+    def _check_room(self) -> None:
+        """Refuse to hold more than the owner allows: the server may not have known of it."""
+        if self.room and self._held > self.room:
+            kept = f"hidden states and embeddings take {self._held / GIB:.3g} GiB"
+            problem = f"{kept}, and this site's memory is {self.room / GIB:.3g} GiB"
+            raise NodeError(self.name, "embed", problem)
 
     def _at(self, x: Tensor | None, windows: Tensor | slice) -> Tensor | None:
         """Some windows of what is kept of all, in the type in which nodes compute."""

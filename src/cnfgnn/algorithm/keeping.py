@@ -6,11 +6,13 @@ by a minibatch or by the weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
+from cnfgnn.algorithm.calls import Room
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.errors import ConfigError
@@ -26,6 +28,7 @@ class Keeping:
     how: How = "full"
     takes: int = 0
     may_take: int = 0
+    site: str = ""  # whose memory decided; the server's where there is no name
 
     def __str__(self) -> str:
         kept = {
@@ -35,8 +38,17 @@ class Keeping:
         }[self.how]
         return (
             f"hidden states of all training windows are {kept}"
-            f" ({self.takes / GIB:.2f} of {self.may_take / GIB:.2f} GiB, compute.memory)"
+            f" ({self.takes / GIB:.2f} of {self.may_take / GIB:.2f} GiB,"
+            f" {f'memory of site {self.site}' if self.site else 'compute.memory'})"
         )
+
+
+class Held(NamedTuple):
+    """What a site would hold: numbers of elements over its training windows."""
+
+    room: Room
+    h_c: int
+    h_G: int
 
 
 def kept_dtype(how: How, computed: torch.dtype) -> torch.dtype:
@@ -44,24 +56,46 @@ def kept_dtype(how: How, computed: torch.dtype) -> torch.dtype:
     return computed if how == "full" else torch.bfloat16
 
 
-def choose(compute: Compute, memory: float, h_c: int, h_G: int) -> Keeping:
-    """The most precise way that fits into `memory` GiB (0: half of all the device has, free or not).
+def sizes(h_c: int, h_G: int, computed: torch.dtype) -> dict[How, int]:
+    """Bytes that so many elements take at the peak, the most precise way first.
 
-    h_c and h_G are numbers of elements over all training windows. At the peak, in phase (4), there are h_c,
-    the new h_G and the one it replaces. Where h_c is recomputed, h_G is replaced minibatch by minibatch:
-    there is one. All memory decides, not what is free of it: a run that is resumed must choose as it did.
+    The peak is phase (4): there are h_c, the new h_G and the one it replaces. Where h_c is recomputed, h_G is
+    replaced minibatch by minibatch: there is one.
     """
-    may_take = int(memory * GIB) if memory else int(SHARE * compute.memory())
-    takes: dict[How, int] = {
-        "full": (h_c + 2 * h_G) * compute.dtype.itemsize,
+    return {
+        "full": (h_c + 2 * h_G) * computed.itemsize,
         "bf16": (h_c + 2 * h_G) * torch.bfloat16.itemsize,
         "recomputed": h_G * torch.bfloat16.itemsize,
     }
+
+
+def choose(compute: Compute, memory: float, h_c: int, h_G: int, sites: Sequence[Held] = ()) -> Keeping:
+    """The most precise way that fits into `memory` GiB of the server and into what each site can hold.
+
+    h_c and h_G are numbers of elements over all training windows; with a memory of 0 the server may take half
+    of all that its device has. All memory decides, not what is free of it: a run that is resumed must choose
+    as it did. Everybody keeps them the same way, or results would depend on who shares a site.
+    """
+    may_take = int(memory * GIB) if memory else int(SHARE * compute.memory())
+    chosen = _fitting(sizes(h_c, h_G, compute.dtype), may_take, "")
+    for held in sites:
+        if held.room.bytes:
+            at_site = sizes(held.h_c, held.h_G, compute.dtype)
+            its = _fitting(at_site, held.room.bytes, held.room.site)
+            chosen = max(chosen, its, key=lambda one: _WAYS.index(one.how))  # the first of equals
+    return chosen
+
+
+def _fitting(takes: dict[How, int], may_take: int, site: str) -> Keeping:
     for how, size in takes.items():
         if size <= may_take:
-            return Keeping(how, size, may_take)
+            return Keeping(how, size, may_take, site)
+    key = f"memory of site {site}" if site else "compute.memory"
     raise ConfigError(
-        "compute.memory",
+        key,
         f"embeddings of all training windows take {takes['recomputed'] / GIB:.3g} GiB even in bf16, and"
         f" {may_take / GIB:.3g} may be used: allow more, or train on fewer sensors or readings",
     )
+
+
+_WAYS: tuple[How, ...] = ("full", "bf16", "recomputed")

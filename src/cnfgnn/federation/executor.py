@@ -21,6 +21,7 @@ from nvflare.apis.signal import Signal
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.keeping import SHARE
 from cnfgnn.config import ComputeConfig
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.cell import serve_notes
@@ -43,12 +44,15 @@ class SiteNodes:
         self.plan: SitePlan | None = None
         self.own: OwnReadings | None = None
         self.problem = "it is still reading its data"
+        self.room = 0  # bytes that hidden states and embeddings may take
         self.terms: Terms | None = None
         threading.Thread(target=self._read, daemon=True).start()  # hours of readings must not block a hello
 
     def _read(self) -> None:
         try:
             self.plan = read_site(self.kit)
+            compute = Compute.of(ComputeConfig(device=self.plan.device))
+            self.room = self.plan.memory or int(SHARE * compute.memory())
             self.own = OwnReadings(self.plan, self.kit)
             self.problem = ""
         except ConfigError as problem:
@@ -61,6 +65,7 @@ class SiteNodes:
         if self.own is None or self.plan is None:
             return {"ready": False, "problem": self.problem, "version": __version__}
         said = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
+        said["memory"] = self.room
         return said | dict(self.own.about())
 
     def join(self, terms: Terms) -> Clients:
@@ -68,7 +73,8 @@ class SiteNodes:
             raise ConfigError("readings", self.problem)
         self.terms = terms
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
-        return Clients(self.own.series(terms), compute, SiteStore(self.kit, terms.run), self.plan.name)
+        store = SiteStore(self.kit, terms.run)
+        return Clients(self.own.series(terms), compute, store, self.plan.name, room=self.room)
 
     def after(self, clients: Clients, verb: str) -> None:
         if verb == "forecast":

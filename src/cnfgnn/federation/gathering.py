@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.link import Link
@@ -19,6 +21,7 @@ from cnfgnn.version import __version__
 
 HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
+STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is thought to be starting
 MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
 
 
@@ -30,6 +33,7 @@ class Span:
     last: int
     step: int
     utc: bool
+    room: int = 0  # bytes of hidden states and embeddings that the site can hold; 0: it did not say
 
     @property
     def rows(self) -> int:
@@ -46,8 +50,9 @@ def gather(
 ) -> dict[str, Span]:
     """Ask all sites how they are until all are ready, or until time is up and enough of them are."""
     ready: dict[str, Span] = {}
-    problems: dict[str, str] = {}
-    until = time.monotonic() + wait
+    problems: dict[str, str | Unreachable] = {}
+    begun = time.monotonic()
+    until = begun + wait
     with ThreadPoolExecutor(len(links)) as pool:
         while True:
             missing = [name for name in links if name not in ready]
@@ -57,12 +62,14 @@ def gather(
                     ready[name] = said
                 else:
                     problems[name] = said
+            starting = time.monotonic() < min(until, begun + STARTS_WITHIN)
             missing = [name for name in links if name not in ready]
-            say(gathered=sorted(ready), missing={name: problems[name] for name in missing})
+            reasons = {name: _reason(problems[name], starting) for name in missing}
+            say(gathered=sorted(ready), missing=reasons)
             if not missing or (time.monotonic() > until and len(ready) >= min_sites):
                 break
             if time.monotonic() > until:
-                raise NodeError(missing[0], "hello", problems[missing[0]] or "it does not answer")
+                raise NodeError(missing[0], "hello", reasons[missing[0]])
             if stopped():
                 raise Stopped
             time.sleep(AGAIN_AFTER)
@@ -80,25 +87,38 @@ def span_of(spans: Mapping[str, Span]) -> Span:
     return Span(first, last, one.step, one.utc)
 
 
-def objection(said: Mapping[str, Any], plan: SitePlan, span: Span) -> str:
-    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can."""
+def objection(said: Mapping[str, Any], plan: SitePlan, span: Span, takes: int = 0) -> str:
+    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can.
+
+    `takes` is what it would have to hold of hidden states and embeddings, in bytes.
+    """
     its = _understood(said, plan)
     if isinstance(its, str):
         return its
     if its.step != span.step or its.utc != span.utc or (its.first - span.first) % span.step:
         return "its readings come at other times than the others'"
+    if 0 < its.room < takes:
+        needed = f"hidden states of its sensors take {takes / GIB:.3g} GiB in this run"
+        return f"{needed}, and it can hold {its.room / GIB:.3g} GiB: memory in its local/site.toml"
     return ""
 
 
-def _asked(link: Link, plan: SitePlan) -> Span | str:
+def _asked(link: Link, plan: SitePlan) -> Span | str | Unreachable:
     """A site's span, or why it cannot take part."""
     try:
         said = link.hello(HELLO_WITHIN)
         return _understood(said, plan)
     except Unreachable as problem:
-        return f"it does not answer yet ({problem})"
+        return problem
     except Malformed as problem:
         return str(problem)
+
+
+def _reason(problem: str | Unreachable, starting: bool) -> str:
+    """Its job answers nothing until it has started, whatever the engine calls that."""
+    if isinstance(problem, Unreachable):
+        return STARTING if starting else f"it does not answer ({problem})"
+    return problem or "it does not answer"
 
 
 def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
@@ -124,7 +144,8 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
         return "the times of its readings cannot be meant"
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
-    return Span(first, last, step, bool(said.get("utc")))
+    room = said.get("memory")
+    return Span(first, last, step, bool(said.get("utc")), room if type(room) is int and room > 0 else 0)
 
 
 def _check_alike(spans: Mapping[str, Span]) -> None:

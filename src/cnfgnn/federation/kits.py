@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
-SITE_KEYS = ("name", "sensors", "readings", "device")
+SITE_KEYS = ("name", "sensors", "readings", "device", "memory")
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
@@ -82,7 +84,19 @@ def read_site(kit: str | Path) -> SitePlan:
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
     device = str(content.get("device", "auto"))
-    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device)
+    memory = _memory(content.get("memory"), file)
+    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device, memory=memory)
+
+
+def _memory(said: object, file: Path) -> int:
+    """Bytes of a text such as "2 GiB"; 0 where nothing is said."""
+    if said is None:
+        return 0
+    found = MEMORY.fullmatch(said) if isinstance(said, str) else None
+    size = float(found[1]) * {"MiB": 1 << 20, "GiB": 1 << 30}[found[2]] if found else 0
+    if size < 1:
+        raise ConfigError(f"{file}: memory", 'it must be an amount such as "512 MiB" or "2 GiB"')
+    return int(size)
 
 
 def read_server(kit: str | Path) -> Project:

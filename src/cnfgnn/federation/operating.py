@@ -7,8 +7,8 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,14 @@ from cnfgnn.federation.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import kind, read_server
 from cnfgnn.federation.processes import running
-from cnfgnn.federation.serving import Task
+from cnfgnn.federation.serving import RUNS, Task
 from cnfgnn.federation.status import ask_to_stop, read_status
 
 LOOKS_EVERY = 0.25  # seconds
 ASKS_ENGINE_EVERY = 5.0
 SILENT_FOR = 60.0  # seconds after which a server that runs but does not answer is given up
+HEARD_WITHIN = 20.0  # seconds: a site that runs says every ten that it is there
+STARTS_WITHIN = 30.0  # seconds in which the engine starts a task at sites that answer
 OVER = ("finished", "stopped", "failed")
 
 
@@ -67,13 +69,16 @@ def session_when_ready(kit: Path, timeout: float = 30.0) -> Iterator[Session]:
 def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
     """Give a task to the server, show its status to `watch` until it is over, and bring its result.
 
-    Ctrl-C stops the task at the server too; a training that was stopped can be resumed.
+    A task that has not begun `task.wait` seconds after it was given, and those that the engine needs to start
+    it, is given up. Ctrl-C stops the task at the server too; a training that was stopped can be resumed.
     """
     check_up(kit)
-    task = replace(task, token=secrets.token_hex(8))
+    task, begun = replace(task, token=secrets.token_hex(8)), time.monotonic()
     with _alone(kit), session_when_ready(kit) as session:
         _wait_until_free(kit, session)
-        _wait_for_a_site(kit, session, task.wait)
+        _wait_for_a_site(kit, session, task, watch)
+        left = task.wait - (time.monotonic() - begun)
+        task = replace(task, wait=max(left, min(task.wait, STARTS_WITHIN)))
         with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
             # how many sites are enough is ours to say, by name: the engine need not wait for any but one
             job = job_folder(
@@ -105,13 +110,42 @@ def _alone(kit: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _wait_for_a_site(kit: Path, session: Session, wait: float) -> None:
+def _wait_for_a_site(
+    kit: Path, session: Session, task: Task, watch: Callable[[Mapping[str, Any]], None]
+) -> None:
     """The engine begins no task while nobody is there to take part."""
-    until = time.monotonic() + wait
-    while not session.connected():
+    until, sites = time.monotonic() + task.wait, plan_of(kit)
+    while len(missing := _not_heard_of(sites, session)) == len(sites):
         if time.monotonic() > until:
-            raise RunError(kit, "no site is connected: cnfgnn federation up at each of them")
+            raise RunError(kit, f"no site answers ({_listed(missing)}): cnfgnn federation up at each of them")
+        watch(_not_begun(task, missing))
         time.sleep(LOOKS_EVERY)
+
+
+def _not_heard_of(sites: Collection[str], session: Session) -> dict[str, str]:
+    """Sites of which the server has heard nothing of late, and since when."""
+    heard, now = {site.name: site.last_seen for site in session.connected()}, time.time()
+    ago = {name: now - heard[name] if name in heard else None for name in sites}
+    return {
+        name: "it is not connected" if seconds is None else f"nothing was heard of it for {seconds:.0f} s"
+        for name, seconds in ago.items()
+        if seconds is None or seconds > HEARD_WITHIN
+    }
+
+
+def _listed(missing: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in missing.items())
+
+
+def _not_begun(task: Task, missing: Mapping[str, str]) -> dict[str, Any]:
+    """The status of a task that the server does not know of yet."""
+    return {
+        "token": task.token,
+        "state": "gathering",
+        "do": task.do,
+        "run": task.run,
+        "missing": dict.fromkeys(missing, "the server hears nothing of it"),
+    }
 
 
 def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None:
@@ -126,10 +160,11 @@ def _wait_until_free(kit: Path, session: Session, timeout: float = 60.0) -> None
 def _followed(
     kit: Path, session: Session, job_id: str, task: Task, watch: Callable[[Mapping[str, Any]], None]
 ) -> Mapping[str, Any]:
-    asked = answered = time.monotonic()
+    asked = answered = begun = time.monotonic()
     while True:
         status = _status(kit)
-        if status.get("token") == task.token:
+        known = status.get("token") == task.token
+        if known:
             watch(status)
             if status.get("state") in OVER:
                 break
@@ -137,6 +172,8 @@ def _followed(
             asked = time.monotonic()
             try:
                 ended = session.state(job_id).startswith("FINISHED")
+                if not known:
+                    _check_begins(kit, session, job_id, task, watch, asked - begun)
                 answered = asked
             except RunError:  # it may be busy; whether it still works on the task can be seen without it
                 ended = running(kit) is None or asked - answered > SILENT_FOR
@@ -151,11 +188,40 @@ def _followed(
     return result
 
 
+def _check_begins(
+    kit: Path,
+    session: Session,
+    job_id: str,
+    task: Task,
+    watch: Callable[[Mapping[str, Any]], None],
+    seconds: float,
+) -> None:
+    """Say who is waited for while the engine cannot begin a task, and give it up in time."""
+    missing = _not_heard_of(plan_of(kit), session)
+    watch(_not_begun(task, missing))
+    if seconds > task.wait + STARTS_WITHIN:
+        with suppress(RunError):
+            session.abort(job_id)
+        who = f" ({_listed(missing)})" if missing else ""
+        problem = f"the server could not begin the task within {seconds:.0f} s{who}"
+        raise TaskError(f"{problem}; {_advice(kit, task)}", 3)
+
+
 def _broken_off(kit: Path, task: Task) -> str:
     """What happened, and what its operator does about it."""
     up = "" if running(kit) else f"; start the server: cnfgnn federation up {kit}"
-    resume = f"; go on with --resume {task.run}" if task.do == "train" else ""
-    return f"the server's process for this task ended before it was done{up}{resume}"
+    return f"the server's process for this task ended before it was done{up}; {_advice(kit, task)}"
+
+
+def _advice(kit: Path, task: Task) -> str:
+    if task.do == "train" and has_begun(kit, task.run):
+        return f"go on with --resume {task.run}"
+    return "nothing of it was kept: give the command again"
+
+
+def has_begun(kit: Path, run: str) -> bool:
+    """Whether there is a run of this name to go on with."""
+    return (kit / RUNS / run / "manifest.json").is_file()
 
 
 def _over(kit: Path, task: Task) -> bool:

@@ -46,6 +46,7 @@ class SitePlan:
     readings: str | None = None
     organisation: str = ""
     device: str = "auto"  # where its nodes compute: the site's own choice
+    memory: int = 0  # bytes that its hidden states and embeddings may take; 0: half of what the device has
 
 
 @dataclass(frozen=True)

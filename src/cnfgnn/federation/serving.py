@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.keeping import Keeping
 from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.series import Scaler
 from cnfgnn.algorithm.server import Server
@@ -31,7 +32,7 @@ from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
-from cnfgnn.simulation import Experiment, federate
+from cnfgnn.simulation import Experiment, federate, held_by
 from cnfgnn.training import evaluate
 from cnfgnn.transports.flare.allowed import Sizes
 from cnfgnn.transports.flare.answering import Terms
@@ -114,6 +115,7 @@ class Federation:
             start += len(plan.sensors)
             site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
             site.reachable = plan.name in self.spans
+            site.room = self.spans[plan.name].room if site.reachable else 0
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
         device = Compute.of(config.compute).device
@@ -128,9 +130,11 @@ class Federation:
     ) -> Experiment:
         transport, config = self.connect(terms, run.config), run.config
         graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
-        experiment = federate(
-            transport, graph, windows, config, None, self.project.name, run.store("server"), tick, scaler
-        )
+        about = (None, self.project.name, run.store("server"), tick, scaler)
+        experiment = federate(transport, graph, windows, config, *about, keeping=_kept_so_far(run))
+        for site, plan in zip(transport.parties, self.project.sites, strict=True):
+            takes = held_by(experiment, len(plan.sensors))
+            site.objection = partial(objection, plan=plan, span=self.span(), takes=takes)
         transport.setting_up = False
         return experiment
 
@@ -179,7 +183,7 @@ def _train(federation: Federation) -> dict[str, Any]:
         config = Config().with_changes(task.settings)
         check_federated(config)
         run = Run.begin(federation.folder, config, federation.describe(span))
-    watcher = StatusWatcher(federation.status)
+    watcher = StatusWatcher(federation.status, run.data["sites"])
     scaler = run.scaler if run.manifest["events"] else None
     terms, windows = _terms(run), _windows(run)
 
@@ -190,7 +194,9 @@ def _train(federation: Federation) -> dict[str, Any]:
         return experiment
 
     result = carry(run, set_up, lambda: _about(federation, run), watcher, by_phase=True)
-    return {"scores": scores_as_dict(result.test, federation.ids), **result.summary(), **federation.away()}
+    left_out = [federation.ids[row] for row in result.progress.left_out]
+    scores = scores_as_dict(result.test, federation.ids)
+    return {"scores": scores, **result.summary(), "left_out": left_out, **federation.away()}
 
 
 def _evaluate(federation: Federation) -> dict[str, Any]:
@@ -246,6 +252,14 @@ def _finished_round(federation: Federation) -> Run:
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet")
     return run
+
+
+def _kept_so_far(run: Run) -> Keeping | None:
+    """How a run that has begun keeps hidden states: sites that are away now had a say in it."""
+    if not run.manifest["events"]:
+        return None
+    known = run.events()[0].get("memory", {})
+    return Keeping(**{name: known[name] for name in vars(Keeping()) if name in known}) if known else None
 
 
 def _strategy(experiment: Experiment) -> Server:

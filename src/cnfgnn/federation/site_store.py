@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from cnfgnn.storage import FolderStore
+from cnfgnn.storage import FolderStore, newest
 
 STATES = "states"
 
 
 class SiteStore(FolderStore):
-    """A site may have been away when others kept a state: it goes on from the last one that it has."""
+    """A site's: see `newest`."""
 
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / STATES / run)
@@ -25,15 +25,5 @@ class SiteStore(FolderStore):
         self._path(tag).chmod(0o600)
 
     def read(self, tag: str) -> dict[str, Tensor]:
-        if not self.has(tag):
-            there = (path.stem for path in self.folder.glob("round-*.safetensors"))
-            earlier = [other for other in there if _age(other) < _age(tag)]
-            if not earlier:
-                return {}
-            tag = max(earlier, key=_age)
-        return super().read(tag)
-
-
-def _age(tag: str) -> str:
-    """In the order in which states are kept: a round's phases come before its end."""
-    return tag if "-phase-" in tag else f"{tag}-phase-~"
+        known = newest(tag, {path.stem for path in self.folder.glob("*.safetensors")})
+        return {} if known is None else super().read(known)

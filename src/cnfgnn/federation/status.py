@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cnfgnn.transports.flare.transport import FlareTransport
 STATUS = "status.json"
 STOP = "stop"  # a file with the token of the task that is to end
 WRITTEN_EVERY = 0.5  # seconds
+STARTING = "it is starting"  # of a site that need not worry anybody yet
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
 
 
@@ -75,8 +76,11 @@ class Status:
 class StatusWatcher:
     """A `Watcher` that notes how training goes in the status."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, sites: Mapping[str, Sequence[str]]) -> None:
+        """`sites` names the sensors of each, in the order of their rows."""
         self.status, self.minibatch = status, 0
+        self.owners = [site for site, sensors in sites.items() for _ in sensors]
+        self.sensors = [sensor for sensors in sites.values() for sensor in sensors]
 
     def begin(self, experiment: Experiment, progress: Progress) -> None:
         done = len(progress.history)
@@ -104,6 +108,11 @@ class StatusWatcher:
             error=getattr(done.validation, self.kind),
             best_error=getattr(best.validation, self.kind),
             best_round=best.r_g,
+            compared=done.compared,
+            left_out={
+                "sites": list(dict.fromkeys(self.owners[row] for row in done.without)),
+                "sensors": [self.sensors[row] for row in done.without],
+            },
             training_bytes=vars(done.training_bytes),
             when=time.time(),
         )
@@ -121,6 +130,7 @@ def _seen(transport: FlareTransport | None) -> dict[str, Any]:
             "windows": site.windows,
             "refused": site.refused,
             "problem": site.problem,
+            "holding_up": site.holding_up,
             "bytes": site.carried,
             "sensors": len(site.rows),
         }

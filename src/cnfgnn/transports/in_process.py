@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered, whole
+from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered, whole
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
 from cnfgnn.errors import NodeError
@@ -19,6 +19,7 @@ class InProcess:
     def __init__(self, groups: Sequence[tuple[Tensor, Clients]]) -> None:
         self.groups = list(groups)
         self.sites = [rows for rows, _ in self.groups]
+        self.rooms = [Room(clients.name, clients.room) for _, clients in self.groups]
         self.away: set[str] = set()
         every = torch.cat(self.sites)
         if not torch.equal(every.sort().values, torch.arange(len(every))):

@@ -73,6 +73,7 @@ class Sizes:
     hidden: int = 0  # of all layers: the width of h_c
     embedding: int = 0
     horizon: int = 0
+    client_batch: int = 1
     server_batch: int = 1
     wire: Wire = "full"
     windows: Mapping[str, int] = field(default_factory=dict)  # by split
@@ -93,6 +94,7 @@ class Sizes:
             hidden=numbers_sent(sent, hidden * layers),
             embedding=call.numbers["embedding"],
             horizon=call.numbers["horizon"],
+            client_batch=call.numbers["client_batch"],
             server_batch=call.numbers["server_batch"],
             wire=call.numbers["wire"],
             windows={split: call.tensors[split].shape[1] for split in SPLITS},

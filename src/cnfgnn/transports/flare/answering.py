@@ -54,6 +54,7 @@ class _Work:
     answer: bytes = b""
     lost: str | None = None
     seconds: float = 0.0  # of work
+    verbs: dict[str, float] = field(default_factory=dict)  # and of each verb
 
 
 class Answering:
@@ -85,7 +86,8 @@ class Answering:
         try:
             note = unpack(request)
             if note.kind == "hello":
-                return pack("hello", **{**self.about(), "clock": time.time()})
+                busy = self._work.begun and not self._work.done.is_set()
+                return pack("hello", **{**self.about(), "clock": time.time(), "busy": busy})
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):
@@ -149,7 +151,7 @@ class Answering:
     def _carry_out(self, work: _Work, terms: Terms) -> None:
         begun = time.perf_counter()
         try:
-            work.answer = encode_answers(self._answers(work.request, terms))
+            work.answer = encode_answers(self._answers(work, terms))
         except Malformed as problem:
             work.lost = str(problem)[:300]
         except CnfgnnError as problem:
@@ -161,7 +163,7 @@ class Answering:
             work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
 
-    def _answers(self, request: bytearray, terms: Terms) -> list[Answer]:
+    def _answers(self, work: _Work, terms: Terms) -> list[Answer]:
         if self.clients is None or terms != self._terms:
             self.clients, self._terms = self.join(terms), terms
             self.known = Sizes(self.clients.series.nodes)
@@ -176,10 +178,12 @@ class Answering:
             known = check_calls(parts, known)
 
         answers: list[Answer] = []
-        calls = decode_calls(request, check, self.most)
+        calls = decode_calls(work.request, check, self.most)
         check_call_values(calls)
         for call in calls:
+            begun = time.perf_counter()
             answers.append(self._answered(clients, call))
+            work.verbs[call.verb] = work.verbs.get(call.verb, 0.0) + time.perf_counter() - begun
             if answers[-1].problem is not None:
                 self.known = Sizes(known.n)  # what it has now is nobody's guess: it must be told anew
                 return answers
@@ -197,5 +201,6 @@ class Answering:
 
 def _piece(work: _Work, note: Note, start: int) -> bytes:
     end = start + note.whole("piece", LARGEST_PIECE)
-    worked = round(work.seconds, 6)
-    return pack("done", memoryview(work.answer)[start:end], size=len(work.answer), seconds=worked)
+    took = {verb: round(seconds, 6) for verb, seconds in work.verbs.items()}
+    about = {"size": len(work.answer), "seconds": round(work.seconds, 6), "verbs": took}
+    return pack("done", memoryview(work.answer)[start:end], **about)

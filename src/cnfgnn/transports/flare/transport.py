@@ -1,7 +1,7 @@
 """The server's way to all sites over the federated engine: a `Transport` like the simulator's.
 
-A site that cannot be reached, has lost its state or answers what the verb does not allow is left out of the
-exchange and named in the status; the others go on. It takes part again as soon as it can be asked.
+A site that cannot be reached, is late, has lost its state or answers what the verb does not allow is left out
+of the exchange and named in the status; the others go on. It takes part again as soon as it can be asked.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
+from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered
 from cnfgnn.algorithm.draws import NODE_WEIGHTS, generator
 from cnfgnn.algorithm.narrowing import SCALE, STATES
 from cnfgnn.errors import NodeError
@@ -25,12 +25,14 @@ from cnfgnn.transports.flare.allowed import Sizes, check_answers, largest_answer
 from cnfgnn.transports.flare.answering import Terms
 from cnfgnn.transports.flare.codec import Answer, decode_answers, encode_calls
 from cnfgnn.transports.flare.header import Malformed
-from cnfgnn.transports.flare.link import Link, Lost
+from cnfgnn.transports.flare.link import Late, Link, Lost
 from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.flare.pace import Pace
 from cnfgnn.transports.flare.values import check_own, check_values, norm, too_large
 
 PROBED_EVERY = 1.0  # seconds
 PROBE_WITHIN = 3.0
+SHOWN_AFTER = 5.0  # seconds for which a site keeps the others waiting before the status says so
 
 
 class Stopped(Exception):
@@ -53,7 +55,24 @@ class Site:
     refused: int = 0  # answers that could not be used
     problem: str = ""  # the last one
     carried: int = 0  # bytes both ways
+    room: int = 0  # bytes that it can hold of hidden states and embeddings, as it says; 0: it did not say
+    late: bool = False  # with its last request
+    busy: bool = False  # at work, by what it said last
+    asked: float | None = None  # when the request that it is at work on was sent, by the monotonic clock
+    deadline: float = 0.0  # seconds that it has for it
+    pace: Pace = field(default_factory=Pace)
     objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what it says of itself
+
+    @property
+    def holding_up(self) -> str:
+        """What is to be said of a site that has kept the others waiting; nothing while it has not."""
+        since = self.asked
+        seconds = 0.0 if since is None else time.monotonic() - since
+        if self.link.silent > SHOWN_AFTER:
+            return f"silent for {self.link.silent:.0f} s, away after {self.link.silent_for:.0f} s"
+        if seconds > SHOWN_AFTER:
+            return f"at work for {seconds:.0f} s, late after {self.deadline:.0f} s"
+        return ""
 
 
 class FlareTransport:
@@ -79,13 +98,18 @@ class FlareTransport:
         self._norm: float | None = None  # of weights known to be good
         self._pool = ThreadPoolExecutor(max(1, len(self.parties)), "exchange")
         self._closed = threading.Event()
-        threading.Thread(target=self._probe, name="probe", daemon=True).start()
+        for site in self.parties:  # a thread each: one that is silent must not delay what is known of others
+            threading.Thread(target=self._probe, args=[site], name=f"probe {site.name}", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ---- Transport -----------------------------------------------------------------------------------
+
+    @property
+    def rooms(self) -> list[Room]:
+        return [Room(site.name, site.room) for site in self.parties]
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if self.stopped():
@@ -142,26 +166,38 @@ class FlareTransport:
 
     def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
         """Its answers, all of them good; None if there are none."""
-        if not site.reachable:
+        if not site.reachable or (site.late and site.busy):
             return None
         try:
+            site.deadline = site.pace.deadline(calls, site.known)
+            site.asked = time.monotonic()
             answers = self._carried(site, calls)
+        except Late as problem:
+            site.pace.missed(calls)
+            site.known, site.late, site.busy = Sizes(site.known.n), True, True
+            site.problem = f"is late with {calls[-1].verb!r} ({problem}): left out until it is done"
+            return None
         except Unreachable as problem:
-            site.reachable, site.problem = False, f"cannot be reached ({problem})"
+            site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
             return None
         except Lost as problem:
-            site.known, site.problem = Sizes(site.known.n), f"began anew ({problem})"
+            site.known = Sizes(site.known.n)
+            if not site.late:
+                site.problem = f"began anew ({problem})"
             return None
         except Malformed as problem:
             self._refuse(site, calls[-1].verb, str(problem))
             return None
-        site.last_seen = time.time()
+        finally:
+            site.asked = None
+        site.last_seen, site.late = time.time(), False
         if answers[-1].problem is not None:
             site.known = Sizes(site.known.n)
             if self.setting_up:
                 raise NodeError(site.name, answers[-1].verb, answers[-1].problem)
             self._refuse(site, answers[-1].verb, answers[-1].problem)
             return None
+        site.pace.learn(calls, site.known, site.link.verbs)
         for call in calls:
             site.known = site.known.after(call)
         if calls[-1].verb == "census":
@@ -170,7 +206,8 @@ class FlareTransport:
 
     def _carried(self, site: Site, calls: Sequence[Call]) -> list[Answer]:
         request = encode_calls(calls)
-        answer = site.link.carry(request, largest_answer(calls, site.known), **self.terms._asdict())
+        most = largest_answer(calls, site.known)
+        answer = site.link.carry(request, most, site.deadline, **self.terms._asdict())
         site.carried += len(request) + len(answer)
         answers = decode_answers(answer, lambda parts: check_answers(parts, calls, site.known))
         check_values(answers)
@@ -206,16 +243,18 @@ class FlareTransport:
         """Hidden states and gradients go to where the graph network is."""
         return tensor.to(self.device) if name.removesuffix(SCALE) in STATES else tensor
 
-    def _probe(self) -> None:
-        """Ask every site now and then how it is: those away come back by it."""
+    def _probe(self, site: Site) -> None:
+        """Ask a site now and then how it is: one that was away comes back by it."""
         while not self._closed.wait(PROBED_EVERY):
-            for site in self.parties:
-                begun = time.perf_counter()
-                try:
-                    said = site.link.hello(PROBE_WITHIN)
-                except (Unreachable, Malformed):
-                    continue
-                site.latency, site.last_seen = time.perf_counter() - begun, time.time()
-                if objection := site.objection(said):
-                    site.problem = objection
-                site.reachable = not objection
+            if site.holding_up:
+                self.changed()
+            begun = time.perf_counter()
+            try:
+                said = site.link.hello(PROBE_WITHIN)
+            except (Unreachable, Malformed):
+                continue
+            site.latency, site.last_seen = time.perf_counter() - begun, time.time()
+            site.busy = said.get("busy") is True
+            if objection := site.objection(said):
+                site.problem = objection
+            site.reachable = not objection
