@@ -22,12 +22,13 @@ from nvflare.apis.signal import Signal
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.config import ComputeConfig
-from cnfgnn.errors import ConfigError
+from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
 from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.spans import shown_time
 from cnfgnn.storage import make_folder, write_whole
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.version import __version__
@@ -75,10 +76,23 @@ class SiteNodes:
             self._write_forecasts(clients)
 
     def _write_forecasts(self, clients: Clients) -> None:
-        """Into the owner's folder: a row per time ahead, a column per sensor."""
+        """Into the owner's folder: a row per time ahead, a column per sensor, empty for a sensor without a
+        reading in the history. Where that is all of them, the files of before stay as they are."""
         assert self.terms is not None
         assert self.own is not None
         assert clients.forecasts is not None
+        log, history = logging.getLogger(__name__), clients.data.history
+        has = clients.data.has["test"]
+        if has is not None and not has.any():
+            log.warning(
+                "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
+                " the forecasts of before are kept",
+                history,
+                shown_time(self.own.last),
+            )
+            return
+        if not torch.isfinite(clients.forecasts).any():
+            raise DataError(self.kit / FORECASTS, "the forecast came out as no numbers and is not written")
         horizon = clients.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")

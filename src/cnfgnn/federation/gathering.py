@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.spans import Span, span_of
 from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
 from cnfgnn.transports.flare.link import Link
@@ -20,20 +20,6 @@ from cnfgnn.version import __version__
 HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
 MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
-
-
-@dataclass(frozen=True)
-class Span:
-    """First and last time step in seconds since 1970, the step between two, and whether times are UTC."""
-
-    first: int
-    last: int
-    step: int
-    utc: bool
-
-    @property
-    def rows(self) -> int:
-        return (self.last - self.first) // self.step + 1
 
 
 def gather(
@@ -68,16 +54,6 @@ def gather(
             time.sleep(AGAIN_AFTER)
     _check_alike(ready)
     return ready
-
-
-def span_of(spans: Mapping[str, Span]) -> Span:
-    """From the first reading of any site to the last; what they all share has been checked."""
-    one = next(iter(spans.values()))
-    first, last = (
-        min(span.first for span in spans.values()),
-        max(span.last for span in spans.values()),
-    )
-    return Span(first, last, one.step, one.utc)
 
 
 def objection(said: Mapping[str, Any], plan: SitePlan, span: Span) -> str:
@@ -124,7 +100,10 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
         return "the times of its readings cannot be meant"
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
-    return Span(first, last, step, bool(said.get("utc")))
+    counts = [said.get(name) for name in ("measured", "left_out")]
+    if any(type(count) is not int or not 0 <= count <= MOST_ROWS for count in counts):
+        return "it does not say how many readings it has"
+    return Span(first, last, step, bool(said.get("utc")), *counts)
 
 
 def _check_alike(spans: Mapping[str, Span]) -> None:

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.folder import load_readings
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.spans import FURTHEST_ZONE
 from cnfgnn.transports.flare.answering import Terms
 
 
 class OwnReadings:
-    """The readings of a site's sensors, in the order of its plan."""
+    """The readings of a site's sensors, in the order of its plan.
+
+    Windows are numbered from the first to the last step at which any site has a reading, so one wrong row
+    would concern everybody. When the site says from when to when it has readings, it does not count rows
+    without a reading and rows that lie ahead of the clock by more than a step (for times without a zone: and
+    by more than the furthest zone). `left_out` has the times of the latter.
+    """
 
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
         self.readings: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
+        measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
+        if not len(measured):
+            raise DataError(self.readings.source, "it has no reading of this site's sensors")
+        now = time.time() + self.step + (0 if self.readings.utc else FURTHEST_ZONE)
+        ahead = measured > now
+        if ahead.all():
+            problem = "all of its readings lie ahead of the clock"
+            raise DataError(self.readings.source, problem, row=str(self.readings.times[0]))
+        self.measured, self.left_out = measured[~ahead], measured[ahead]
 
     @property
     def step(self) -> int:
@@ -30,29 +49,35 @@ class OwnReadings:
 
     @property
     def first(self) -> int:
-        return int(self.readings.times[0].astype("datetime64[s]").astype(np.int64))
+        return int(self.measured[0])
 
     @property
     def last(self) -> int:
-        return int(self.readings.times[-1].astype("datetime64[s]").astype(np.int64))
+        return int(self.measured[-1])
 
     def about(self) -> Mapping[str, Any]:
         """What the server must know of them to number windows; no reading is in it."""
-        return {"first": self.first, "last": self.last, "step": self.step, "utc": self.readings.utc}
+        return {
+            "first": self.first,
+            "last": self.last,
+            "step": self.step,
+            "utc": self.readings.utc,
+            "measured": len(self.measured),
+            "left_out": len(self.left_out),
+        }
 
     def series(self, terms: Terms) -> Series:
         """On the time steps that all sites share; what this site has not measured is missing."""
         if terms.step != self.step:
             problem = f"readings come every {self.step} s, and the others' every {terms.step} s"
             raise DataError(self.readings.source, problem)
-        if (self.first - terms.first) % terms.step:
+        if (int(self.seconds[0]) - terms.first) % terms.step:
             raise DataError(
                 self.readings.source,
                 f"its times do not fall on the others' steps of {terms.step} s",
                 row=str(self.readings.times[0]),
             )
-        n, shift = len(self.readings.ids), (self.first - terms.first) // terms.step
-        rows = np.arange(len(self.readings.times)) + shift
+        n, rows = len(self.readings.ids), (self.seconds - terms.first) // terms.step
         within = (rows >= 0) & (rows < terms.rows)
         values = np.full((n, terms.rows), np.nan)
         missing = np.ones((n, terms.rows), dtype=np.bool_)

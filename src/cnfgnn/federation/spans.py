@@ -1,0 +1,86 @@
+"""When sites have readings: the time steps of a training, and where a forecast begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+DAY = 86_400  # seconds
+OLD_AFTER = DAY  # seconds since the newest reading; or this many steps, if they take longer:
+OLD_AFTER_STEPS = 10
+FURTHEST_ZONE = 14 * 3600  # seconds: how far a clock on the wall may be from UTC
+MOST_STRETCHED = 2  # times: how much longer one site with few readings may make a training's span
+
+
+@dataclass(frozen=True)
+class Span:
+    """First and last time step in seconds since 1970, the step between two, and whether times are UTC."""
+
+    first: int
+    last: int
+    step: int
+    utc: bool
+    measured: int = 0  # steps at which the site has a reading
+    left_out: int = 0  # rows that the site has, but does not count: see OwnReadings
+
+    @property
+    def rows(self) -> int:
+        return (self.last - self.first) // self.step + 1
+
+
+def span_of(spans: Mapping[str, Span]) -> Span:
+    """From the first reading of any site to the last; what they all share has been checked."""
+    one = next(iter(spans.values()))
+    first, last = (
+        min(span.first for span in spans.values()),
+        max(span.last for span in spans.values()),
+    )
+    return Span(first, last, one.step, one.utc)
+
+
+def forecast_span(spans: Mapping[str, Span], now: float) -> tuple[Span, list[str]]:
+    """The steps of a forecast's readings, and a sentence for each site that is not at their end.
+
+    A forecast begins after the newest step that at least half of the sites have reached, and never further
+    ahead of the server's clock than a step. A site that lags is forecast with gaps; of one that leads, what
+    is newer is left out. Sites are counted, not sensors: it is a site's files that lag or lead.
+    """
+    whole = span_of(spans)
+    latest = now + whole.step + (0 if whole.utc else FURTHEST_ZONE)
+    by_clock = whole.first + max(0, int(latest - whole.first) // whole.step) * whole.step
+    lasts = {name: min(span.last, by_clock) for name, span in spans.items()}
+    newest = sorted(lasts.values(), reverse=True)[(len(lasts) + 1) // 2 - 1]
+    said = []
+    for name, span in spans.items():
+        apart = lasting(abs(span.last - newest))
+        if span.last < newest:
+            said.append(f"site {name} lags: its newest reading is {apart} older than those of most sites")
+        elif span.last > newest:
+            said.append(f"site {name} leads: its readings of the last {apart} are newer and are left out")
+    return replace(whole, last=newest), said
+
+
+def remarks(spans: Mapping[str, Span]) -> list[str]:
+    """What an operator should know of sites' readings before a task begins."""
+    said = []
+    for name, span in spans.items():
+        if span.left_out:
+            rows = "1 row of its readings" if span.left_out == 1 else f"{span.left_out} rows of its readings"
+            said.append(
+                f"site {name} leaves out {rows}; at the site, cnfgnn federation check says which and why"
+            )
+    return said
+
+
+def lasting(seconds: float) -> str:
+    """A stretch of time as people say it."""
+    for unit, name in ((DAY, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def shown_time(seconds: int) -> str:
+    return str(np.datetime64(seconds, "s"))
