@@ -100,10 +100,12 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
         return "the times of its readings cannot be meant"
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
-    counts = [said.get(name) for name in ("measured", "left_out")]
-    if any(type(count) is not int or not 0 <= count <= MOST_ROWS for count in counts):
+    newest, measured, left_out = (said.get(name) for name in ("newest", "measured", "left_out"))
+    if type(newest) is not int or not first <= newest < 2**40:
+        return "it does not say when its newest reading is from"
+    if type(measured) is not int or type(left_out) is not int or min(measured, left_out) < 0:
         return "it does not say how many readings it has"
-    return Span(first, last, step, bool(said.get("utc")), *counts)
+    return Span(first, last, step, bool(said.get("utc")), newest, measured, left_out)
 
 
 def _check_alike(spans: Mapping[str, Span]) -> None:

@@ -18,14 +18,20 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.spans import FURTHEST_ZONE
 from cnfgnn.transports.flare.answering import Terms
 
+FEWEST_ROWS = 100  # time steps, below which no training makes sense
+
 
 class OwnReadings:
     """The readings of a site's sensors, in the order of its plan.
 
     Windows are numbered from the first to the last step at which any site has a reading, so one wrong row
-    would concern everybody. When the site says from when to when it has readings, it does not count rows
-    without a reading and rows that lie ahead of the clock by more than a step (for times without a zone: and
-    by more than the furthest zone). `left_out` has the times of the latter.
+    would concern everybody. When the site says from when to when it has readings, it leaves out
+
+    - rows without any reading,
+    - rows `ahead` of the clock by more than a step (for times without a zone: and the furthest zone),
+    - `lone` rows: fewer than a hundred that lie further from the rest than the rest has rows.
+
+    They are left out of what is agreed on only: those within the agreed steps are used like all others.
     """
 
     def __init__(self, plan: SitePlan, kit: Path) -> None:
@@ -33,15 +39,17 @@ class OwnReadings:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
         self.readings: Readings = load_readings(kit / plan.readings).select(plan.sensors)
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
-        measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
-        if not len(measured):
+        self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
+        if not len(self.measured):
             raise DataError(self.readings.source, "it has no reading of this site's sensors")
-        now = time.time() + self.step + (0 if self.readings.utc else FURTHEST_ZONE)
-        ahead = measured > now
-        if ahead.all():
+        latest = time.time() + self.step + (0 if self.readings.utc else FURTHEST_ZONE)
+        past = self.measured[self.measured <= latest]
+        if not len(past):
             problem = "all of its readings lie ahead of the clock"
             raise DataError(self.readings.source, problem, row=str(self.readings.times[0]))
-        self.measured, self.left_out = measured[~ahead], measured[ahead]
+        self.ahead, self.newest = self.measured[len(past) :], int(past[-1])
+        apart = lone((past - past[0]) // self.step)
+        self.lone, self.counted = past[apart], past[~apart]
 
     @property
     def step(self) -> int:
@@ -49,11 +57,11 @@ class OwnReadings:
 
     @property
     def first(self) -> int:
-        return int(self.measured[0])
+        return int(self.counted[0])
 
     @property
     def last(self) -> int:
-        return int(self.measured[-1])
+        return int(self.counted[-1])
 
     def about(self) -> Mapping[str, Any]:
         """What the server must know of them to number windows; no reading is in it."""
@@ -62,8 +70,9 @@ class OwnReadings:
             "last": self.last,
             "step": self.step,
             "utc": self.readings.utc,
-            "measured": len(self.measured),
-            "left_out": len(self.left_out),
+            "newest": self.newest,
+            "measured": len(self.counted),
+            "left_out": len(self.lone) + len(self.ahead),
         }
 
     def series(self, terms: Terms) -> Series:
@@ -86,3 +95,24 @@ class OwnReadings:
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
         return Series(values, missing, (seconds % day) / day, weekday(seconds))
+
+
+def lone(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these rows, ascending, are too few and too far from the rest to be meant.
+
+    Cut where the longest hole is, the smaller part is lone if it has fewer than a hundred rows and the hole
+    is longer than the other part has rows; then the same is asked of the other part.
+    """
+    kept = np.arange(len(rows))
+    while len(kept) > 1:
+        holes = np.diff(rows[kept]) - 1
+        place = int(np.argmax(holes)) + 1
+        fewer, rest = kept[:place], kept[place:]
+        if len(fewer) > len(rest):
+            fewer, rest = rest, fewer
+        if holes[place - 1] <= len(rest) or len(fewer) >= FEWEST_ROWS:
+            break
+        kept = rest
+    alone = np.ones(len(rows), dtype=np.bool_)
+    alone[kept] = False
+    return alone

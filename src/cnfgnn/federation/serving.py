@@ -29,7 +29,7 @@ from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.gathering import gather, objection
 from cnfgnn.federation.kits import read_server
-from cnfgnn.federation.spans import Span, forecast_span, remarks, span_of
+from cnfgnn.federation.spans import Span, forecast_span, remarks, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
@@ -205,13 +205,15 @@ class Federation:
 
 
 def _train(federation: Federation) -> dict[str, Any]:
-    task, span = federation.task, federation.span()
+    task = federation.task
     if task.resume:
         run = Run.open(federation.folder)
         federation.check_same(run)
     else:
         config = Config().with_changes(task.settings)
         check_federated(config)
+        span, apart = training_span(federation.spans)
+        federation.warn(apart)
         run = Run.begin(federation.folder, config, federation.describe(span))
     watcher = StatusWatcher(federation.status)
     scaler = run.scaler if run.manifest["events"] else None

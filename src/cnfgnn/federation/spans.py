@@ -22,6 +22,7 @@ class Span:
     last: int
     step: int
     utc: bool
+    newest: int | None = None  # the newest reading, also one that lies apart from the rest
     measured: int = 0  # steps at which the site has a reading
     left_out: int = 0  # rows that the site has, but does not count: see OwnReadings
 
@@ -40,6 +41,35 @@ def span_of(spans: Mapping[str, Span]) -> Span:
     return Span(first, last, one.step, one.utc)
 
 
+def training_span(spans: Mapping[str, Span]) -> tuple[Span, list[str]]:
+    """The steps of a training, and a sentence for each site of whose readings a part lies outside of them.
+
+    They go from the first reading of any site to the last. But where one site makes them more than twice as
+    many, and has readings at fewer than half of the steps that it adds, it adds none: most windows would be
+    empty. Its readings at the others' steps are used.
+    """
+    heard, said = dict(spans), []
+    while len(heard) > 1 and (name := _stretching(heard)) is not None:
+        span = heard.pop(name)
+        rest = span_of(heard)
+        said.append(
+            f"site {name} has only {span.measured} readings from {shown_time(span.first)} to"
+            f" {shown_time(span.last)}: those outside of the others' {shown_time(rest.first)} to"
+            f" {shown_time(rest.last)} are left out"
+        )
+    return span_of(heard), said
+
+
+def _stretching(spans: Mapping[str, Span]) -> str | None:
+    """The site with the fewest readings that makes the span too long for what it has."""
+    whole = span_of(spans).rows
+    for name in sorted(spans, key=lambda name: spans[name].measured):
+        rest = span_of({other: span for other, span in spans.items() if other != name}).rows
+        if whole > MOST_STRETCHED * rest and 2 * spans[name].measured < whole - rest:
+            return name
+    return None
+
+
 def forecast_span(spans: Mapping[str, Span], now: float) -> tuple[Span, list[str]]:
     """The steps of a forecast's readings, and a sentence for each site that is not at their end.
 
@@ -50,14 +80,15 @@ def forecast_span(spans: Mapping[str, Span], now: float) -> tuple[Span, list[str
     whole = span_of(spans)
     latest = now + whole.step + (0 if whole.utc else FURTHEST_ZONE)
     by_clock = whole.first + max(0, int(latest - whole.first) // whole.step) * whole.step
-    lasts = {name: min(span.last, by_clock) for name, span in spans.items()}
-    newest = sorted(lasts.values(), reverse=True)[(len(lasts) + 1) // 2 - 1]
+    lasts = {name: span.last if span.newest is None else span.newest for name, span in spans.items()}
+    in_time = sorted((min(last, by_clock) for last in lasts.values()), reverse=True)
+    newest = in_time[(len(in_time) + 1) // 2 - 1]
     said = []
-    for name, span in spans.items():
-        apart = lasting(abs(span.last - newest))
-        if span.last < newest:
+    for name, last in lasts.items():
+        apart = lasting(abs(last - newest))
+        if last < newest:
             said.append(f"site {name} lags: its newest reading is {apart} older than those of most sites")
-        elif span.last > newest:
+        elif last > newest:
             said.append(f"site {name} leads: its readings of the last {apart} are newer and are left out")
     return replace(whole, last=newest), said
 
@@ -83,4 +114,4 @@ def lasting(seconds: float) -> str:
 
 
 def shown_time(seconds: int) -> str:
-    return str(np.datetime64(seconds, "s"))
+    return str(np.datetime64(int(seconds), "s"))
