@@ -33,7 +33,7 @@ class Nearby:
         self.server = self.kits["server"]
         self.ends: dict[str, Answering] = {}
         self.away: set[str] = set()
-        self.asked: Callable[[str], None] = lambda site: None  # told of every note before it is answered
+        self.stop: Callable[[], bool] = lambda: False  # whether the operator wants the task to end
 
     def restart(self, name: str) -> None:
         """A site's process that ended and was started again: it reads its files anew."""
@@ -44,8 +44,17 @@ class Nearby:
         """Carry out a task; how it ended, as the status file says."""
         for name in self.sites:
             self.restart(name)
-        serve(self.server, task, self, lambda: False)
+        serve(self.server, task, self, lambda: self.stop())
+        return self.status
+
+    @property
+    def status(self) -> Mapping[str, Any]:
         return read_status(self.server) or {}
+
+    def stop_after(self, more: int) -> None:
+        """End the next task once so many more rounds of a training are done."""
+        enough = self.status.get("done", 0) + more
+        self.stop = lambda: self.status.get("state") == "running" and self.status.get("done", 0) >= enough
 
     def train(self, config: Config, name: str = "one") -> Mapping[str, Any]:
         return self.perform(Task("train", name, settings=settings_of(config), wait=20.0))
@@ -57,7 +66,6 @@ class Nearby:
         return self.perform(Task("forecast", name, wait=wait))
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
-        self.asked(site)
         if site in self.away:
             raise Unreachable("it is away")
         return self.ends[site].answer(request)

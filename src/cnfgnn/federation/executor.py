@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,28 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.config import ComputeConfig
-from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.algorithm.series import Series
+from cnfgnn.config import ComputeConfig, Missing
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
-from cnfgnn.federation.own_readings import OwnReadings
+from cnfgnn.federation.own_readings import OwnReadings, digest, reached, up_to
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import Joined, SiteStore
 from cnfgnn.federation.spans import shown_time
 from cnfgnn.storage import make_folder, write_whole
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.version import __version__
 
 FORECASTS = "forecasts"
+CHANGED = (
+    "its readings are not those that this run began with: put those back at the site and start it again, or"
+    " begin a new run"
+)
 
 
 class SiteNodes:
@@ -59,17 +65,39 @@ class SiteNodes:
             self.problem = "its readings cannot be used; at the site, cnfgnn federation check says why"
 
     def about(self) -> Mapping[str, Any]:
-        if self.own is None or self.plan is None:
+        if self.own is None or self.plan is None or self.problem:
             return {"ready": False, "problem": self.problem, "version": __version__}
         said = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
         return said | dict(self.own.about())
 
     def join(self, terms: Terms) -> Clients:
-        if self.own is None or self.plan is None:
+        if self.own is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
         self.terms = terms
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
-        return Clients(self.own.series(terms), compute, SiteStore(self.kit, terms.run), self.plan.name)
+        store, now = SiteStore(self.kit, terms.run), self.own.series(terms)
+        return SiteClients(now, lambda: self._joined_with(terms, store, now), compute, store, self.plan.name)
+
+    def _joined_with(self, terms: Terms, store: SiteStore, now: Series) -> Series:
+        """The readings of a run, as they were when this site joined it; newer ones do not belong to it.
+
+        If they are others now, the site says so instead of taking part, until it is started again: training
+        that goes on with other readings, or with another scale, would be neither run.
+        """
+        assert self.own is not None
+        if self.problem:
+            raise CnfgnnError(self.problem)
+        joined = store.joined()
+        rows = reached(now) if joined is None else joined.rows
+        series = up_to(now, rows)
+        if joined is None:
+            store.note_joined(Joined(rows, digest(series, terms)))
+        elif joined.sha256 != digest(series, terms):
+            said = "the readings in %s are not those with which this site joined run %s"
+            logging.getLogger(__name__).error(said, self.own.readings.source, terms.run)
+            self.problem = CHANGED
+            raise CnfgnnError(CHANGED)
+        return series
 
     def after(self, clients: Clients, verb: str) -> None:
         if verb == "forecast":
@@ -106,6 +134,25 @@ class SiteNodes:
         for name in (f"{self.terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
             write_whole(folder / name, frame.to_csv(float_format="%.4f").encode())
             (folder / name).chmod(0o600)
+
+
+class SiteClients(Clients):
+    """A site's nodes: a training and its evaluation get the readings with which the site joined the run, a
+    forecast those of now."""
+
+    def __init__(
+        self, now: Series, of_the_run: Callable[[], Series], compute: Compute, store: SiteStore, name: str
+    ) -> None:
+        super().__init__(now, compute, store, name)
+        self.now, self.of_the_run = now, of_the_run
+
+    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
+        self.series = self.now if plan["ahead"] else self.of_the_run()
+        return super().census(missing, **plan)
+
+    def prepare(self, mean: float, std: float, **more: Any) -> None:
+        self.series = self.now if more["ahead"] else self.of_the_run()
+        super().prepare(mean, std, **more)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,6 +96,29 @@ class OwnReadings:
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
         return Series(values, missing, (seconds % day) / day, weekday(seconds))
+
+
+def reached(series: Series) -> int:
+    """How many time steps there are up to the newest reading."""
+    measured = np.flatnonzero(~np.isnan(series.values).all(axis=0))
+    return int(measured[-1]) + 1 if len(measured) else 0
+
+
+def up_to(series: Series, rows: int) -> Series:
+    """The same without readings of later time steps."""
+    if rows >= reached(series):
+        return series
+    values, missing = series.values.copy(), series.missing.copy()
+    values[:, rows:], missing[:, rows:] = np.nan, True
+    return Series(values, missing, series.time_of_day, series.weekday)
+
+
+def digest(series: Series, terms: Terms) -> str:
+    """Of every reading, and of when they are from."""
+    sha = hashlib.sha256(repr((terms.first, terms.step, series.values.shape)).encode())
+    sha.update(np.where(np.isnan(series.values), np.nan, series.values).tobytes())  # one kind of NaN
+    sha.update(series.missing.tobytes())
+    return sha.hexdigest()
 
 
 def lone(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
