@@ -95,8 +95,7 @@ def with_row(frame: pd.DataFrame, steps: int, times: float = 1.0) -> pd.DataFram
     return pd.concat([frame, stray]).sort_index()
 
 
-def now_in_utc(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same readings, the newest of them taken within the last step, with times that state their zone."""
+def ending(frame: pd.DataFrame, newest: pd.Timestamp) -> pd.DataFrame:
+    """The same readings, the newest of them taken then."""
     step = frame.index[1] - frame.index[0]
-    newest = pd.Timestamp.now(tz="UTC").floor(step)
     return frame.set_index(newest - step * (len(frame) - 1 - pd.RangeIndex(len(frame))))

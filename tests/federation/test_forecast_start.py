@@ -13,7 +13,7 @@ from cnfgnn.federation.executor import FORECASTS
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small
 from tests.federation.living import ENGINE_WARNINGS, dealt, living
-from tests.federation.nearby import SITES, Nearby, now_in_utc, with_row
+from tests.federation.nearby import SITES, Nearby, ending, with_row
 
 pytestmark = ENGINE_WARNINGS
 
@@ -54,9 +54,10 @@ def begins(sites: Nearby, name: str) -> pd.Timestamp:
 def test_a_row_of_the_future_at_one_site_takes_no_forecast_from_anybody(
     trained: Nearby, leading: str, utc: bool
 ) -> None:
+    newest = pd.Timestamp.now(tz="UTC").floor(STEP)
     for name in SITES:
         own = trained.readings(name)
-        trained.write(name, now_in_utc(own) if utc else own)
+        trained.write(name, ending(own, newest) if utc else own)
     ends = trained.readings("south").index[-1]
     trained.write(leading, with_row(trained.readings(leading), 24))
     status = trained.forecast()

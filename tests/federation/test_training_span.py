@@ -11,10 +11,10 @@ import pytest
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.checking import check_site
 from cnfgnn.federation.own_readings import lone
-from cnfgnn.federation.spans import Span, training_span
+from cnfgnn.federation.spans import Span, old_for, training_span
 from cnfgnn.runs import Run
 from tests.conftest import network, small
-from tests.federation.nearby import SITES, Nearby, with_row
+from tests.federation.nearby import SITES, Nearby, ending, with_row
 
 MONTH = 30 * 288  # steps
 
@@ -91,6 +91,44 @@ def test_a_long_history_at_one_site_is_welcome_and_a_stretch_of_nothing_is_not()
 )
 def test_what_counts_as_a_lone_row(rows: list[int], left_out: list[int]) -> None:
     assert np.flatnonzero(lone(np.array(rows))).tolist() == left_out
+
+
+def test_readings_that_are_old_are_said_to_be_by_name_and_used(sites: Nearby) -> None:
+    now = pd.Timestamp.now(tz="UTC").floor("300s")
+    for name in SITES:
+        newest = now - pd.Timedelta(days=3 if name == "west" else 0)
+        sites.write(name, ending(sites.readings(name), newest))
+    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    old = [line for line in status["warnings"] if line.endswith(" old")]
+    assert old == ["the newest reading of site west is 3 days old"]
+    status = sites.forecast()
+    assert status["state"] == "finished", status["problem"]
+    assert "the newest reading of site west is 3 days old" in status["warnings"]
+    assert list(status["result"]["without"]) == ["west"]
+    [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: the newest")]
+    assert "is 3 days old" in warning
+    assert not [line for line in checked(sites.kits["north"]) if line.startswith("warning")]
+    for name in SITES:  # all as old as each other: it is no reason to refuse
+        sites.write(name, ending(sites.readings(name), now - pd.Timedelta(days=800)))
+    status = sites.forecast()
+    assert status["result"]["without"] == {}
+    assert "the newest reading of sites north, south, west is 800 days old" in status["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "step", "utc", "old"),
+    [
+        (23, 300, True, ""),
+        (30, 300, True, "30 hours"),
+        (30, 300, False, ""),
+        (62, 300, False, "2 days"),
+        (9 * 24, 86_400, True, ""),
+        (11 * 24, 86_400, True, "11 days"),
+    ],
+)
+def test_readings_are_old_after_a_day_and_ten_steps(hours: int, step: int, utc: bool, old: str) -> None:
+    assert old_for(1_700_000_000 - hours * 3600, step, utc, 1_700_000_000.0) == old
 
 
 def test_two_sites_with_a_lone_row_each_do_not_excuse_one_another(sites: Nearby) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from cnfgnn.errors import ConfigError, DataError, NodeError
 from cnfgnn.federation.kits import kind, read_site
 from cnfgnn.federation.own_readings import FEWEST_ROWS, OwnReadings
-from cnfgnn.federation.spans import shown_time
+from cnfgnn.federation.spans import lasting, shown_time
 
 MOST_MISSING = 0.95
 REACHED_WITHIN = 5.0  # seconds
@@ -35,7 +35,8 @@ def check_site(kit: Path) -> Iterator[str]:
     if len(missing) < FEWEST_ROWS:
         raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS}")
     yield f"step: {own.step} s; from {shown_time(own.first)} to {shown_time(own.last)}, {len(missing)} steps"
-    yield from _apart(own)
+    for warning in own.warnings():
+        yield f"warning: {warning}"
     share = missing.mean(axis=0)
     worst = int(np.argmax(share))
     if share[worst] > MOST_MISSING:
@@ -43,15 +44,6 @@ def check_site(kit: Path) -> Iterator[str]:
     yield f"missing: {missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
     yield _clock(own)
     yield _reached(kit)
-
-
-def _apart(own: OwnReadings) -> Iterator[str]:
-    """Rows that the site leaves out when it says from when to when it has readings."""
-    if len(own.lone):
-        rows = "1 row lies" if len(own.lone) == 1 else f"{len(own.lone)} rows lie"
-        times = ", ".join(shown_time(second) for second in own.lone[:3])
-        more = ", ..." if len(own.lone) > 3 else ""
-        yield f"warning: {rows} far from the rest of {own.readings.source} and may be wrong: {times}{more}"
 
 
 def _clock(own: OwnReadings) -> str:
@@ -63,7 +55,7 @@ def _clock(own: OwnReadings) -> str:
     if newest > shown + own.step:
         problem = f"this reading lies ahead of the clock ({local:%Y-%m-%d %H:%M})"
         raise DataError(own.readings.source, problem, row=shown_time(newest))
-    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {(shown - newest) / 60:.0f} minutes old"
+    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {lasting(max(0, shown - newest))} old"
 
 
 def _reached(kit: Path) -> str:

@@ -57,6 +57,8 @@ class SiteNodes:
         try:
             self.plan = read_site(self.kit)
             self.own = OwnReadings(self.plan, self.kit)
+            for warning in self.own.warnings():
+                logging.getLogger(__name__).warning(warning)
             self.problem = ""
         except ConfigError as problem:
             self.problem = str(problem)

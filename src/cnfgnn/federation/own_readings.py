@@ -16,7 +16,7 @@ from cnfgnn.data.folder import load_readings
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.spans import FURTHEST_ZONE
+from cnfgnn.federation.spans import FURTHEST_ZONE, old_for, shown_time
 from cnfgnn.transports.flare.answering import Terms
 
 FEWEST_ROWS = 100  # time steps, below which no training makes sense
@@ -75,6 +75,18 @@ class OwnReadings:
             "measured": len(self.counted),
             "left_out": len(self.lone) + len(self.ahead),
         }
+
+    def warnings(self) -> list[str]:
+        """What its owner should look at; for the owner alone, because it names rows."""
+        said, source = [], self.readings.source
+        for seconds, what in ((self.lone, "far from the rest"), (self.ahead, "ahead of the clock")):
+            if len(seconds):
+                rows = "1 row lies" if len(seconds) == 1 else f"{len(seconds)} rows lie"
+                times = ", ".join(map(shown_time, seconds[:3])) + (", ..." if len(seconds) > 3 else "")
+                said.append(f"{rows} {what} in {source} and may be wrong: {times}")
+        if age := old_for(self.newest, self.step, self.readings.utc, time.time()):
+            said.append(f"the newest reading in {source} is {age} old ({shown_time(self.newest)})")
+        return said
 
     def series(self, terms: Terms) -> Series:
         """On the time steps that all sites share; what this site has not measured is missing."""

@@ -93,16 +93,29 @@ def forecast_span(spans: Mapping[str, Span], now: float) -> tuple[Span, list[str
     return replace(whole, last=newest), said
 
 
-def remarks(spans: Mapping[str, Span]) -> list[str]:
-    """What an operator should know of sites' readings before a task begins."""
-    said = []
+def remarks(spans: Mapping[str, Span], now: float) -> list[str]:
+    """What an operator should know of sites' readings before they are used."""
+    said, old = [], dict[str, list[str]]()
     for name, span in spans.items():
         if span.left_out:
             rows = "1 row of its readings" if span.left_out == 1 else f"{span.left_out} rows of its readings"
-            said.append(
-                f"site {name} leaves out {rows}; at the site, cnfgnn federation check says which and why"
-            )
+            why = "at the site, cnfgnn federation check says which and why"
+            said.append(f"site {name} leaves out {rows}; {why}")
+        if age := old_for(span.last if span.newest is None else span.newest, span.step, span.utc, now):
+            old.setdefault(age, []).append(name)
+    for age, names in old.items():
+        whose = f"site {names[0]}" if len(names) == 1 else f"sites {', '.join(names)}"
+        said.append(f"the newest reading of {whose} is {age} old")
     return said
+
+
+def old_for(newest: int, step: int, utc: bool, now: float) -> str:
+    """How old a newest reading is, if that is more than a day and more than ten steps; else nothing.
+
+    Of times without a zone it is not known by which clock they are: they are old if they are by any.
+    """
+    age = now - newest - (0 if utc else FURTHEST_ZONE)
+    return lasting(age) if age > max(OLD_AFTER, OLD_AFTER_STEPS * step) else ""
 
 
 def lasting(seconds: float) -> str:
