@@ -22,7 +22,7 @@ from cnfgnn.cli_settings import (
 )
 from cnfgnn.config import Config
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.errors import ConfigError
+from cnfgnn.errors import ConfigError, NodeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,6 +134,8 @@ def _print_server(said: Mapping[str, Any]) -> None:
         print(headline(said["task"]))
         if said["task"].get("sites"):
             terminal.out().print(sites_table(said["task"]))
+        for line in said["task"].get("warnings") or []:
+            print(f"warning: {line}")
 
 
 @federation_app.command()
@@ -215,12 +217,21 @@ def evaluate(
 
 @federation_app.command()
 def forecast(kit: ServerArgument, run: RunName, wait: WaitOption = 60.0) -> None:
-    """Have every site forecast its sensors, each into forecasts/ of its own kit; nothing comes back."""
+    """Have every site forecast its sensors, each into forecasts/ of its own kit; nothing comes back.
+
+    Forecasts begin after the newest step that at least half of the sites have readings of. If a site has no
+    forecast, the others still have theirs, and the command names it and ends with exit code 3.
+    """
+    from cnfgnn.federation.operating import TaskError
     from cnfgnn.federation.serving import Task
 
     result = _performed(kit, Task("forecast", run, wait=wait))
-    print(f"forecasts from {result['from']} to {result['to']} are at {', '.join(result['sites'])}")
-    print("each has its own: forecasts/latest.csv in its kit")
+    if result["sites"]:
+        print(f"forecasts from {result['from']} to {result['to']} are at {', '.join(result['sites'])}")
+        print("each has its own: forecasts/latest.csv in its kit")
+    if result["without"]:
+        lacking = [f"site {name!r} has no forecast: {reason}" for name, reason in result["without"].items()]
+        raise TaskError("; ".join(lacking), NodeError.exit_code)
 
 
 @federation_app.command()

@@ -51,11 +51,16 @@ class SiteLines:
         self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
         self.away: dict[str, set[str]] = {}  # sites that are away: the reasons that were said
         self.holding_up: set[str] = set()
+        self.warned: list[str] = []
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         if status.get("token") != self.token:
             self.token, self.done, self.state = str(status.get("token")), status.get("done", 0), ""
+            self.warned = []
         self._sites(status)
+        for line in list(status.get("warnings") or [])[len(self.warned) :]:
+            self.warned.append(line)
+            self._say(f"warning: {line}")
         state = "waiting" if status.get("waiting") else str(status.get("state"))
         if state != self.state:
             self.state = state
@@ -137,6 +142,7 @@ def shown(status: Mapping[str, Any]) -> Group:
         lines.append(Text(f"phase {PHASE_NAMES[status['phase']]}, minibatch {status.get('minibatch', 0)}"))
     if status.get("sites"):
         lines.append(sites_table(status))
+    lines += [Text(f"warning: {line}") for line in status.get("warnings") or []]
     return Group(*lines)
 
 

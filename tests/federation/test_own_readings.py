@@ -14,9 +14,9 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.federation.gathering import Span, span_of
 from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.spans import Span, span_of
 from cnfgnn.simulation import simulate
 from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.flare.answering import Answering, Terms

@@ -15,9 +15,9 @@ import numpy as np
 
 from cnfgnn.errors import ConfigError, DataError, NodeError
 from cnfgnn.federation.kits import kind, read_site
-from cnfgnn.federation.own_readings import OwnReadings
+from cnfgnn.federation.own_readings import FEWEST_ROWS, OwnReadings
+from cnfgnn.federation.spans import lasting, shown_time
 
-FEWEST_ROWS = 100  # time steps, below which no training makes sense
 MOST_MISSING = 0.95
 REACHED_WITHIN = 5.0  # seconds
 
@@ -31,14 +31,17 @@ def check_site(kit: Path) -> Iterator[str]:
     readings = own.readings
     source = readings.source
     yield f"sensors: all {len(plan.sensors)} of {plan.name} are in {source}"
-    if len(readings.times) < FEWEST_ROWS:
-        raise DataError(source, f"{len(readings.times)} time steps are too few: at least {FEWEST_ROWS}")
-    yield f"step: {own.step} s; from {readings.times[0]} to {readings.times[-1]}, {len(readings.times)} steps"
-    share = readings.missing.mean(axis=0)
+    missing = readings.missing[(own.seconds >= own.first) & (own.seconds <= own.last)]
+    if len(missing) < FEWEST_ROWS:
+        raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS}")
+    yield f"step: {own.step} s; from {shown_time(own.first)} to {shown_time(own.last)}, {len(missing)} steps"
+    for warning in own.warnings():
+        yield f"warning: {warning}"
+    share = missing.mean(axis=0)
     worst = int(np.argmax(share))
     if share[worst] > MOST_MISSING:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
-    yield f"missing: {readings.missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
+    yield f"missing: {missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
     yield _clock(own)
     yield _reached(kit)
 
@@ -48,10 +51,11 @@ def _clock(own: OwnReadings) -> str:
     now = datetime.now(UTC)
     local = now if own.readings.utc else datetime.now().astimezone()
     shown = (local.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
-    if own.last > shown + own.step:
+    newest = int(own.measured[-1])
+    if newest > shown + own.step:
         problem = f"this reading lies ahead of the clock ({local:%Y-%m-%d %H:%M})"
-        raise DataError(own.readings.source, problem, row=str(own.readings.times[-1]))
-    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {(shown - own.last) / 60:.0f} minutes old"
+        raise DataError(own.readings.source, problem, row=shown_time(newest))
+    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {lasting(max(0, shown - newest))} old"
 
 
 def _reached(kit: Path) -> str:

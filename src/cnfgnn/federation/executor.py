@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,29 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.keeping import SHARE
-from cnfgnn.config import ComputeConfig
-from cnfgnn.errors import ConfigError
+from cnfgnn.algorithm.series import Series
+from cnfgnn.config import ComputeConfig, Missing
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
-from cnfgnn.federation.own_readings import OwnReadings
+from cnfgnn.federation.own_readings import OwnReadings, digest, reached, up_to
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import Joined, SiteStore
+from cnfgnn.federation.spans import shown_time
 from cnfgnn.storage import make_folder, write_whole
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.version import __version__
 
 FORECASTS = "forecasts"
+CHANGED = (
+    "its readings are not those that this run began with: put those back at the site and start it again, or"
+    " begin a new run"
+)
 
 
 class SiteNodes:
@@ -54,6 +62,8 @@ class SiteNodes:
             compute = Compute.of(ComputeConfig(device=self.plan.device))
             self.room = self.plan.memory or int(SHARE * compute.memory())
             self.own = OwnReadings(self.plan, self.kit)
+            for warning in self.own.warnings():
+                logging.getLogger(__name__).warning(warning)
             self.problem = ""
         except ConfigError as problem:
             self.problem = str(problem)
@@ -62,29 +72,64 @@ class SiteNodes:
             self.problem = "its readings cannot be used; at the site, cnfgnn federation check says why"
 
     def about(self) -> Mapping[str, Any]:
-        if self.own is None or self.plan is None:
+        if self.own is None or self.plan is None or self.problem:
             return {"ready": False, "problem": self.problem, "version": __version__}
         said = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
         said["memory"] = self.room
         return said | dict(self.own.about())
 
     def join(self, terms: Terms) -> Clients:
-        if self.own is None or self.plan is None:
+        if self.own is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
         self.terms = terms
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
-        store = SiteStore(self.kit, terms.run)
-        return Clients(self.own.series(terms), compute, store, self.plan.name, room=self.room)
+        store, now = SiteStore(self.kit, terms.run), self.own.series(terms)
+        joined = partial(self._joined_with, terms, store, now)
+        return SiteClients(now, joined, compute, store, self.plan.name, self.room)
+
+    def _joined_with(self, terms: Terms, store: SiteStore, now: Series) -> Series:
+        """The readings of a run, as they were when this site joined it; newer ones do not belong to it.
+
+        If they are others now, the site says so instead of taking part, until it is started again: training
+        that goes on with other readings, or with another scale, would be neither run.
+        """
+        assert self.own is not None
+        if self.problem:
+            raise CnfgnnError(self.problem)
+        joined = store.joined()
+        rows = reached(now) if joined is None else joined.rows
+        series = up_to(now, rows)
+        if joined is None:
+            store.note_joined(Joined(rows, digest(series, terms)))
+        elif joined.sha256 != digest(series, terms):
+            said = "the readings in %s are not those with which this site joined run %s"
+            logging.getLogger(__name__).error(said, self.own.readings.source, terms.run)
+            self.problem = CHANGED
+            raise CnfgnnError(CHANGED)
+        return series
 
     def after(self, clients: Clients, verb: str) -> None:
         if verb == "forecast":
             self._write_forecasts(clients)
 
     def _write_forecasts(self, clients: Clients) -> None:
-        """Into the owner's folder: a row per time ahead, a column per sensor."""
+        """Into the owner's folder: a row per time ahead, a column per sensor, empty for a sensor without a
+        reading in the history. Where that is all of them, the files of before stay as they are."""
         assert self.terms is not None
         assert self.own is not None
         assert clients.forecasts is not None
+        log, history = logging.getLogger(__name__), clients.data.history
+        has = clients.data.has["test"]
+        if has is not None and not has.any():
+            log.warning(
+                "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
+                " the forecasts of before are kept",
+                history,
+                shown_time(self.own.last),
+            )
+            return
+        if not torch.isfinite(clients.forecasts).any():
+            raise DataError(self.kit / FORECASTS, "the forecast came out as no numbers and is not written")
         horizon = clients.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
@@ -98,6 +143,31 @@ class SiteNodes:
         for name in (f"{self.terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
             write_whole(folder / name, frame.to_csv(float_format="%.4f").encode())
             (folder / name).chmod(0o600)
+
+
+class SiteClients(Clients):
+    """A site's nodes: a training and its evaluation get the readings with which the site joined the run, a
+    forecast those of now."""
+
+    def __init__(
+        self,
+        now: Series,
+        of_the_run: Callable[[], Series],
+        compute: Compute,
+        store: SiteStore,
+        name: str,
+        room: int,
+    ) -> None:
+        super().__init__(now, compute, store, name, room=room)
+        self.now, self.of_the_run = now, of_the_run
+
+    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
+        self.series = self.now if plan["ahead"] else self.of_the_run()
+        return super().census(missing, **plan)
+
+    def prepare(self, mean: float, std: float, **more: Any) -> None:
+        self.series = self.now if more["ahead"] else self.of_the_run()
+        super().prepare(mean, std, **more)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]

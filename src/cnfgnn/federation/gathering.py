@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.spans import Span, span_of
 from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
@@ -23,21 +23,6 @@ HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
 STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is thought to be starting
 MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
-
-
-@dataclass(frozen=True)
-class Span:
-    """First and last time step in seconds since 1970, the step between two, and whether times are UTC."""
-
-    first: int
-    last: int
-    step: int
-    utc: bool
-    room: int = 0  # bytes of hidden states and embeddings that the site can hold; 0: it did not say
-
-    @property
-    def rows(self) -> int:
-        return (self.last - self.first) // self.step + 1
 
 
 def gather(
@@ -75,16 +60,6 @@ def gather(
             time.sleep(AGAIN_AFTER)
     _check_alike(ready)
     return ready
-
-
-def span_of(spans: Mapping[str, Span]) -> Span:
-    """From the first reading of any site to the last; what they all share has been checked."""
-    one = next(iter(spans.values()))
-    first, last = (
-        min(span.first for span in spans.values()),
-        max(span.last for span in spans.values()),
-    )
-    return Span(first, last, one.step, one.utc)
 
 
 def objection(said: Mapping[str, Any], plan: SitePlan, span: Span, takes: int = 0) -> str:
@@ -145,7 +120,13 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
     room = said.get("memory")
-    return Span(first, last, step, bool(said.get("utc")), room if type(room) is int and room > 0 else 0)
+    newest, measured, left_out = (said.get(name) for name in ("newest", "measured", "left_out"))
+    if type(newest) is not int or not first <= newest < 2**40:
+        return "it does not say when its newest reading is from"
+    if type(measured) is not int or type(left_out) is not int or min(measured, left_out) < 0:
+        return "it does not say how many readings it has"
+    room = room if type(room) is int and room > 0 else 0
+    return Span(first, last, step, bool(said.get("utc")), newest, measured, left_out, room)
 
 
 def _check_alike(spans: Mapping[str, Span]) -> None:

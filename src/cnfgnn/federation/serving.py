@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,9 @@ from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
-from cnfgnn.federation.gathering import Span, gather, objection, span_of
+from cnfgnn.federation.gathering import gather, objection
 from cnfgnn.federation.kits import read_server
+from cnfgnn.federation.spans import Span, forecast_span, remarks, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
@@ -97,6 +99,9 @@ class Federation:
         piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
         self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
         self.spans = self._gathered()
+        self.warnings: list[str] = []
+        if task.do != "evaluate":  # which goes by the steps of the training
+            self.warn(remarks(self.spans, time.time()))
 
     def _gathered(self) -> dict[str, Span]:
         plans = {site.name: site for site in self.project.sites}
@@ -160,11 +165,41 @@ class Federation:
         if run.data["fingerprint"] != self.describe(self.span())["fingerprint"]:
             raise RunError(run.folder, "began with other sensors or another graph than this kit's")
 
+    def warn(self, sentences: Sequence[str]) -> None:
+        """Tell the operator of what does not end the task."""
+        self.warnings += sentences
+        self.status.set(warnings=list(self.warnings))
+
+    def not_forecast(self, experiment: Experiment) -> dict[str, str]:
+        """The sites without a forecast, each with the reason; those that lack a part of it are warned of.
+
+        The server need not be told: which sensors have readings to forecast from is in their census.
+        """
+        has = _strategy(experiment).everyone.present("test")
+        history, without = experiment.windows.history, {}
+        for site in self._transport.parties:
+            silent = 0 if has is None else int((~has[site.rows].cpu().any(dim=1)).sum())
+            missing = self.status.fields.get("missing", {})
+            if not site.present:
+                without[site.name] = site.problem or missing.get(site.name) or "it does not answer"
+            elif silent == len(site.rows):
+                problem = f"none of its sensors has a reading in the last {history} steps before the forecast"
+                without[site.name] = f"{problem}; its latest.csv is kept as it was"
+            elif silent:
+                problem = (
+                    f"{silent} of its {len(site.rows)} sensors have no reading in the last {history} steps"
+                )
+                self.warn([f"site {site.name}: {problem} and no forecast"])
+        return without
+
     def away(self) -> dict[str, Any]:
         """The sites that had no part in the last exchange."""
-        transport = self.status.transport
-        assert transport is not None
-        return {"away": [site.name for site in transport.parties if not site.present]}
+        return {"away": [site.name for site in self._transport.parties if not site.present]}
+
+    @property
+    def _transport(self) -> FlareTransport:
+        assert self.status.transport is not None
+        return self.status.transport
 
     @property
     def folder(self) -> Path:
@@ -175,13 +210,15 @@ class Federation:
 
 
 def _train(federation: Federation) -> dict[str, Any]:
-    task, span = federation.task, federation.span()
+    task = federation.task
     if task.resume:
         run = Run.open(federation.folder)
         federation.check_same(run)
     else:
         config = Config().with_changes(task.settings)
         check_federated(config)
+        span, apart = training_span(federation.spans)
+        federation.warn(apart)
         run = Run.begin(federation.folder, config, federation.describe(span))
     watcher = StatusWatcher(federation.status, run.data["sites"])
     scaler = run.scaler if run.manifest["events"] else None
@@ -209,8 +246,11 @@ def _evaluate(federation: Federation) -> dict[str, Any]:
 
 
 def _forecast(federation: Federation) -> dict[str, Any]:
-    run, span = _finished_round(federation), federation.span()
+    """Every site writes its own; the result names those that have one, and why each other has none."""
+    run = _finished_round(federation)
     d = run.config.data
+    span, apart = forecast_span(federation.spans, time.time())
+    federation.warn(apart)
     if span.rows < d.history:
         raise NodeError("everybody", "forecast", f"readings span {span.rows} steps, fewer than {d.history}")
     terms = _terms(run)._replace(first=span.first, rows=span.rows + d.horizon)
@@ -220,10 +260,10 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     strategy.restore(run.progress.best.tag, to_learn=False)
     federation.status.set(state="running", round=run.progress.best.r_g)
     strategy.forecast()
-    away = federation.away()["away"]
-    there = [site.name for site in federation.project.sites if site.name not in away]
+    without = federation.not_forecast(experiment)
+    there = [site.name for site in federation.project.sites if site.name not in without]
     ahead = np.array([span.last + span.step, span.last + d.horizon * span.step]).astype("datetime64[s]")
-    return {"sites": there, "from": str(ahead[0]), "to": str(ahead[1])}
+    return {"sites": there, "without": without, "from": str(ahead[0]), "to": str(ahead[1])}
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor
 
-from cnfgnn.storage import FolderStore, newest
+from cnfgnn.errors import RunError
+from cnfgnn.storage import FolderStore, newest, write_whole
 
 STATES = "states"
+JOINED = "joined.json"
+
+
+class Joined(NamedTuple):
+    """The readings with which a site joined a run: how many of the run's time steps they reach, and a digest
+    of them. It is for the site to know them again, and is never sent."""
+
+    rows: int
+    sha256: str
 
 
 class SiteStore(FolderStore):
@@ -18,11 +30,30 @@ class SiteStore(FolderStore):
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / STATES / run)
 
+    def joined(self) -> Joined | None:
+        """What the site joined the run with; None if it has not joined it yet."""
+        path = self.folder / JOINED
+        try:
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            return Joined(int(noted["rows"]), str(noted["sha256"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(path, "is damaged and cannot be read") from error
+
+    def note_joined(self, joined: Joined) -> None:
+        self._make_folders()
+        write_whole(self.folder / JOINED, json.dumps(joined._asdict()).encode())
+        (self.folder / JOINED).chmod(0o600)
+
     def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folders()
         super().write(tag, tensors, keep)
         self._path(tag).chmod(0o600)
+
+    def _make_folders(self) -> None:
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def read(self, tag: str) -> dict[str, Tensor]:
         known = newest(tag, {path.stem for path in self.folder.glob("*.safetensors")})

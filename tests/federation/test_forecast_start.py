@@ -1,0 +1,149 @@
+"""Where a forecast begins when sites have readings up to different times, and who is told what."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from cnfgnn.federation.executor import FORECASTS
+from tests.commands import COMMAND, ENVIRONMENT
+from tests.conftest import network, small
+from tests.federation.living import ENGINE_WARNINGS, dealt, living
+from tests.federation.nearby import SITES, Nearby, ending, with_row
+
+pytestmark = ENGINE_WARNINGS
+
+ROUND = {"training.rounds": 1}
+STEP = pd.Timedelta(seconds=300)
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Nearby:
+    """Three sites with a run of one round."""
+    sites = Nearby(tmp_path_factory.mktemp("sites"), network(dropout=0))
+    assert sites.train(small("at-fedavg", **ROUND))["state"] == "finished"
+    return sites
+
+
+@pytest.fixture
+def trained(once: Nearby) -> Iterator[Nearby]:
+    """With forecasts of an earlier time; what a test writes into readings is undone."""
+    before = {name: once.readings(name) for name in SITES}
+    first = once.forecast()
+    assert first["state"] == "finished", first["problem"]
+    assert first["result"]["sites"] == list(SITES)
+    assert first["result"]["without"] == {}
+    yield once
+    once.away = set()
+    for name, frame in before.items():
+        once.write(name, frame)
+
+
+def begins(sites: Nearby, name: str) -> pd.Timestamp:
+    latest = sites.latest(name)
+    assert latest is not None
+    return latest.index[0]
+
+
+@pytest.mark.parametrize("utc", [False, True])
+@pytest.mark.parametrize("leading", ["north", "west"])
+def test_a_row_of_the_future_at_one_site_takes_no_forecast_from_anybody(
+    trained: Nearby, leading: str, utc: bool
+) -> None:
+    newest = pd.Timestamp.now(tz="UTC").floor(STEP)
+    for name in SITES:
+        own = trained.readings(name)
+        trained.write(name, ending(own, newest) if utc else own)
+    ends = trained.readings("south").index[-1]
+    trained.write(leading, with_row(trained.readings(leading), 24))
+    status = trained.forecast()
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == list(SITES)
+    assert status["result"]["without"] == {}
+    for name in SITES:
+        latest = trained.latest(name)
+        assert latest is not None
+        assert latest.notna().all(axis=None), name
+        assert latest.index[0] == ends + STEP
+    assert [line for line in status["warnings"] if line.startswith(f"site {leading}")]
+
+
+def test_a_site_that_lags_a_little_is_forecast_and_one_that_lags_much_keeps_its_file(trained: Nearby) -> None:
+    file = trained.kits["south"] / FORECASTS / "latest.csv"
+    before = file.read_bytes()
+    ends = trained.readings("north").index[-1]
+    trained.write("south", trained.readings("south").iloc[:-40])
+    trained.write("west", trained.readings("west").iloc[:-3])
+    for name in ("north", "west"):
+        (trained.kits[name] / FORECASTS / "latest.csv").unlink()
+    status = trained.forecast()
+    assert status["state"] == "finished", status["problem"]
+    # north alone is at its end; two of three have come as far as west
+    assert status["result"]["sites"] == ["north", "west"]
+    assert list(status["result"]["without"]) == ["south"]
+    assert "none of its sensors has a reading" in status["result"]["without"]["south"]
+    assert file.read_bytes() == before
+    assert begins(trained, "north") == begins(trained, "west") == ends - 2 * STEP
+    assert any(line.startswith("site north") for line in status["warnings"])
+
+
+def test_a_site_that_is_away_is_named_and_the_others_forecast(trained: Nearby) -> None:
+    trained.away = {"west"}
+    status = trained.forecast(wait=2.0)
+    assert status["result"]["sites"] == ["north", "south"]
+    assert "does not answer" in status["result"]["without"]["west"]
+
+
+def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_forecast(trained: Nearby) -> None:
+    own = trained.readings("west")
+    own.iloc[-20:, 1] = float("nan")
+    trained.write("west", own)
+    status = trained.forecast()
+    assert status["result"]["sites"] == list(SITES)
+    assert any("site west: 1 of its 3 sensors" in line for line in status["warnings"])
+    latest = trained.latest("west")
+    assert latest is not None
+    assert latest.notna().all().tolist() == [True, False, True]
+
+
+@pytest.mark.slow
+def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Path) -> None:
+    data = dealt(tmp_path / "city", days=2)
+    ends = pd.Timestamp(data.readings.times[-1])
+    with living(tmp_path, data) as sites:
+
+        def readings(name: str) -> Path:
+            return tmp_path / "example" / "data" / name / "readings.csv"
+
+        def forecast() -> subprocess.CompletedProcess[str]:
+            command = [*COMMAND, "federation", "forecast", str(sites.server), "one"]
+            return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+
+        sites.train(small("gru-fedavg", **ROUND))
+        ended = forecast()
+        assert ended.returncode == 0, ended.stderr
+        assert "are at north, south, west" in ended.stdout
+        kept = (sites.kits["west"] / FORECASTS / "latest.csv").read_bytes()
+        leading, lagging = (
+            pd.read_csv(readings(name), index_col="time", parse_dates=True) for name in ("north", "west")
+        )
+        with_row(leading, 24).to_csv(readings("north"))
+        lagging.iloc[:-40].to_csv(readings("west"))
+        ended = forecast()
+        assert ended.returncode == 3, ended.stdout + ended.stderr
+        assert "are at north, south\n" in ended.stdout
+        assert "site 'west' has no forecast: none of its sensors has a reading" in ended.stderr
+        assert "warning: site north leads: its readings of the last 2 hours are newer" in ended.stderr
+        assert "warning: site west lags: its newest reading is 3 hours older" in ended.stderr
+        assert "Traceback" not in ended.stderr
+        assert (sites.kits["west"] / FORECASTS / "latest.csv").read_bytes() == kept
+        for name in ("north", "south"):
+            latest = pd.read_csv(
+                sites.kits[name] / FORECASTS / "latest.csv", index_col="time", parse_dates=True
+            )
+            assert latest.index[0] == ends + STEP
+            assert latest.notna().all(axis=None)

@@ -1,0 +1,119 @@
+"""A run goes on with the readings that it began with, and with no others."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Callable, Iterator
+
+import pandas as pd
+import pytest
+
+from cnfgnn.federation.site_store import JOINED, STATES
+from tests.conftest import network, small
+from tests.federation.living import awaited
+from tests.federation.nearby import SITES, Nearby
+
+MANY = {"training.rounds": 1000, "training.patience": 1000, "training.client_rounds": 1}
+REFUSED = "its readings are not those that this run began with"
+SHORTER = 10  # rows that west does not have yet when the training begins
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Nearby:
+    """A training that was stopped after its first rounds."""
+    sites = Nearby(tmp_path_factory.mktemp("sites"), network(dropout=0))
+    sites.write("west", sites.readings("west").iloc[:-SHORTER])
+    sites.stop_after(1)
+    status = sites.train(small("gru-fedavg", **MANY))
+    assert status["state"] == "stopped", status["problem"]
+    return sites
+
+
+@pytest.fixture
+def sites(begun: Nearby) -> Iterator[Nearby]:
+    before = {name: begun.readings(name) for name in SITES}
+    begun.stop_after(1)
+    yield begun
+    for name, frame in before.items():
+        begun.write(name, frame)
+
+
+def appended(frame: pd.DataFrame, rows: int) -> pd.DataFrame:
+    step = frame.index[1] - frame.index[0]
+    newer = frame.iloc[-rows:]
+    return pd.concat([frame, newer.set_index(newer.index + rows * step)])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda frame: frame * 10,
+        lambda frame: frame.iloc[-40:],
+        lambda frame: frame.set_index(frame.index + pd.Timedelta(seconds=300)),
+    ],
+    ids=["ten times as large", "most rows gone", "a step later"],
+)
+def test_other_readings_are_refused_by_name_when_a_training_is_resumed(
+    sites: Nearby, changed: Callable[[pd.DataFrame], pd.DataFrame], caplog: pytest.LogCaptureFixture
+) -> None:
+    sites.write("west", changed(sites.readings("west")))
+    status = sites.resume()
+    assert (status["state"], status["exit_code"]) == ("failed", 3)
+    assert "site 'west'" in status["problem"]
+    assert REFUSED in status["problem"]
+    [line] = [record.message for record in caplog.records if "are not those" in record.message]
+    assert "west/readings.csv" in line  # the owner's log says which file; the server is not told
+    assert "readings.csv" not in status["problem"]
+    assert sites.forecast()["state"] == "finished"  # new and corrected readings are what a forecast is for
+
+
+def test_newer_rows_are_welcome_and_the_run_does_without_them(sites: Nearby) -> None:
+    sites.write("north", appended(sites.readings("north"), 20))
+    sites.write("west", appended(sites.readings("west"), 2 * SHORTER))  # some at steps that others have had
+    status = sites.resume()
+    assert status["state"] == "stopped", status["problem"]
+    west = sites.ends["west"].clients
+    assert west is not None
+    assert west.series.missing[:, -SHORTER:].all()
+
+
+def test_a_site_that_comes_back_with_other_readings_is_left_out_until_it_has_the_old_ones(
+    sites: Nearby,
+) -> None:
+    right = sites.readings("west")
+    end = threading.Event()
+    sites.stop = end.is_set
+    worker = threading.Thread(target=sites.resume, daemon=True)
+    worker.start()
+    try:
+        awaited(lambda: _site(sites).get("present", False), "west takes part")
+        sites.write("west", right * 10)
+        sites.restart("west")
+        awaited(lambda: REFUSED in _site(sites).get("problem", ""), "west is refused")
+        awaited(lambda: not _site(sites)["reachable"], "west is not asked any more")
+        now = sites.status["round"]
+        awaited(lambda: sites.status["round"] > now, "the others go on")
+        assert not _site(sites)["present"]
+        sites.write("west", right)
+        sites.restart("west")
+        awaited(lambda: _site(sites)["present"], "west takes part again")
+    finally:
+        end.set()
+        worker.join(60)
+    assert sites.status["state"] == "stopped", sites.status["problem"]
+
+
+def _site(sites: Nearby) -> dict[str, object]:
+    return (
+        dict((sites.status.get("sites") or {}).get("west", {}))
+        if sites.status.get("state") == "running"
+        else {}
+    )
+
+
+def test_what_a_site_remembers_of_its_readings_stays_with_its_owner(begun: Nearby) -> None:
+    for name in SITES:
+        [file] = (begun.kits[name] / STATES).glob(f"one-*/{JOINED}")
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not list(begun.server.rglob(JOINED))

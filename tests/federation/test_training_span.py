@@ -1,0 +1,139 @@
+"""Which time steps a training takes in when one site has rows far from everybody's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cnfgnn.errors import NodeError
+from cnfgnn.federation.checking import check_site
+from cnfgnn.federation.own_readings import lone
+from cnfgnn.federation.spans import Span, old_for, training_span
+from cnfgnn.runs import Run
+from tests.conftest import network, small
+from tests.federation.nearby import SITES, Nearby, ending, with_row
+
+MONTH = 30 * 288  # steps
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Nearby:
+    return Nearby(tmp_path, network(dropout=0))
+
+
+def checked(kit: Path) -> list[str]:
+    """What `check` says of the readings; no server is up, which is the last thing that it looks at."""
+    lines: list[str] = []
+    with pytest.raises(NodeError, match="cannot be reached"):
+        lines.extend(check_site(kit))
+    return lines
+
+
+@pytest.mark.parametrize("steps", [-MONTH, MONTH])
+def test_a_lone_row_a_month_from_the_rest_is_left_out_and_its_site_is_named(
+    sites: Nearby, steps: int
+) -> None:
+    own = sites.readings("west")
+    before = checked(sites.kits["west"])
+    assert not [line for line in before if line.startswith("warning: 1 row")]
+    sites.write("west", with_row(own, steps))
+    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    assert any(line.startswith("site west leaves out 1 row") for line in status["warnings"])
+    run = Run.open(sites.server / "runs" / "one")
+    assert run.data["rows"] == len(own)
+    assert run.data["first"] == int(own.index[0].timestamp())
+    odd = own.index[0 if steps < 0 else -1] + steps * pd.Timedelta(seconds=300)
+    [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: 1 row")]
+    assert odd.strftime("%Y-%m-%dT%H:%M") in warning
+
+
+def test_a_site_whose_few_readings_are_of_another_year_is_named_and_the_others_train(sites: Nearby) -> None:
+    own = sites.readings("south")
+    sites.write("south", own.iloc[:120].set_index(own.index[:120] - pd.Timedelta(days=365)))
+    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    [said] = [line for line in status["warnings"] if "site south" in line and "left out" in line]
+    assert "2023-01-01" in said
+    assert Run.open(sites.server / "runs" / "one").data["rows"] == len(own)
+
+
+def test_a_long_history_at_one_site_is_welcome_and_a_stretch_of_nothing_is_not() -> None:
+    def span(first: int, rows: int, measured: int) -> Span:
+        return Span(first * 300, (first + rows - 1) * 300, 300, True, measured=measured)
+
+    others = {"a": span(9000, 1000, 900), "b": span(9100, 950, 950)}
+    whole, said = training_span({**others, "c": span(0, 10_000, 8000)})
+    assert (whole.first, whole.rows, said) == (0, 10_050, [])
+    whole, [sentence] = training_span({**others, "c": span(0, 10_000, 1500)})
+    assert (whole.first, whole.rows) == (9000 * 300, 1050)
+    assert sentence.startswith("site c")
+    whole, said = training_span({"c": span(0, 10_000, 1500)})  # nobody to hold it against
+    assert (whole.rows, said) == (10_000, [])
+    whole, said = training_span({"a": span(0, 300, 300), "b": span(100_000, 200, 200)})
+    assert (whole.first, len(said)) == (0, 1)  # the one with more readings counts
+
+
+@pytest.mark.parametrize(
+    ("rows", "left_out"),
+    [
+        ([0, *range(9000, 9500)], [0]),
+        ([*range(500), 9000, 20_000], [500, 501]),
+        ([0, 4000, *range(9000, 9500), 40_000], [0, 1, 502]),
+        ([*range(500), *range(600, 1100)], []),  # an outage
+        ([*range(150), *range(9000, 9500)], []),  # enough to learn from
+        ([*range(500), 520], []),  # not far
+        ([7], []),
+    ],
+)
+def test_what_counts_as_a_lone_row(rows: list[int], left_out: list[int]) -> None:
+    assert np.flatnonzero(lone(np.array(rows))).tolist() == left_out
+
+
+def test_readings_that_are_old_are_said_to_be_by_name_and_used(sites: Nearby) -> None:
+    now = pd.Timestamp.now(tz="UTC").floor("300s")
+    for name in SITES:
+        newest = now - pd.Timedelta(days=3 if name == "west" else 0)
+        sites.write(name, ending(sites.readings(name), newest))
+    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    old = [line for line in status["warnings"] if line.endswith(" old")]
+    assert old == ["the newest reading of site west is 3 days old"]
+    status = sites.forecast()
+    assert status["state"] == "finished", status["problem"]
+    assert "the newest reading of site west is 3 days old" in status["warnings"]
+    assert list(status["result"]["without"]) == ["west"]
+    [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: the newest")]
+    assert "is 3 days old" in warning
+    assert not [line for line in checked(sites.kits["north"]) if line.startswith("warning")]
+    for name in SITES:  # all as old as each other: it is no reason to refuse
+        sites.write(name, ending(sites.readings(name), now - pd.Timedelta(days=800)))
+    status = sites.forecast()
+    assert status["result"]["without"] == {}
+    assert "the newest reading of sites north, south, west is 800 days old" in status["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("hours", "step", "utc", "old"),
+    [
+        (23, 300, True, ""),
+        (30, 300, True, "30 hours"),
+        (30, 300, False, ""),
+        (62, 300, False, "2 days"),
+        (9 * 24, 86_400, True, ""),
+        (11 * 24, 86_400, True, "11 days"),
+    ],
+)
+def test_readings_are_old_after_a_day_and_ten_steps(hours: int, step: int, utc: bool, old: str) -> None:
+    assert old_for(1_700_000_000 - hours * 3600, step, utc, 1_700_000_000.0) == old
+
+
+def test_two_sites_with_a_lone_row_each_do_not_excuse_one_another(sites: Nearby) -> None:
+    for name in SITES:
+        sites.write(name, with_row(sites.readings(name), -MONTH))
+    status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    assert len([line for line in status["warnings"] if "leaves out 1 row" in line]) == len(SITES)
