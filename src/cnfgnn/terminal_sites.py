@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cnfgnn.federation.status import STARTING
 from cnfgnn.terminal import HEARTBEAT_S, number, size
 
 PHASE_NAMES = {
@@ -92,6 +91,8 @@ class SiteLines:
 
 def absent(status: Mapping[str, Any]) -> dict[str, str]:
     """Sites that have no part in the task now, and why; those that are only starting are not among them."""
+    from cnfgnn.federation.status import STARTING  # late: federations are an extra
+
     missing = dict(status.get("missing") or {})  # when the task began
     if not status.get("sites"):
         return {name: why for name, why in missing.items() if why != STARTING}
