@@ -13,10 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.engine_files import CONTROLLER, EXECUTOR
+from cnfgnn.federation.identity import runs
 from cnfgnn.federation.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import kind, read_server
 from cnfgnn.federation.processes import running
@@ -171,8 +170,8 @@ def _died(kit: Path, task: Task) -> bool:
 
 def at_work(status: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a status is still there and not done."""
-    pid = status.get("pid")
-    return status.get("state") not in OVER and type(pid) is int and psutil.pid_exists(pid)
+    process = status.get("process") or {"pid": status.get("pid")}  # as earlier versions wrote it
+    return status.get("state") not in OVER and isinstance(process, dict) and runs(process)
 
 
 def _status(kit: Path) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import RunError, StorageError
+from cnfgnn.federation.identity import identity, runs
 from cnfgnn.federation.kits import kind
 
 ENGINE = "nvflare.private.fed.app."
@@ -53,17 +54,17 @@ def down(kit: str | Path) -> bool:
 
 def running(kit: str | Path) -> int | None:
     """The process id of a kit's process, if it runs: a file left by a dead one does not count."""
-    import psutil
-
     kit = Path(kit)
     kind(kit)
     try:
         noted = json.loads((kit / PROCESS_FILE).read_text())
-        process = psutil.Process(int(noted["pid"]))
-        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        return process.pid if alive and process.create_time() == noted["started"] else None
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError):
         return None
+    if not isinstance(noted, dict) or not runs(noted):
+        return None
+    pid = int(noted["pid"])
+    # Earlier versions noted when the process started by the wall clock, which may have been set since.
+    return pid if "ticks" in noted or pid in [process.pid for process in _of_kit(kit.resolve())] else None
 
 
 def jobs_of(kit: str | Path) -> list[int]:
@@ -74,8 +75,6 @@ def jobs_of(kit: str | Path) -> list[int]:
 
 
 def _start(kit: Path) -> int:
-    import psutil
-
     what = kind(kit)
     name = ["uid=" + _site_name(kit), f"heart_beat_interval={HEARTBEAT}"] if what == "site" else []
     settings = ["secure_train=true", *name, f"org={_organisation(kit)}", "config_folder=config"]
@@ -94,8 +93,7 @@ def _start(kit: Path) -> int:
                 umask=0o077,
             )
         process.returncode = 0  # it is meant to outlive us: Python shall not complain that it still runs
-        started = psutil.Process(process.pid).create_time()
-        noted = json.dumps({"pid": process.pid, "started": started})
+        noted = json.dumps(identity(process.pid) or {})  # nothing to find again if it has ended already
         with _private(kit / PROCESS_FILE) as file:
             os.truncate(file, 0)
             os.write(file, f"{noted}\n".encode())
