@@ -48,6 +48,7 @@ class SiteLines:
     def __init__(self) -> None:
         self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
         self.away: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         if status.get("token") != self.token:
@@ -68,6 +69,9 @@ class SiteLines:
         for name, site in dict(status.get("sites") or {}).items():
             if not site["reachable"]:
                 away[name] = site["problem"]
+            elif site["refused"] and site["problem"] != self.refused.get(name):
+                self.refused[name] = site["problem"]
+                self._say(f"{site['problem']} (answers refused so far: {site['refused']})")
         for name in away.keys() - self.away.keys():
             self._say(f"site {name} is away: {away[name]}")
         for name in self.away.keys() - away.keys():
@@ -124,7 +128,7 @@ def sites_table(status: Mapping[str, Any]) -> Table:
         "last problem",
         box=SIMPLE_HEAD,
     )
-    now = float(status.get("time") or time.time())
+    now = time.time()  # not when the status was written: a server that died wrote it long ago
     for name, site in dict(status["sites"]).items():
         seen, latency = site["last_seen"], site["latency"]
         table.add_row(

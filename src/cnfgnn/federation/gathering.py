@@ -12,6 +12,7 @@ from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
+from cnfgnn.transports.flare.limits import MOST_CLOCK_DIFFERENCE
 from cnfgnn.transports.flare.link import Link
 from cnfgnn.transports.flare.messages import Unreachable, legible
 from cnfgnn.transports.flare.transport import Stopped
@@ -19,7 +20,6 @@ from cnfgnn.version import __version__
 
 HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
-MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
 
 
 @dataclass(frozen=True)
