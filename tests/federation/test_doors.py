@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
-from cnfgnn.errors import NodeError
+from cnfgnn.errors import RunError
 from cnfgnn.federation import handshake, jobs, kits, operating, processes
 from cnfgnn.federation.doorkeeper import COPY, IS_REVOKED, read_server_status
 from cnfgnn.federation.project import KEEP_TASKS, Project
@@ -177,7 +177,7 @@ def test_the_operator_sees_that_somebody_comes_with_an_expired_certificate(
     def is_refused() -> bool:
         try:
             handshake.ask(kit)
-        except NodeError:
+        except RunError:
             return True
         return False
 

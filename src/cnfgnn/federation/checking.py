@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cnfgnn.errors import ConfigError, DataError, NodeError
+from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.certificates import check_valid
-from cnfgnn.federation.handshake import address_of, ask
+from cnfgnn.federation.handshake import ask
 from cnfgnn.federation.kits import kind, read_site
 from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.processes import running
@@ -58,10 +58,9 @@ def _clock(own: OwnReadings) -> str:
 def _reached(kit: Path) -> Iterator[str]:
     """A question to the server: certificates are checked by both, clocks compared, and nothing is joined."""
     answer = ask(kit, noted_process(kit) if running(kit) else "")
-    name = address_of(kit)[0]
     yield f"server: {answer.address} answers as {answer.server}, certificates match"
     if problem := standing_problem(answer):
-        raise NodeError(name, "check", problem)
+        raise RunError(kit, problem)
     if warning := copy_problem(answer.standing):
         yield f"warning: {warning}"
     allowed = f"at most {MOST_CLOCK_DIFFERENCE:.0f} s are allowed"

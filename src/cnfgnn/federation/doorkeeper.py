@@ -212,7 +212,7 @@ class Door:
             said = {
                 "time": time.time(),
                 "process": identity(os.getpid()),
-                "scheduler": all(thread.is_alive() for thread in self.scheduler),
+                "scheduler": all(thread.is_alive() for thread in self.scheduler) if self.scheduler else None,
                 "sites": self.sites,
                 "strangers": self.strangers,
             }

@@ -21,9 +21,10 @@ import msgpack
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from cnfgnn.errors import DataError, NodeError
+from cnfgnn.errors import DataError, RunError
 
 REACHED_WITHIN = 5.0  # seconds
+HAS_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 LONGEST_ANSWER = 1 << 16  # bytes
 ASKS, STANDING = "asks", "standing"
 NEVER_JOINS = "asks-"  # begins the last part of the name under which a site asks
@@ -54,18 +55,17 @@ def ask(kit: Path, process: str = "") -> Answer:
             secure.sendall(_hello(f"{site}.{NEVER_JOINS}{secrets.token_hex(4)}", process))
             said = _ready(secure)
             ended = time.time()
-    except ssl.SSLCertVerificationError as error:
-        problem = f"the server's certificate is refused: {error.verify_message}"
-        raise NodeError(host, "handshake", problem) from error
     except ssl.SSLError as error:
         problem = f"certificates do not match ({error.reason or error})"
-        raise NodeError(host, "handshake", problem) from error
+        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == HAS_EXPIRED:
+            problem = "the server's certificate has expired, tell its operator"
+        raise RunError(host, problem) from error
     except OSError as error:
         problem = f"port {port} cannot be reached ({error.strerror or error})"
-        raise NodeError(host, "handshake", problem) from error
+        raise RunError(host, problem) from error
     clock = said.get(HandshakeKeys.TIMESTAMP)
     if type(clock) not in (int, float) or not abs(float(str(clock))) < 2**40:
-        raise NodeError(host, "handshake", f"what answers on port {port} is not a federation's server")
+        raise RunError(host, f"what answers on port {port} is not a federation's server")
     standing = said.get(STANDING)
     ahead = float(str(clock)) - (begun + ended) / 2
     return Answer(name, where, ahead, standing if isinstance(standing, dict) else {})
