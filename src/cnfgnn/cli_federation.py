@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,14 +53,21 @@ def init(
     authority: Annotated[
         Path | None, typer.Option(help="Of kits made earlier, to renew certificates or to add a site.")
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Make a kit for this site alone, e.g. after `revoke`; needs --authority."),
+    ] = None,
 ) -> None:
     """Make a kit for the server and for each site: certificates, settings, and how to start."""
     from cnfgnn.federation.kits import make_kits
     from cnfgnn.federation.project import read_project
 
-    kits = make_kits(read_project(project), out, authority=authority)
+    kits = make_kits(read_project(project), out, authority=authority, only=only)
     for name, kit in kits.items():
         print(f"{name}: {kit}")
+    if only is not None:
+        print(f"next: at {only}, replace the folder `startup` of the old kit by the new one, then up")
+        return
     print(f"authority: {out.absolute() / 'authority'} (keep it: it can make further kits)")
     print("next: hand each site its folder, set `readings` in its local/site.toml, then on each machine:")
     print("  cnfgnn federation check KIT   (at a site)\n  cnfgnn federation up KIT")
@@ -68,12 +76,17 @@ def init(
 @federation_app.command()
 def up(kit: KitArgument = Path()) -> None:
     """Start the server or the site of a kit; it goes on in the background."""
-    from cnfgnn.federation.kits import kind
-    from cnfgnn.federation.processes import running
+    from cnfgnn.federation.certificates import check_valid
+    from cnfgnn.federation.kits import kind, note_program
+    from cnfgnn.federation.processes import running, settle
     from cnfgnn.federation.processes import up as start
 
     already = running(kit) is not None
     pid = start(kit)
+    note_program(kit)
+    settle(kit, pid)
+    for warning in check_valid(kit):
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"the {kind(kit)} {'runs already' if already else 'is up'}, process {pid}; log: {kit / 'log.txt'}")
 
 
@@ -90,16 +103,14 @@ def down(kit: KitArgument = Path()) -> None:
 def status(
     kit: KitArgument = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Say whether a kit's process runs; at the server also which sites are there and how its task goes."""
-    from cnfgnn.federation.kits import kind, read_site
-    from cnfgnn.federation.processes import jobs_of, running
+    """Say how a kit stands: at the server its sites and its task, at a site whether the server hears it."""
+    from cnfgnn.federation.kits import kind
+    from cnfgnn.federation.processes import running
+    from cnfgnn.federation.standing import server_standing, site_standing
 
     pid, what = running(kit), kind(kit)
     said: dict[str, Any] = {"kind": what, "pid": pid}
-    if what == "site":
-        said |= {"site": read_site(kit).name, "task": bool(pid and jobs_of(kit))}
-    else:
-        said |= _server_status(kit, pid is not None)
+    said |= site_standing(kit, pid) if what == "site" else server_standing(kit, pid)
     if as_json:
         print(json.dumps(said))
         return
@@ -108,18 +119,27 @@ def status(
     print(f"{name}: {'process ' + str(pid) if pid else 'does not run'}{at_work}")
     if what == "server":
         _print_server(said)
+    else:
+        _print_site(said)
+    for problem in said["problems"]:
+        print(f"problem: {problem}")
 
 
-def _server_status(kit: Path, is_up: bool) -> dict[str, Any]:
-    from cnfgnn.federation.operating import OVER, at_work, connected_sites, plan_of
-    from cnfgnn.federation.status import read_status
+def _print_site(said: Mapping[str, Any]) -> None:
+    from cnfgnn.federation.site_status import when
+    from cnfgnn.federation.standing import failure_lines
 
-    last = read_status(kit)
-    said: dict[str, Any] = {"sites": plan_of(kit), "task": last}
-    said["connected"] = connected_sites(kit) if is_up else {}
-    if last is not None and last.get("state") not in OVER and not (is_up and at_work(last)):
-        said["task"] = {**last, "state": "interrupted"}
-    return said
+    if said["heard"] is not None:
+        print(f"  the server at {said['server']} heard this site {said['heard']:.0f} s ago")
+    else:
+        print("  the server does not hear this site")
+    if forecast := said["forecast"]:
+        span = f"from {forecast['from']} to {forecast['to']}"
+        print(f"  last forecast: {forecast['file']}, made {when(forecast['time'])}, {span}")
+    else:
+        print("  no forecast yet")
+    for line in failure_lines(said["failed"]):
+        print(f"  failed: {line}")
 
 
 def _print_server(said: Mapping[str, Any]) -> None:
@@ -130,6 +150,8 @@ def _print_server(said: Mapping[str, Any]) -> None:
         seen = said["connected"].get(name)
         heard = "not connected" if seen is None else f"connected, heard of {max(0.0, now - seen):.0f} s ago"
         print(f"  {name}: {sensors} sensor{'s' if sensors != 1 else ''}, {heard}")
+        for line in said["about"][name]:
+            print(f"    {line}")
     if said["task"] is not None:
         print(headline(said["task"]))
         if said["task"].get("sites"):
@@ -139,10 +161,46 @@ def _print_server(said: Mapping[str, Any]) -> None:
 
 
 @federation_app.command()
+def revoke(
+    kit: ServerArgument, site: Annotated[str, typer.Argument(help="The site whose kit was copied or stolen.")]
+) -> None:
+    """At the server: refuse the certificates that a site has had so far, and end its connections."""
+    from cnfgnn.federation.certificates import revoke as refuse
+    from cnfgnn.federation.doorkeeper import read_server_status
+    from cnfgnn.federation.operating import check_server_kit
+
+    check_server_kit(kit)
+    seen = read_server_status(kit).get("sites", {}).get(site, {}).get("serials", [])
+    new = refuse(kit, site, tuple(map(str, seen)))
+    print(
+        f"{site}: {len(new)} certificate{'s' if len(new) != 1 else ''} revoked; connections end in a second"
+    )
+    print(f"next: cnfgnn federation init PROJECT.toml --authority AUTHORITY --only {site} --out FOLDER")
+
+
+@federation_app.command()
+def clean(
+    kit: KitArgument = Path(),
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many of the latest finished tasks to keep; else `keep_tasks`."),
+    ] = None,
+) -> None:
+    """Remove what finished tasks left in a kit: their logs and settings. Its process may be running."""
+    from cnfgnn.federation.tidying import tidy
+
+    done = tidy(kit, keep)
+    print(f"removed what {done.tasks} tasks left, {terminal.size(done.bytes)}")
+
+
+@federation_app.command()
 def check(kit: KitArgument = Path()) -> None:
     """At a site, before it joins: do its readings fit, is the clock right, can the server be reached?"""
     from cnfgnn.federation.checking import check_site
+    from cnfgnn.federation.kits import kind, note_program
 
+    kind(kit)
+    note_program(kit)
     for line in check_site(kit):
         print(line)
     print("this site can join")

@@ -51,6 +51,7 @@ class SiteLines:
         self.away: dict[str, set[str]] = {}  # sites that are away: the reasons that were said
         self.holding_up: set[str] = set()
         self.warned: list[str] = []
+        self.refused: dict[str, str] = {}
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         if status.get("token") != self.token:
@@ -72,6 +73,10 @@ class SiteLines:
 
     def _sites(self, status: Mapping[str, Any]) -> None:
         away = absent(status)
+        for name, site in dict(status.get("sites") or {}).items():
+            if name not in away and site["refused"] and site["problem"] != self.refused.get(name):
+                self.refused[name] = site["problem"]
+                self._say(f"{site['problem']} (answers refused so far: {site['refused']})")
         for name in self.away.keys() - away.keys():
             self._say(f"site {name} is there")
         said, self.away = self.away, {name: self.away.get(name, set()) for name in away}
@@ -161,7 +166,7 @@ def sites_table(status: Mapping[str, Any]) -> Table:
         "last problem",
         box=SIMPLE_HEAD,
     )
-    now = float(status.get("time") or time.time())
+    now = time.time()  # not when the status was written: a server that died wrote it long ago
     for name, site in dict(status["sites"]).items():
         seen, latency = site["last_seen"], site["latency"]
         table.add_row(

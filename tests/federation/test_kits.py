@@ -30,7 +30,7 @@ def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Proj
     made = kits.make_kits(project, tmp_path / "kits")
     assert {path.name for path in (tmp_path / "kits").iterdir()} == {"authority", "north", "server", "south"}
     common = {f"local/{name}.json" for name in ("authorization", "comm_config", "log_config", "resources")}
-    common |= {"start.sh", "stop.sh", "startup/rootCA.pem"}
+    common |= {"start.sh", "stop.sh", "program.txt", "startup/rootCA.pem"}
     site = {"local/site.toml", "startup/client.crt", "startup/client.key", "startup/fed_client.json"}
     assert files(made["north"]) == common | site
     assert kits.kind(made["north"]) == "site"

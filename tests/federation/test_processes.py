@@ -179,7 +179,7 @@ def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
         assert not trace.exists()
 
 
-@pytest.mark.parametrize("module", ["launcher", "late_sites"])
+@pytest.mark.parametrize("module", ["launcher", "late_sites", "doorkeeper", "site_desk"])
 def test_processes_that_only_start_others_do_not_load_pytorch(module: str) -> None:
     program = f"import cnfgnn.federation.{module}, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,25 +1,24 @@
-"""Whether a site is fit to join, asked at the site: nothing is sent but a handshake with the server."""
+"""Whether a site is fit to join, asked at the site: nothing is sent but a question to the server."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
-import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cnfgnn.errors import ConfigError, DataError, NodeError
+from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.federation.certificates import check_valid
+from cnfgnn.federation.handshake import ask
 from cnfgnn.federation.kits import kind, read_site
 from cnfgnn.federation.own_readings import FEWEST_ROWS, OwnReadings
+from cnfgnn.federation.processes import running
+from cnfgnn.federation.site_status import copy_problem, noted_process, standing_problem
 from cnfgnn.federation.spans import lasting, shown_time
+from cnfgnn.transports.flare.limits import MOST_CLOCK_DIFFERENCE
 
 MOST_MISSING = 0.95
-REACHED_WITHIN = 5.0  # seconds
 
 
 def check_site(kit: Path) -> Iterator[str]:
@@ -43,7 +42,9 @@ def check_site(kit: Path) -> Iterator[str]:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
     yield f"missing: {missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
     yield _clock(own)
-    yield _reached(kit)
+    for warning in check_valid(kit):
+        yield f"warning: {warning}"
+    yield from _reached(kit)
 
 
 def _clock(own: OwnReadings) -> str:
@@ -58,36 +59,13 @@ def _clock(own: OwnReadings) -> str:
     return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {lasting(max(0, shown - newest))} old"
 
 
-def _reached(kit: Path) -> str:
-    """A handshake with the server, certificates checked by both; an expired one shows here."""
-    startup = kit / "startup"
-    server = json.loads((startup / "fed_client.json").read_text())["servers"][0]
-    host, _, port = str(server["service"]["target"]).rpartition(":")
-    try:
-        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-        context.check_hostname = False  # the engine knows the server by its certificate's name, below
-        context.load_cert_chain(startup / "client.crt", startup / "client.key")
-    except OSError as error:  # SSLError is one
-        raise DataError(startup, f"its certificates cannot be used ({error.strerror or error})") from error
-    try:
-        with (
-            socket.create_connection((host, int(port)), REACHED_WITHIN) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            name = _common_name(secure)
-            secure.settimeout(0.5)
-            with contextlib.suppress(TimeoutError):  # who does not like our certificate says so only now
-                secure.recv(1)
-    except ssl.SSLError as error:
-        reason = error.reason or str(error)
-        raise NodeError(host, "handshake", f"certificates do not match ({reason})") from error
-    except OSError as error:
-        problem = f"port {port} cannot be reached ({error.strerror or error})"
-        raise NodeError(host, "handshake", problem) from error
-    return f"server: {host}:{port} answers as {name}, certificates match"
-
-
-def _common_name(secure: ssl.SSLSocket) -> str:
-    certificate = secure.getpeercert() or {}
-    subject: Any = certificate.get("subject", ())
-    return str(dict(part[0] for part in subject).get("commonName", "unknown"))
+def _reached(kit: Path) -> Iterator[str]:
+    """A question to the server: certificates are checked by both, clocks compared, and nothing is joined."""
+    answer = ask(kit, noted_process(kit) if running(kit) else "")
+    yield f"server: {answer.address} answers as {answer.server}, certificates match"
+    if problem := standing_problem(answer):
+        raise RunError(kit, problem)
+    if warning := copy_problem(answer.standing):
+        yield f"warning: {warning}"
+    allowed = f"at most {MOST_CLOCK_DIFFERENCE:.0f} s are allowed"
+    yield f"clock: {abs(answer.ahead):.0f} s off the server's, {allowed}"

@@ -10,6 +10,10 @@ EXECUTOR = "cnfgnn.federation.executor.SiteExecutor"
 LAUNCHER = "cnfgnn.federation.launcher.RestartingLauncher"
 LATE_SITES = "cnfgnn.federation.late_sites.LateSites"
 GUARD = "cnfgnn.federation.guard.NotesGuard"
+DOORKEEPER = "cnfgnn.federation.doorkeeper.Doorkeeper"
+TASK_SHELF = "cnfgnn.federation.task_shelf.TaskShelf"
+TIDYING = "cnfgnn.federation.task_shelf.Tidying"
+SITE_DESK = "cnfgnn.federation.site_desk.SiteDesk"
 HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life before the server counts a site as away
 MOST_SITES = 1000
 
@@ -57,7 +61,7 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
             # Where jobs are kept is said by `up`, because the path must be absolute and kits travel.
             _component(
                 "job_manager",
-                "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                TASK_SHELF,
                 uri_root="jobs",
                 job_store_id="job_store",
             ),
@@ -68,6 +72,8 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
             ),
             _component("late_sites", LATE_SITES),
             _component("guard", GUARD),
+            _component("doorkeeper", DOORKEEPER),
+            _component("tidying", TIDYING),
         ],
     }
 
@@ -92,6 +98,7 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
             ),
             _component("process_launcher", LAUNCHER),
+            _component("site_desk", SITE_DESK),
         ],
     }
 

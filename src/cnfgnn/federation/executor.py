@@ -31,6 +31,7 @@ from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
 from cnfgnn.federation.own_readings import OwnReadings, digest, reached, up_to
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import Joined, SiteStore
 from cnfgnn.federation.spans import shown_time
 from cnfgnn.storage import make_folder, write_whole
@@ -69,6 +70,7 @@ class SiteNodes:
             self.problem = str(problem)
         except Exception as problem:  # it may quote what is in a file of readings, and that stays here
             logging.getLogger(__name__).error("the readings cannot be used: %s", problem)
+            SiteStatus(self.kit).note_problem("readings", str(problem))
             self.problem = "its readings cannot be used; at the site, cnfgnn federation check says why"
 
     def about(self) -> Mapping[str, Any]:
@@ -143,6 +145,7 @@ class SiteNodes:
         for name in (f"{self.terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
             write_whole(folder / name, frame.to_csv(float_format="%.4f").encode())
             (folder / name).chmod(0o600)
+        SiteStatus(self.kit).note_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
 
 
 class SiteClients(Clients):

@@ -14,6 +14,7 @@ from cnfgnn.federation.spans import Span, span_of
 from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.flare.answering import MOST_ROWS
 from cnfgnn.transports.flare.header import Malformed
+from cnfgnn.transports.flare.limits import MOST_CLOCK_DIFFERENCE
 from cnfgnn.transports.flare.link import Link
 from cnfgnn.transports.flare.messages import Unreachable, legible
 from cnfgnn.transports.flare.transport import Stopped
@@ -22,7 +23,6 @@ from cnfgnn.version import __version__
 HELLO_WITHIN = 5.0
 AGAIN_AFTER = 0.3
 STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is thought to be starting
-MOST_CLOCK_DIFFERENCE = 300.0  # seconds; a site whose clock is wrong stamps its readings wrongly
 
 
 def gather(

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,14 +16,28 @@ from typing import Any
 from cnfgnn.config_file import read_toml
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
-from cnfgnn.federation.project import Project, SitePlan, read_project
+from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, Project, SitePlan, read_project
+from cnfgnn.files import write_whole
 
 OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
-SITE_KEYS = ("name", "sensors", "readings", "device", "memory")
+SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks")
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
+ISSUED = "issued.json"  # in the server's `startup`: the serial numbers of the sites' certificates
+PROGRAM_FILE = "program.txt"  # the Python that has cnfgnn, for `start.sh` where PATH does not lead to it
+SCRIPT = """#!/bin/sh
+kit=$(cd "$(dirname "$0")" && pwd) || exit 1
+python=$(cat "$kit/{program}" 2>/dev/null)
+if [ -x "$python" ]; then
+  exec "$python" -m cnfgnn federation {command} "$kit"
+elif command -v cnfgnn >/dev/null; then
+  exec cnfgnn federation {command} "$kit"
+fi
+echo "$0: there is no cnfgnn in PATH: run 'cnfgnn federation {command} $kit' by its full path once" >&2
+exit 127
+"""
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
@@ -31,14 +46,23 @@ def make_kits(
     folder: str | Path,
     also_allowed: Iterable[str] = (),
     authority: str | Path | None = None,
+    only: str | None = None,
 ) -> dict[str, Path]:
     """Kits for the server and every site, whole or not at all, by name; `folder` must not exist yet.
 
     Each party gets a certificate for two years, signed by an authority made here for ten; its key stays in
     `folder/authority` and belongs to whoever made the kits. The operator's kit lies in the server's. Kits of
-    an `authority` made earlier fit its other kits: so certificates are renewed, and sites added.
+    an `authority` made earlier fit its other kits: so certificates are renewed, and sites added. With `only`,
+    one site gets a new kit and nobody else does.
     """
     folder = Path(folder).absolute()
+    names = ["server", *(site.name for site in project.sites)]
+    if only is not None:
+        if only not in names[1:]:
+            raise ConfigError("--only", f"there is no site {only!r} in this project", names[1:])
+        if authority is None:
+            raise ConfigError("--only", "--authority is missing: the new kit must fit those of the others")
+        names = [only]
     if folder.exists():
         raise StorageError(folder, "there is such a folder already, and kits are never overwritten")
     also_allowed = list(also_allowed)
@@ -49,17 +73,19 @@ def make_kits(
             made = _provision(project, aside / "engine", authority)
             whole = aside / "kits"
             whole.mkdir()
-            _take_authority(made, whole / "authority")
-            _server_kit(project, made, whole / "server", also_allowed)
+            if only is None:
+                _take_authority(made, whole / "authority")
+                _server_kit(project, made, whole / "server", also_allowed)
             for site in project.sites:
-                _site_kit(site, made / "kits" / site.name, whole / site.name, also_allowed)
+                if site.name in names:
+                    _site_kit(site, made / "kits" / site.name, whole / site.name, also_allowed)
             _close_to_others(whole)
             whole.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise StorageError(folder, error) from error
-    return {"server": folder / "server", **{site.name: folder / site.name for site in project.sites}}
+    return {name: folder / name for name in names}
 
 
 def kind(kit: str | Path) -> str:
@@ -84,8 +110,13 @@ def read_site(kit: str | Path) -> SitePlan:
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
     device = str(content.get("device", "auto"))
+    keep = content.get("keep_tasks", KEEP_TASKS)
+    if type(keep) is not int or not 1 <= keep <= MOST_TASKS:
+        raise ConfigError(f"{file}: keep_tasks", f"it must be a whole number from 1 to {MOST_TASKS}")
     memory = _memory(content.get("memory"), file)
-    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device, memory=memory)
+    return SitePlan(
+        name, tuple(map(str, sensors)), readings or None, device=device, memory=memory, keep_tasks=keep
+    )
 
 
 def _memory(said: object, file: Path) -> int:
@@ -168,6 +199,8 @@ def _server_kit(project: Project, made: Path, kit: Path, also_allowed: list[str]
     config = json.loads(startup.read_text())
     config["servers"][0]["admin_host"] = "127.0.0.1"  # commands come from this machine alone
     _write_json(startup, config)
+    certificates = {site.name: made / "kits" / site.name / "startup" / "client.crt" for site in project.sites}
+    _write_json(kit / "startup" / ISSUED, {name: _issued(file) for name, file in certificates.items()})
     graph = kit / "local" / "graph"
     graph.mkdir()
     shutil.copyfile(project.graph.sensors, graph / "sensors.csv")
@@ -200,8 +233,26 @@ def _common_kit(made: Path, kit: Path, resources: dict[str, Any]) -> None:
     _write_json(kit / "local" / "log_config.json", engine_files.log_settings())
     for name, command in (("start.sh", "up"), ("stop.sh", "down")):
         script = kit / name
-        script.write_text(f'#!/bin/sh\nexec cnfgnn federation {command} "$(dirname "$0")"\n')
+        script.write_text(SCRIPT.format(program=PROGRAM_FILE, command=command))
         script.chmod(0o700)
+    note_program(kit)
+
+
+def note_program(kit: Path) -> None:
+    """Note which Python has this package, so that `start.sh` finds it where PATH is short, as in cron.
+
+    It is noted anew by each command that a person runs at the kit, because kits travel to other machines.
+    """
+    write_whole(kit / PROGRAM_FILE, f"{sys.executable}\n".encode())
+    (kit / PROGRAM_FILE).chmod(0o600)
+
+
+def _issued(file: Path) -> dict[str, str]:
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificate(file.read_bytes())
+    ends = certificate.not_valid_after_utc.isoformat(timespec="seconds")
+    return {"serial": f"{certificate.serial_number:x}", "until": ends}
 
 
 def _without_scripts(made: Path, kit: Path) -> None:
@@ -222,6 +273,7 @@ def _project_text(project: Project) -> str:
         f"name = {_toml(project.name)}",
         f"min_sites = {project.min_sites}",
         f"piece_kib = {project.piece_kib}",
+        f"keep_tasks = {project.keep_tasks}",
         "[server]",
         f"host = {_toml(server.host)}",
         f"port = {server.port}",

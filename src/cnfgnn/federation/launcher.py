@@ -18,9 +18,10 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.federation.tidying import MARKERS, tidy
 from cnfgnn.files import write_whole
 
-MARKERS = "rejoin"  # folder in the kit: one file for each job this site takes part in
 # The job ended, was aborted, or can never run here: the job itself is wrong, and everyone must know.
 FINAL = (0, 9, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 LONG_ENOUGH = 60.0  # seconds after which a death is no longer taken for the one before it
@@ -92,10 +93,21 @@ class RestartingLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
             _renew_credentials(fl_ctx)
             return launch(job_meta, fl_ctx).adapter
 
-        return RestartingHandle(spawn, lambda: marker.unlink(missing_ok=True), self.logger)
+        def ended() -> None:
+            marker.unlink(missing_ok=True)
+            self._tidy(kit)
+
+        return RestartingHandle(spawn, ended, self.logger)
+
+    def _tidy(self, kit: Path) -> None:
+        try:
+            tidy(kit)
+        except (CnfgnnError, OSError) as problem:
+            self.logger.error(f"what old tasks left cannot be removed: {problem}")
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
+            self._tidy(Path(fl_ctx.get_engine().args.workspace))
             self._rejoin(fl_ctx)
         super().handle_event(event_type, fl_ctx)
 

@@ -13,13 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.federation.doorkeeper import scheduler_ended
 from cnfgnn.federation.engine_files import CONTROLLER, EXECUTOR
+from cnfgnn.federation.identity import runs
 from cnfgnn.federation.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import kind, read_server
-from cnfgnn.federation.processes import running
+from cnfgnn.federation.processes import closed_ports, running
 from cnfgnn.federation.serving import RUNS, Task
 from cnfgnn.federation.status import ask_to_stop, read_status
 
@@ -39,12 +39,19 @@ class TaskError(CnfgnnError):
         self.exit_code = exit_code
 
 
-def check_up(kit: Path) -> None:
-    """Refuse a kit that is no server's or whose server does not run."""
+def check_server_kit(kit: Path) -> None:
     if kind(kit) != "server":
         raise ConfigError(str(kit), "this is a site's kit: tasks are given at the server's")
+
+
+def check_up(kit: Path) -> None:
+    """Refuse a kit that is no server's or whose server does not run, or starts no tasks."""
+    check_server_kit(kit)
     if running(kit) is None:
         raise RunError(kit, f"its server does not run: cnfgnn federation up {kit}")
+    if scheduler_ended(kit):
+        problem = "its server's scheduler has ended, so it would never start the task: restart the server"
+        raise RunError(kit, f"{problem} (cnfgnn federation down {kit}, then up)")
 
 
 @contextmanager
@@ -58,12 +65,21 @@ def session_when_ready(kit: Path, timeout: float = 30.0) -> Iterator[Session]:
             break
         except RunError:
             if time.monotonic() > until:
+                _check_listening(kit)
                 raise
             time.sleep(0.5)
     try:
         yield session
     finally:
         context.__exit__(None, None, None)
+
+
+def _check_listening(kit: Path) -> None:
+    pid = running(kit)
+    closed = closed_ports(kit, pid) if pid is not None else []
+    if closed:
+        problem = f"its server's process runs but cannot open port {closed[0]}: another program may use it"
+        raise RunError(kit, f"{problem}; see {kit / 'console.txt'}")
 
 
 def perform(kit: Path, task: Task, watch: Callable[[Mapping[str, Any]], None]) -> Mapping[str, Any]:
@@ -237,8 +253,8 @@ def _died(kit: Path, task: Task) -> bool:
 
 def at_work(status: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a status is still there and not done."""
-    pid = status.get("pid")
-    return status.get("state") not in OVER and type(pid) is int and psutil.pid_exists(pid)
+    process = status.get("process") or {"pid": status.get("pid")}  # as earlier versions wrote it
+    return status.get("state") not in OVER and isinstance(process, dict) and runs(process)
 
 
 def _status(kit: Path) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
-from cnfgnn.transports.flare.messages import LARGEST_PIECE, PIECE
+from cnfgnn.transports.flare.limits import LARGEST_PIECE, PIECE
 
 # The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -21,7 +21,8 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # kits of these names are not a site's
 
-PROJECT_KEYS = ("name", "min_sites", "piece_kib", "server", "graph", "sites")
+PROJECT_KEYS = ("name", "min_sites", "piece_kib", "keep_tasks", "server", "graph", "sites")
+KEEP_TASKS, MOST_TASKS = 20, 100_000  # finished tasks of which a kit keeps logs and settings
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")
 SITE_KEYS = ("sensors", "readings", "organisation")
@@ -47,6 +48,7 @@ class SitePlan:
     organisation: str = ""
     device: str = "auto"  # where its nodes compute: the site's own choice
     memory: int = 0  # bytes that its hidden states and embeddings may take; 0: half of what the device has
+    keep_tasks: int = KEEP_TASKS  # of which it keeps the logs: the site's own choice too
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Project:
     graph: GraphFiles
     min_sites: int = 1
     piece_kib: int = PIECE >> 10  # of what is sent in one message, at most
+    keep_tasks: int = KEEP_TASKS  # of which the server keeps the logs
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -89,7 +92,8 @@ def read_project(path: str | Path) -> Project:
         raise ConfigError(f"sites.{server.host}", "a site needs another name than the server's host")
     min_sites = _whole(content, "min_sites", 1, 1, len(sites))
     piece_kib = _whole(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
-    return Project(name, server, sites, graph, min_sites, piece_kib)
+    keep_tasks = _whole(content, "keep_tasks", KEEP_TASKS, 1, MOST_TASKS)
+    return Project(name, server, sites, graph, min_sites, piece_kib, keep_tasks)
 
 
 def _server(table: Mapping[str, Any]) -> ServerPlace:

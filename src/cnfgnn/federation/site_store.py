@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from cnfgnn.errors import RunError
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.storage import FolderStore, newest, write_whole
 
 STATES = "states"
@@ -29,6 +31,7 @@ class SiteStore(FolderStore):
 
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / STATES / run)
+        self.kit = kit
 
     def joined(self) -> Joined | None:
         """What the site joined the run with; None if it has not joined it yet."""
@@ -47,9 +50,20 @@ class SiteStore(FolderStore):
         (self.folder / JOINED).chmod(0o600)
 
     def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
-        self._make_folders()
-        super().write(tag, tensors, keep)
-        self._path(tag).chmod(0o600)
+        try:
+            self._make_folders()
+            super().write(tag, tensors, keep)
+            self._path(tag).chmod(0o600)
+        except OSError as error:
+            raise self._told(StorageError(self._path(tag), error)) from error
+        except StorageError as problem:
+            raise self._told(problem) from None
+
+    def _told(self, problem: StorageError) -> StorageError:
+        """The server only counts that an answer failed: the site's owner must learn that it was the disk."""
+        logging.getLogger(__name__).error("a state could not be kept: %s", problem)
+        SiteStatus(self.kit).note_problem("save", str(problem))
+        return problem
 
     def _make_folders(self) -> None:
         for folder in (self.folder.parent, self.folder):

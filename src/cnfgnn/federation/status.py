@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import RunError, StorageError
+from cnfgnn.federation.identity import identity
 from cnfgnn.runs import plain
 from cnfgnn.simulation import Experiment
 from cnfgnn.storage import write_whole
@@ -30,7 +31,8 @@ class Status:
     def __init__(self, kit: Path, token: str, **about: Any) -> None:
         self.path = kit / STATUS
         self.transport: FlareTransport | None = None  # once there is one, sites are shown
-        self.fields: dict[str, Any] = {"token": token, "pid": os.getpid(), "state": "gathering", **about}
+        self.fields: dict[str, Any] = {"token": token, "state": "gathering", **about}
+        self.fields["process"] = identity(os.getpid())
         self.fields |= {"began": time.time(), "problem": "", "exit_code": 0}
         self._changed, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cnfgnn.transports.flare.header import Malformed
+from cnfgnn.transports.flare.limits import LARGEST_PIECE as LARGEST_PIECE
+from cnfgnn.transports.flare.limits import PIECE as PIECE
 
-PIECE = 4 << 20  # bytes of payload in one note, where a project says nothing else
-LARGEST_PIECE = 64 << 20
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 16  # bytes of a note's own fields
 

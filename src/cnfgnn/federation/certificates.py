@@ -1,0 +1,128 @@
+"""The certificates in a kit: until when they are valid, and which of a site's the server refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.federation.kits import ISSUED, kind, read_server
+from cnfgnn.files import write_whole
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+REVOKED = "revoked.json"  # in the server's kit: the serial numbers of certificates that it refuses
+WARN_WITHIN = timedelta(days=30)
+RENEWAL = "docs/federation.md, Certificates and their renewal"
+
+
+@dataclass(frozen=True)
+class Validity:
+    """From when to when one certificate of a kit is valid."""
+
+    file: Path
+    begins: datetime
+    ends: datetime
+
+    def problem(self, now: datetime | None = None) -> str:
+        """Why the certificate cannot be used now; nothing if it can."""
+        now = now or datetime.now(UTC)
+        if now >= self.ends:
+            return f"the certificate {self.file.name} expired on {self.ends:%Y-%m-%d %H:%M} UTC: renew it"
+        if now < self.begins:
+            begins = f"{self.begins:%Y-%m-%d %H:%M} UTC"
+            return f"the certificate {self.file.name} is valid from {begins}: is this machine's clock right?"
+        return ""
+
+    def warning(self, now: datetime | None = None) -> str:
+        """That the certificate expires soon; nothing if it does not."""
+        now = now or datetime.now(UTC)
+        if self.problem(now) or self.ends - now > WARN_WITHIN:
+            return ""
+        days = (self.ends - now).days
+        left = f"in {days} days" if days else "today"
+        return f"the certificate {self.file.name} expires {left}, on {self.ends:%Y-%m-%d}: renew it"
+
+
+def validities(kit: Path) -> list[Validity]:
+    """Of every certificate that the kit's own processes and its operator use."""
+    server = ("startup/server.crt", "operator/startup/client.crt")
+    names = server if kind(kit) == "server" else ("startup/client.crt",)
+    return [_validity(kit / name) for name in (*names, "startup/rootCA.pem")]
+
+
+def check_valid(kit: Path) -> list[str]:
+    """Refuse a kit with a certificate that cannot be used; warnings of those that expire soon."""
+    found = validities(kit)
+    for validity in found:
+        if problem := validity.problem():
+            raise RunError(kit, f"{problem} ({RENEWAL})")
+    return [f"{kit}: {warning} ({RENEWAL})" for validity in found if (warning := validity.warning())]
+
+
+def read(file: Path) -> Certificate:
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunError(file, "this certificate cannot be read") from error
+
+
+def serial_of(certificate: Mapping[str, Any]) -> str:
+    """Of a certificate as Python's `ssl` shows it, in the form in which we write serial numbers."""
+    return f"{int(str(certificate['serialNumber']), 16):x}"
+
+
+def issued(server_kit: Path) -> dict[str, dict[str, Any]]:
+    """Serial numbers and ends of the certificates that were made together with the server's kit, by site."""
+    return _read_json(server_kit / "startup" / ISSUED)
+
+
+def revoked(server_kit: Path) -> dict[str, str]:
+    """The sites of revoked certificates, by serial number."""
+    return {serial: str(site) for serial, site in _read_json(server_kit / REVOKED).items()}
+
+
+def revoke(server_kit: Path, site: str, seen: Iterator[str] | tuple[str, ...] = ()) -> list[str]:
+    """Refuse every certificate of a site that is known so far, made with the kits or `seen` at the server.
+
+    A certificate that is made afterwards has another serial number and is let in.
+    """
+    names = [plan.name for plan in read_server(server_kit).sites]
+    if site not in names:
+        raise ConfigError("SITE", f"there is no site {site!r} in this project", names)
+    serials = {*seen}
+    if (made := issued(server_kit).get(site)) is not None:
+        serials.add(str(made["serial"]))
+    before = revoked(server_kit)
+    new = sorted(serials - before.keys())
+    if not serials:
+        problem = f"no certificate of {site} is known: it never connected, and the kit does not list it"
+        raise RunError(server_kit, problem)
+    path = server_kit / REVOKED
+    write_whole(path, json.dumps({**before, **dict.fromkeys(new, site)}, indent=2).encode())
+    path.chmod(0o600)
+    return new
+
+
+def _validity(file: Path) -> Validity:
+    found = read(file)
+    return Validity(file, found.not_valid_before_utc, found.not_valid_after_utc)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(path, "is damaged and cannot be read") from error
+    if not isinstance(content, dict):
+        raise RunError(path, "is damaged and cannot be read")
+    return content

@@ -1,0 +1,58 @@
+"""Which process a noted process id means.
+
+The system gives the ids of ended processes to new ones, so an id alone is not enough. The time at which a
+process started is no help either: it is worked out from the wall clock and moves whenever the clock is set.
+On Linux, the kernel counts the ticks from boot to the start of each process, and every boot has an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+ENDED = ("Z", "X", "x")  # states of a process that has ended and was not waited for yet
+
+
+def identity(pid: int) -> dict[str, Any] | None:
+    """What tells a running process from all others, ready to be written as JSON; None if it does not run."""
+    import psutil
+
+    started = _ticks(pid)
+    if started is not None:
+        return {"pid": pid, "ticks": started, "boot": _boot()}
+    if BOOT_ID.exists():
+        return None
+    try:  # outside Linux the kernel notes the start by the clock of that moment, which does not move later
+        process = psutil.Process(pid)
+        return {"pid": pid, "ticks": process.create_time(), "boot": ""} if process.is_running() else None
+    except psutil.Error:
+        return None
+
+
+def runs(noted: Mapping[str, Any]) -> bool:
+    """Whether the process that `identity` described still runs.
+
+    Files of earlier versions note no ticks: of those, it is whether any process has this id.
+    """
+    pid = noted.get("pid")
+    now = identity(pid) if type(pid) is int and pid > 0 else None
+    return now is not None and ("ticks" not in noted or now == dict(noted))
+
+
+def _ticks(pid: int) -> int | None:
+    try:
+        # the second field is the program's name in brackets, which may hold spaces and brackets itself
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in ENDED else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _boot() -> str:
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
