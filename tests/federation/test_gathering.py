@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cnfgnn.errors import NodeError
-from cnfgnn.federation.gathering import Span, gather, objection
+from cnfgnn.federation.gathering import gather, objection
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.spans import Span
 from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.flare.link import Link
 from cnfgnn.transports.flare.messages import Unreachable, pack
@@ -22,7 +23,8 @@ SPAN = Span(0, 300_000, 300, False)
 
 def said(**changes: Any) -> dict[str, Any]:
     about = {"ready": True, "version": __version__, "clock": time.time(), "sensors": ["s0"], "utc": False}
-    return about | {"first": 0, "last": 300_000, "step": 300} | changes
+    times = {"first": 0, "last": 300_000, "step": 300, "newest": 300_000, "measured": 1001, "left_out": 0}
+    return about | times | changes
 
 
 def test_a_site_that_cannot_hold_its_hidden_states_is_not_let_in() -> None:

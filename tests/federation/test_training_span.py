@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.errors import NodeError
+from cnfgnn.errors import RunError
 from cnfgnn.federation.checking import check_site
 from cnfgnn.federation.own_readings import lone
 from cnfgnn.federation.spans import Span, old_for, training_span
@@ -27,7 +27,7 @@ def sites(tmp_path: Path) -> Nearby:
 def checked(kit: Path) -> list[str]:
     """What `check` says of the readings; no server is up, which is the last thing that it looks at."""
     lines: list[str] = []
-    with pytest.raises(NodeError, match="cannot be reached"):
+    with pytest.raises(RunError, match="cannot be reached"):
         lines.extend(check_site(kit))
     return lines
 
