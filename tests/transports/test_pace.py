@@ -108,7 +108,7 @@ def test_a_site_of_which_nothing_is_heard_is_given_up_after_a_bounded_time() -> 
     link = Link("west", channel, "session", answer_within=0.05, silent_for=0.3)
     with pytest.raises(Unreachable):
         link.carry(b"x" * 1000, most=PIECE)  # which alone takes 8 s on the slowest line
-    assert 0 < channel.waited < 0.31
+    assert 0 < channel.waited < 0.41  # a last try takes a tenth of a second at least
     assert link.silent == 0.0
 
 
