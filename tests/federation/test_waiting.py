@@ -110,10 +110,11 @@ def test_a_task_is_given_up_in_time_where_no_site_answers_and_nothing_is_to_be_r
     with stopped(*(pid for pid in (*parents, *jobs) if pid)), pytest.raises(CnfgnnError) as told:
         perform(sites.server, task, watch)
     took = time.monotonic() - begun
-    print(f"given up after {took:.1f} s: {told.value}")
+    said = capsys.readouterr().err
+    with capsys.disabled():
+        print(f"given up after {took:.1f} s: {told.value}\n{said}")
     assert took < 5 + STARTS_WITHIN + 25
     assert "--resume" not in str(told.value)
     assert shown
-    said = capsys.readouterr().err
     assert "train never: " in said
     assert "process_exception" not in said

@@ -122,9 +122,8 @@ class Link:
                 if self.stopped():  # whoever is asked may be gone already, or at work for an hour
                     raise Unreachable("the task was stopped")
                 try:
-                    note = unpack(
-                        self.channel.ask(self.site, request, min(timeout, self.silent_for - self.silent))
-                    )
+                    left_to_it = max(0.1, self.silent_for - self.silent)
+                    note = unpack(self.channel.ask(self.site, request, min(timeout, left_to_it)))
                 except Unreachable:
                     if not left or self.silent >= self.silent_for:
                         raise

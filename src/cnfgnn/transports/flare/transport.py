@@ -64,6 +64,11 @@ class Site:
     objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what it says of itself
 
     @property
+    def usable(self) -> bool:
+        """Whether it may be asked: a late one is not, until it is done with what it was late with."""
+        return self.reachable and not (self.late and self.busy)
+
+    @property
     def holding_up(self) -> str:
         """What is to be said of a site that has kept the others waiting; nothing while it has not."""
         since = self.asked
@@ -154,7 +159,7 @@ class FlareTransport:
         self.waiting = True
         self.changed()
         time.sleep(PROBED_EVERY)  # also where all can be reached but none can be used
-        while sum(site.reachable for site in self.parties) < enough:
+        while sum(site.usable for site in self.parties) < enough:
             if self.stopped():
                 raise Stopped
             time.sleep(0.1)
@@ -166,7 +171,7 @@ class FlareTransport:
 
     def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
         """Its answers, all of them good; None if there are none."""
-        if not site.reachable or (site.late and site.busy):
+        if not site.usable:
             return None
         try:
             site.deadline = site.pace.deadline(calls, site.known)
