@@ -238,10 +238,10 @@ class Door:
         nobody is told of one that fails.
         """
         for connector in list(self.connections.connectors.values()):
-            listener = getattr(connector.driver, "server", None)
-            accepting = getattr(listener, "socket", None)
-            if isinstance(accepting, ssl.SSLSocket) and accepting.do_handshake_on_connect:
-                accepting.do_handshake_on_connect = False
+            listener: Any = getattr(connector.driver, "server", None)
+            accepting: Any = getattr(listener, "socket", None)
+            if isinstance(accepting, ssl.SSLSocket) and getattr(accepting, "do_handshake_on_connect", False):
+                setattr(accepting, "do_handshake_on_connect", False)  # noqa: B010 unknown to the type's stub
                 listener.finish_request = self._after_handshake(listener.finish_request)
 
     def _after_handshake(self, go_on: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
