@@ -104,9 +104,10 @@ class Federation:
 
     def _gathered(self) -> dict[str, Span]:
         plans = {site.name: site for site in self.project.sites}
-        return gather(
+        found = gather(
             self.links, plans, self.project.min_sites, self.task.wait, self.stopped, self.status.set
         )
+        return {name: found[name] for name in plans if name in found}  # in the project's order, for messages
 
     def span(self) -> Span:
         """From the first reading of any site to the last."""
