@@ -26,10 +26,10 @@ from cnfgnn.config import Config
 from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
 from cnfgnn.federation.gathering import gather, objection
 from cnfgnn.federation.kits import read_server
-from cnfgnn.federation.spans import Span, forecast_span, remarks, span_of, training_span
+from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
@@ -247,7 +247,8 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     span, apart = forecast_span(federation.spans, time.time())
     federation.warn(apart)
     if span.rows < d.history:
-        raise NodeError("everybody", "forecast", f"readings span {span.rows} steps, fewer than {d.history}")
+        problem = f"all sites' readings together span {span.rows} steps, and a forecast needs {d.history}"
+        raise DataError(federation.project.name, problem)
     terms = _terms(run)._replace(first=span.first, rows=span.rows + d.horizon)
     windows = Windows.next(span.rows, d.history, d.horizon)
     experiment = federation.set_up(run, terms, windows, lambda: None, run.scaler)
@@ -257,8 +258,9 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     strategy.forecast()
     without = federation.not_forecast(experiment)
     there = [site.name for site in federation.project.sites if site.name not in without]
-    ahead = np.array([span.last + span.step, span.last + d.horizon * span.step]).astype("datetime64[s]")
-    return {"sites": there, "without": without, "from": str(ahead[0]), "to": str(ahead[1])}
+    zone = " UTC" if span.utc else ""
+    begin, end = (shown_time(span.last + k * span.step) + zone for k in (1, d.horizon))
+    return {"sites": there, "without": without, "from": begin, "to": end}
 
 
 # ---------------------------------------------------------------------------------------------------------
