@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -96,6 +96,46 @@ def test_a_site_that_is_away_is_named_and_the_others_forecast(trained: Nearby) -
     status = trained.forecast(wait=2.0)
     assert status["result"]["sites"] == ["north", "south"]
     assert "does not answer" in status["result"]["without"]["west"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda frame: frame.iloc[::2], "readings come every 600 s, and the others' every 300 s"),
+        (
+            lambda frame: frame.tz_localize("UTC"),
+            "its times are in UTC, and the others' as a clock showed them",
+        ),
+        (lambda frame: frame.set_axis(frame.index + STEP / 2), "its times do not fall on the others' steps"),
+        (lambda frame: frame.iloc[:, :0], "its readings cannot be used"),
+    ],
+    ids=["step", "zone", "shifted", "no sensor"],
+)
+def test_a_site_whose_readings_do_not_fit_costs_nobody_else_a_forecast(
+    trained: Nearby, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
+) -> None:
+    trained.write("north", changed(trained.readings("north")))
+    status = trained.forecast(wait=1.0)
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == ["south", "west"]
+    assert reason in status["result"]["without"]["north"]
+
+
+def test_a_site_that_cannot_write_costs_nobody_else_a_forecast(trained: Nearby) -> None:
+    project = trained.server / "local" / "project.toml"
+    right = project.read_text()
+    project.write_text(right.replace("min_sites = 1", "min_sites = 3"))
+    folder = trained.kits["south"] / FORECASTS
+    aside = folder.rename(folder.with_name("aside"))
+    folder.touch()  # a file where the folder belongs
+    try:
+        status = trained.forecast(wait=1.0)
+    finally:
+        folder.unlink()
+        aside.rename(folder)
+        project.write_text(right)
+    assert status["result"]["sites"] == ["north", "west"]
+    assert "cannot be written" in status["result"]["without"]["south"]
 
 
 def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_forecast(trained: Nearby) -> None:

@@ -26,8 +26,8 @@ from cnfgnn.config import Config
 from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.federation.gathering import gather, objection
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, RunError
+from cnfgnn.federation.gathering import gather, objection, unlike
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
@@ -103,11 +103,20 @@ class Federation:
             self.warn(remarks(self.spans, time.time()))
 
     def _gathered(self) -> dict[str, Span]:
+        """Who takes part. What a training cannot do with ends it; a forecast is made for all others."""
         plans = {site.name: site for site in self.project.sites}
-        found = gather(
-            self.links, plans, self.project.min_sites, self.task.wait, self.stopped, self.status.set
-        )
+        found = gather(self.links, plans, self.min_sites, self.task.wait, self.stopped, self.status.set)
+        for name, problem in unlike(found).items():
+            if self.task.do != "forecast" or len(found) == 1:
+                raise NodeError(name, "hello", problem)
+            del found[name]
+            self.status.set(missing={**self.status.fields["missing"], name: problem})
         return {name: found[name] for name in plans if name in found}  # in the project's order, for messages
+
+    @property
+    def min_sites(self) -> int:
+        """How many must be there: a training waits for them, a forecast is made for whoever is there."""
+        return 1 if self.task.do == "forecast" else self.project.min_sites
 
     def span(self) -> Span:
         """From the first reading of any site to the last."""
@@ -123,9 +132,8 @@ class Federation:
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
         device = Compute.of(config.compute).device
-        transport = FlareTransport(
-            sites, terms, self.project.min_sites, device, self.stopped, self.status.touch
-        )
+        transport = FlareTransport(sites, terms, self.min_sites, device, self.stopped, self.status.touch)
+        transport.setting_up = self.task.do != "forecast"  # a site that fails must not cost the others theirs
         self.status.transport = transport
         return transport
 
