@@ -121,21 +121,37 @@ def test_a_site_whose_readings_do_not_fit_costs_nobody_else_a_forecast(
     assert reason in status["result"]["without"]["north"]
 
 
-def test_a_site_that_cannot_write_costs_nobody_else_a_forecast(trained: Nearby) -> None:
+@pytest.mark.parametrize("failing", [["south"], list(SITES)])
+def test_a_site_that_cannot_write_is_named_and_nobody_waits_for_it(
+    trained: Nearby, failing: list[str]
+) -> None:
     project = trained.server / "local" / "project.toml"
     right = project.read_text()
     project.write_text(right.replace("min_sites = 1", "min_sites = 3"))
-    folder = trained.kits["south"] / FORECASTS
-    aside = folder.rename(folder.with_name("aside"))
-    folder.touch()  # a file where the folder belongs
+    folders = [trained.kits[name] / FORECASTS for name in failing]
+    aside = [folder.rename(folder.with_name("aside")) for folder in folders]
+    for folder in folders:
+        folder.touch()  # a file where the folder belongs
     try:
         status = trained.forecast(wait=1.0)
     finally:
-        folder.unlink()
-        aside.rename(folder)
+        for folder, kept in zip(folders, aside, strict=True):
+            folder.unlink()
+            kept.rename(folder)
         project.write_text(right)
-    assert status["result"]["sites"] == ["north", "west"]
-    assert "cannot be written" in status["result"]["without"]["south"]
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == [name for name in SITES if name not in failing]
+    assert list(status["result"]["without"]) == failing
+    for reason in status["result"]["without"].values():
+        assert "cannot be written" in reason
+
+
+def test_readings_at_another_step_than_the_trainings_are_refused_in_a_sentence(trained: Nearby) -> None:
+    for name in SITES:
+        trained.write(name, trained.readings(name).iloc[::2])
+    status = trained.forecast(wait=1.0)
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert "every 600 s, and one was trained on one every 300 s" in status["problem"]
 
 
 def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_forecast(trained: Nearby) -> None:

@@ -142,7 +142,7 @@ class SiteNodes:
                 "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
                 " the forecasts of before are kept",
                 history,
-                shown_time(self.own.last),
+                shown_time(self.own.newest),
             )
             return
         if not torch.isfinite(clients.forecasts).any():
