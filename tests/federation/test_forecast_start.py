@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -96,6 +96,62 @@ def test_a_site_that_is_away_is_named_and_the_others_forecast(trained: Nearby) -
     status = trained.forecast(wait=2.0)
     assert status["result"]["sites"] == ["north", "south"]
     assert "does not answer" in status["result"]["without"]["west"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda frame: frame.iloc[::2], "readings come every 600 s, and the others' every 300 s"),
+        (
+            lambda frame: frame.tz_localize("UTC"),
+            "its times are in UTC, and the others' as a clock showed them",
+        ),
+        (lambda frame: frame.set_axis(frame.index + STEP / 2), "its times do not fall on the others' steps"),
+        (lambda frame: frame.iloc[:, :0], "its readings cannot be used"),
+    ],
+    ids=["step", "zone", "shifted", "no sensor"],
+)
+def test_a_site_whose_readings_do_not_fit_costs_nobody_else_a_forecast(
+    trained: Nearby, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
+) -> None:
+    trained.write("north", changed(trained.readings("north")))
+    status = trained.forecast(wait=1.0)
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == ["south", "west"]
+    assert reason in status["result"]["without"]["north"]
+
+
+@pytest.mark.parametrize("failing", [["south"], list(SITES)])
+def test_a_site_that_cannot_write_is_named_and_nobody_waits_for_it(
+    trained: Nearby, failing: list[str]
+) -> None:
+    project = trained.server / "local" / "project.toml"
+    right = project.read_text()
+    project.write_text(right.replace("min_sites = 1", "min_sites = 3"))
+    folders = [trained.kits[name] / FORECASTS for name in failing]
+    aside = [folder.rename(folder.with_name("aside")) for folder in folders]
+    for folder in folders:
+        folder.touch()  # a file where the folder belongs
+    try:
+        status = trained.forecast(wait=1.0)
+    finally:
+        for folder, kept in zip(folders, aside, strict=True):
+            folder.unlink()
+            kept.rename(folder)
+        project.write_text(right)
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["sites"] == [name for name in SITES if name not in failing]
+    assert list(status["result"]["without"]) == failing
+    for reason in status["result"]["without"].values():
+        assert "cannot be written" in reason
+
+
+def test_readings_at_another_step_than_the_trainings_are_refused_in_a_sentence(trained: Nearby) -> None:
+    for name in SITES:
+        trained.write(name, trained.readings(name).iloc[::2])
+    status = trained.forecast(wait=1.0)
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert "every 600 s, and one was trained on one every 300 s" in status["problem"]
 
 
 def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_forecast(trained: Nearby) -> None:

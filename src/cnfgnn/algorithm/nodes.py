@@ -18,6 +18,7 @@ from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params
 
+EVERYBODY = "everybody"  # in place of a site's name, where no site answered
 _LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
 
 
@@ -199,7 +200,7 @@ class Nodes:
             self._lesson.pop("load", None)  # from now on a node's weights are its own
         self.up = payload.present
         if not self.up.any():
-            raise NodeError("everybody", waiting[-1][1].verb, "no node answered")
+            raise NodeError(EVERYBODY, waiting[-1][1].verb, "no node answered")
         for (purpose, call), reply in zip(waiting, payload.replies, strict=True):
             self._count(purpose, call.verb, "down", call.tensors, self.up, self.rows)
             self._count(purpose, call.verb, "up", reply, self.up, self.rows)

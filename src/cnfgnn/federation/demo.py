@@ -44,6 +44,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
     data = load(whole)
     kits = make_kits(read_project(write_example(folder / "project", data, SITES, 2)), folder / "kits")
     say(f"kits for a server and {len(SITES)} sites, each with its own certificate and readings")
+    say(f"the readings are of a synthetic city, of {DAYS:g} days from {str(data.readings.times[0])[:10]} on")
     config = demo_settings(rounds)
     try:
         for kit in kits.values():

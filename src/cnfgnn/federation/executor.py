@@ -29,7 +29,7 @@ from cnfgnn.config import ComputeConfig, Missing
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
-from cnfgnn.federation.own_readings import OwnReadings, digest, reached, up_to
+from cnfgnn.federation.own_readings import OwnReadings, digest, outliers, ranges, reached, up_to
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import Joined, SiteStore
@@ -102,7 +102,7 @@ class SiteNodes:
         rows = reached(now) if joined is None else joined.rows
         series = up_to(now, rows)
         if joined is None:
-            store.note_joined(Joined(rows, digest(series, terms)))
+            store.note_joined(Joined(rows, digest(series, terms), ranges(series)))
         elif joined.sha256 != digest(series, terms):
             said = "the readings in %s are not those with which this site joined run %s"
             logging.getLogger(__name__).error(said, self.own.readings.source, terms.run)
@@ -112,7 +112,31 @@ class SiteNodes:
 
     def after(self, clients: Clients, verb: str) -> None:
         if verb == "forecast":
+            self._warn_of_outliers(clients)
             self._write_forecasts(clients)
+
+    def _warn_of_outliers(self, clients: Clients) -> None:
+        """In the site's own log alone: a model knows nothing of readings unlike those that it was trained on,
+        and a change of unit or a broken sensor looks like that."""
+        assert self.terms is not None
+        assert self.own is not None
+        store, data, series = clients.store, clients.data, clients.series
+        joined = store.joined() if isinstance(store, SiteStore) else None
+        if joined is None or len(joined.ranges) != series.nodes:
+            return
+        begin = self.terms.rows - data.horizon
+        recent = slice(begin - data.history, begin)
+        window = Series(series.values[:, recent], series.missing[:, recent], series.time_of_day[recent])
+        for node, reading in outliers(window, joined.ranges, data.scaler.std):
+            low, high = joined.ranges[node] or (0.0, 0.0)
+            logging.getLogger(__name__).warning(
+                "sensor %s read %g, far outside of the %g to %g that this run was trained on:"
+                " its forecast may be of no use",
+                self.own.readings.ids[node],
+                reading,
+                low,
+                high,
+            )
 
     def _write_forecasts(self, clients: Clients) -> None:
         """Into the owner's folder: a row per time ahead, a column per sensor, empty for a sensor without a
@@ -127,7 +151,7 @@ class SiteNodes:
                 "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
                 " the forecasts of before are kept",
                 history,
-                shown_time(self.own.last),
+                shown_time(self.own.newest),
             )
             return
         if not torch.isfinite(clients.forecasts).any():

@@ -58,7 +58,6 @@ def gather(
             if stopped():
                 raise Stopped
             time.sleep(AGAIN_AFTER)
-    _check_alike(ready)
     return ready
 
 
@@ -129,26 +128,27 @@ def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
     return Span(first, last, step, bool(said.get("utc")), newest, measured, left_out, room)
 
 
-def _check_alike(spans: Mapping[str, Span]) -> None:
-    """All sites must read at the same steps and by the same kind of clock."""
+def unlike(spans: Mapping[str, Span]) -> dict[str, str]:
+    """The sites whose readings do not fit most sites', and why: all must read at the same steps and by the
+    same kind of clock."""
+    found: dict[str, str] = {}
     usual = _most_frequent(span.step for span in spans.values())
+    utc = _most_frequent(span.utc for span in spans.values())
+    kinds = ["as a clock showed them", "in UTC"]
+    alike = [span for span in spans.values() if (span.step, span.utc) == (usual, utc)]
+    begin = _most_frequent(span.first % usual for span in alike or spans.values())
     for name, span in spans.items():
         if span.step != usual:
-            problem = f"readings come every {span.step} s, and the others' every {usual} s"
-            raise NodeError(name, "hello", problem)
-    utc = _most_frequent(span.utc for span in spans.values())
-    for name, span in spans.items():
-        if span.utc != utc:
-            kinds = ["as a clock showed them", "in UTC"]
-            problem = f"its times are {kinds[span.utc]}, and the others' {kinds[utc]}"
-            raise NodeError(name, "hello", problem)
-    first = next(iter(spans.values())).first
-    if span_of(spans).rows > MOST_ROWS:
-        early = min(spans, key=lambda name: spans[name].first)
-        raise NodeError(early, "hello", f"its readings and the others' span more than {MOST_ROWS} steps")
-    for name, span in spans.items():
-        if (span.first - first) % usual:
-            raise NodeError(name, "hello", f"its times do not fall on the others' steps of {usual} s")
+            found[name] = f"readings come every {span.step} s, and the others' every {usual} s"
+        elif span.utc != utc:
+            found[name] = f"its times are {kinds[span.utc]}, and the others' {kinds[utc]}"
+        elif span.first % usual != begin:
+            found[name] = f"its times do not fall on the others' steps of {usual} s"
+    fit = {name: span for name, span in spans.items() if name not in found}
+    if fit and span_of(fit).rows > MOST_ROWS:
+        early = min(fit, key=lambda name: fit[name].first)
+        found[early] = f"its readings and the others' span more than {MOST_ROWS} steps"
+    return found
 
 
 def _most_frequent(values: Iterable[Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,25 @@ def up_to(series: Series, rows: int) -> Series:
     values, missing = series.values.copy(), series.missing.copy()
     values[:, rows:], missing[:, rows:] = np.nan, True
     return Series(values, missing, series.time_of_day, series.weekday)
+
+
+def ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
+    """Each node's least and greatest reading; None for one without any."""
+    known = (values[~missing] for values, missing in zip(series.values, series.missing, strict=True))
+    return tuple((float(some.min()), float(some.max())) if len(some) else None for some in known)
+
+
+def outliers(
+    recent: Series, trained_on: Sequence[tuple[float, float] | None], least: float
+) -> Iterator[tuple[int, float]]:
+    """Each node with a reading further outside of the range it was trained on than the range is wide, or than
+    `least`; and the reading that is furthest."""
+    for node, (now, then) in enumerate(zip(ranges(recent), trained_on, strict=True)):
+        if now is None or then is None:
+            continue
+        beyond = max((then[0] - now[0], now[0]), (now[1] - then[1], now[1]))
+        if beyond[0] > max(then[1] - then[0], least):
+            yield node, beyond[1]
 
 
 def digest(series: Series, terms: Terms) -> str:

@@ -21,16 +21,17 @@ import torch
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.keeping import Keeping
 from cnfgnn.algorithm.methods import check_method
+from cnfgnn.algorithm.nodes import EVERYBODY
 from cnfgnn.algorithm.series import Scaler
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config import Config
 from cnfgnn.config_file import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
-from cnfgnn.federation.gathering import gather, objection
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, RunError
+from cnfgnn.federation.gathering import gather, objection, unlike
 from cnfgnn.federation.kits import read_server
-from cnfgnn.federation.spans import Span, forecast_span, remarks, span_of, training_span
+from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
@@ -104,10 +105,16 @@ class Federation:
             self.warn(remarks(self.spans, time.time()))
 
     def _gathered(self) -> dict[str, Span]:
+        """Who takes part. What a training cannot do with ends it; a forecast is made for all others."""
         plans = {site.name: site for site in self.project.sites}
-        return gather(
-            self.links, plans, self.project.min_sites, self.task.wait, self.stopped, self.status.set
-        )
+        enough = 1 if self.task.do == "forecast" else self.project.min_sites
+        found = gather(self.links, plans, enough, self.task.wait, self.stopped, self.status.set)
+        for name, problem in unlike(found).items():
+            if self.task.do != "forecast" or len(found) == 1:
+                raise NodeError(name, "hello", problem)
+            del found[name]
+            self.status.set(missing={**self.status.fields["missing"], name: problem})
+        return {name: found[name] for name in plans if name in found}  # in the project's order, for messages
 
     def span(self) -> Span:
         """From the first reading of any site to the last."""
@@ -124,9 +131,10 @@ class Federation:
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
         device = Compute.of(config.compute).device
-        transport = FlareTransport(
-            sites, terms, self.project.min_sites, device, self.stopped, self.status.touch
-        )
+        training = self.task.do != "forecast"  # which is made for whoever can take part, and waits for nobody
+        enough = self.project.min_sites if training else 0
+        transport = FlareTransport(sites, terms, enough, device, self.stopped, self.status.touch)
+        transport.setting_up = training
         self.status.transport = transport
         return transport
 
@@ -176,25 +184,33 @@ class Federation:
         The server need not be told: which sensors have readings to forecast from is in their census.
         """
         has = _strategy(experiment).everyone.present("test")
-        history, without = experiment.windows.history, {}
+        history, without = experiment.windows.history, self.absent()
         for site in self._transport.parties:
             silent = 0 if has is None else int((~has[site.rows].cpu().any(dim=1)).sum())
-            missing = self.status.fields.get("missing", {})
-            if not site.present:
-                without[site.name] = site.problem or missing.get(site.name) or "it does not answer"
-            elif silent == len(site.rows):
+            if site.name in without or not silent:
+                continue
+            if silent == len(site.rows):
                 problem = f"none of its sensors has a reading in the last {history} steps before the forecast"
                 without[site.name] = f"{problem}; its latest.csv is kept as it was"
-            elif silent:
+            else:
                 problem = (
                     f"{silent} of its {len(site.rows)} sensors have no reading in the last {history} steps"
                 )
                 self.warn([f"site {site.name}: {problem} and no forecast"])
         return without
 
+    def absent(self) -> dict[str, str]:
+        """The sites that had no part in the last exchange, and why."""
+        missing = self.status.fields.get("missing", {})
+        return {
+            site.name: site.problem or missing.get(site.name) or "it does not answer"
+            for site in self._transport.parties
+            if not site.present
+        }
+
     def away(self) -> dict[str, Any]:
         """The sites that had no part in the last exchange."""
-        return {"away": [site.name for site in self._transport.parties if not site.present]}
+        return {"away": list(self.absent())}
 
     @property
     def _transport(self) -> FlareTransport:
@@ -245,14 +261,8 @@ def _evaluate(federation: Federation) -> dict[str, Any]:
     return {"scores": scores_as_dict(evaluate(experiment, split), federation.ids), **federation.away()}
 
 
-def _forecast(federation: Federation) -> dict[str, Any]:
-    """Every site writes its own; the result names those that have one, and why each other has none."""
-    run = _finished_round(federation)
+def _forecast_made(federation: Federation, run: Run, span: Span) -> Experiment:
     d = run.config.data
-    span, apart = forecast_span(federation.spans, time.time())
-    federation.warn(apart)
-    if span.rows < d.history:
-        raise NodeError("everybody", "forecast", f"readings span {span.rows} steps, fewer than {d.history}")
     terms = _terms(run)._replace(first=span.first, rows=span.rows + d.horizon)
     windows = Windows.next(span.rows, d.history, d.horizon)
     experiment = federation.set_up(run, terms, windows, lambda: None, run.scaler)
@@ -260,10 +270,31 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     strategy.restore(run.progress.best.tag, to_learn=False)
     federation.status.set(state="running", round=run.progress.best.r_g)
     strategy.forecast()
-    without = federation.not_forecast(experiment)
+    return experiment
+
+
+def _forecast(federation: Federation) -> dict[str, Any]:
+    """Every site writes its own; the result names those that have one, and why each other has none."""
+    run = _finished_round(federation)
+    d = run.config.data
+    span, apart = forecast_span(federation.spans, time.time())
+    federation.warn(apart)
+    if span.rows < d.history:
+        problem = f"all sites' readings together span {span.rows} steps, and a forecast needs {d.history}"
+        raise DataError(federation.project.name, problem)
+    if span.step != run.data["step_seconds"]:
+        trained = f"{run.folder.name} was trained on one every {run.data['step_seconds']} s"
+        raise DataError(federation.project.name, f"readings come every {span.step} s, and {trained}")
+    try:
+        without = federation.not_forecast(_forecast_made(federation, run, span))
+    except NodeError as error:
+        if error.site != EVERYBODY:
+            raise
+        without = federation.absent()
     there = [site.name for site in federation.project.sites if site.name not in without]
-    ahead = np.array([span.last + span.step, span.last + d.horizon * span.step]).astype("datetime64[s]")
-    return {"sites": there, "without": without, "from": str(ahead[0]), "to": str(ahead[1])}
+    zone = " UTC" if span.utc else ""
+    begin, end = (shown_time(span.last + k * span.step) + zone for k in (1, d.horizon))
+    return {"sites": there, "without": without, "from": begin, "to": end}
 
 
 # ---------------------------------------------------------------------------------------------------------

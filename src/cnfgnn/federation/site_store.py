@@ -19,11 +19,12 @@ JOINED = "joined.json"
 
 
 class Joined(NamedTuple):
-    """The readings with which a site joined a run: how many of the run's time steps they reach, and a digest
-    of them. It is for the site to know them again, and is never sent."""
+    """The readings with which a site joined a run: how many of the run's time steps they reach, a digest of
+    them, and each sensor's least and greatest. It is for the site alone, and is never sent."""
 
     rows: int
     sha256: str
+    ranges: tuple[tuple[float, float] | None, ...]  # None: the sensor had no reading
 
 
 class SiteStore(FolderStore):
@@ -38,10 +39,13 @@ class SiteStore(FolderStore):
         path = self.folder / JOINED
         try:
             noted = json.loads(path.read_text(encoding="utf-8"))
-            return Joined(int(noted["rows"]), str(noted["sha256"]))
+            ranges = tuple(
+                None if pair is None else (float(pair[0]), float(pair[1])) for pair in noted["ranges"]
+            )
+            return Joined(int(noted["rows"]), str(noted["sha256"]), ranges)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
             raise RunError(path, "is damaged and cannot be read") from error
 
     def note_joined(self, joined: Joined) -> None:
