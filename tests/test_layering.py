@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "version",
     "errors",
+    "ending",
     "files",
     "config",
     "config_file",

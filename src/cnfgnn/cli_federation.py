@@ -21,7 +21,6 @@ from cnfgnn.cli_settings import (
     resolve,
 )
 from cnfgnn.config import Config
-from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -194,6 +193,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Judge a run's best round at the sites; summed errors come back, and nothing else."""
+    from cnfgnn.data.windows import SPLITS
     from cnfgnn.federation.serving import Task
 
     if split not in SPLITS:

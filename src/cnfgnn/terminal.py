@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cnfgnn.algorithm.cost import GIB
-from cnfgnn.report.tables import Table as StudyTable
-from cnfgnn.runs import Run
-from cnfgnn.simulation import Experiment
-from cnfgnn.training import Progress as TrainingProgress
-from cnfgnn.training import Round
+if TYPE_CHECKING:
+    from cnfgnn.report.tables import Table as StudyTable
+    from cnfgnn.runs import Run
+    from cnfgnn.simulation import Experiment
+    from cnfgnn.training import Progress as TrainingProgress
+    from cnfgnn.training import Round
 
 HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there is no bar
 
@@ -236,7 +236,7 @@ def number(value: float | None) -> str:
 
 def size(count: int) -> str:
     """Bytes for people."""
-    for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
     return f"{count} B"
