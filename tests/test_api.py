@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 import cnfgnn
+from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.training import evaluate
+from cnfgnn.simulation import Experiment
+from cnfgnn.training import Progress, Round, evaluate
+from tests.conftest import small
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,55 @@ def test_a_run_on_disk_is_taken_up_by_name(tmp_path: Path) -> None:
 def test_settings_are_changed_by_name_and_unknown_ones_refused() -> None:
     with pytest.raises(ConfigError, match="rounds"):
         cnfgnn.fit(cnfgnn.city(sensors=2, days=1), training__epochs=3)
+
+
+class Listener:
+    """A watcher that writes down what it is told, and is interrupted where it is asked to."""
+
+    def __init__(self, stopped_at: int | None = None) -> None:
+        self.told: list[object] = []
+        self.ticks, self.stopped_at = 0, stopped_at
+
+    def begin(self, experiment: Experiment, progress: Progress) -> None:
+        self.per_round = experiment.strategy.minibatches
+        self.told.append(("begin", len(progress.history)))
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks == self.stopped_at:
+            raise KeyboardInterrupt
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        assert seconds > 0
+        self.told.append(("round", done.r_g, best.r_g, self.ticks))
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+def test_a_watcher_is_told_the_same_with_a_folder_and_without(data: Dataset, tmp_path: Path) -> None:
+    on_disk, in_memory = Listener(), Listener()
+    config = small("at-fedavg")
+    result = cnfgnn.fit(data, config, out=tmp_path / "run", watcher=on_disk)
+    assert cnfgnn.fit(data, config, watcher=in_memory).test.overall == result.test.overall
+    rounds = [
+        ("round", r, r if done.best else 1, r * on_disk.per_round)
+        for r, done in enumerate(result.progress.history, start=1)
+    ]
+    assert on_disk.told == in_memory.told == [("begin", 0), *rounds, "end"]
+    again = Listener()
+    cnfgnn.resume(tmp_path / "run", data, watcher=again)
+    assert again.told == [("begin", 2), "end"]
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_watcher_is_told_of_the_end_of_a_training_that_is_stopped(
+    on_disk: bool, data: Dataset, tmp_path: Path
+) -> None:
+    listener = Listener(stopped_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        cnfgnn.fit(data, small("gru-fedavg"), out=tmp_path / "run" if on_disk else None, watcher=listener)
+    assert listener.told == [("begin", 0), "end"]
 
 
 def test_everything_promised_is_there() -> None:

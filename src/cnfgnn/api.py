@@ -16,10 +16,10 @@ from cnfgnn.data.windows import Split
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.evaluation import Scores
 from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
-from cnfgnn.running import Unwatched, Watcher, carry_on
+from cnfgnn.running import Unwatched, Watcher, carry_on, watched
 from cnfgnn.runs import Run
 from cnfgnn.simulation import simulate
-from cnfgnn.training import Result, finish, train
+from cnfgnn.training import Progress, Result, finish
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ def fit(
     if out is not None:
         return carry_on(Run.create(Path(out), settings, data), data, watcher)
     experiment = simulate(data, settings, tick=watcher.tick)
-    return finish(experiment, train(experiment))
+    return finish(experiment, watched(experiment, Progress(), watcher))
 
 
 def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
