@@ -14,6 +14,7 @@ import time
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.folder import load
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
 
@@ -21,6 +22,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

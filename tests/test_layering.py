@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "version",
     "errors",
-    "ending",
+    "own_process",
     "files",
     "config",
     "config_file",

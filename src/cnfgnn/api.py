@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cnfgnn.algorithm.compute import caller_settings_restored
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@caller_settings_restored()
 def fit(
     data: Dataset,
     config: Config | str = "cnfgnn",
@@ -47,18 +49,21 @@ def fit(
     return finish(experiment, watched(experiment, Progress(), watcher))
 
 
+@caller_settings_restored()
 def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
     """Go on with an interrupted run, bit for bit as if it had never stopped."""
     opened = _opened(run)
     return carry_on(opened, data or own_data(opened), watcher or Unwatched())
 
 
+@caller_settings_restored()
 def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = "test") -> Scores:
     """Errors of a run's best round from sums per node and step (n t 8), on its own data or on others."""
     opened = _opened(run)
     return evaluate_run(opened, data or own_data(opened), split)
 
 
+@caller_settings_restored()
 def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
     """The readings that follow the last ones: a row per step ahead, a column per sensor (t n)."""
     opened = _opened(run)

@@ -32,9 +32,9 @@ from cnfgnn.cli_settings import (
     resolve,
 )
 from cnfgnn.config import Config
-from cnfgnn.ending import end_with_parent
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
 from cnfgnn.files import write_whole
+from cnfgnn.own_process import end_with_parent, keep_freed_memory
 
 if TYPE_CHECKING:
     from cnfgnn.data.dataset import Dataset
@@ -260,6 +260,7 @@ def main() -> None:
     """Run a command; what a person can mend is said in one sentence."""
     try:
         end_with_parent()
+        keep_freed_memory()
         app(standalone_mode=True)
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)

@@ -16,8 +16,8 @@ from cnfgnn.algorithm.methods import method_of
 from cnfgnn.comparing import Plan, Row, ended_early, runs_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
-from cnfgnn.ending import PARENT
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
+from cnfgnn.own_process import PARENT
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
 from cnfgnn.simulation import check_batches

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import logging
 import os
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +44,6 @@ class Compute:
                 ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
             ) from error
         _check_precision(config.precision, device)
-        if device.type == "cpu":
-            keep_freed_memory()
         # one switch for the whole process: torch has no narrower one
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -102,18 +99,17 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
         raise ConfigError("compute.precision", "this device has no fp64", ["fp32", "bf16"])
 
 
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Have glibc keep the memory of freed tensors for the next ones; whether it could.
+@contextmanager
+def caller_settings_restored() -> Iterator[None]:
+    """Leave the process as it was, also after an error: what follows in it is somebody else's program.
 
-    By default every tensor above 32 MiB is mapped from the kernel and given back: its pages are zeroed and
-    faulted in anew each time, which takes longer than the arithmetic on them (docs/performance.md). Another C
-    library has no such switch, and nothing changes.
+    `Compute.of` sets the precision of products for the whole process, layers of torch draw from the generator
+    that everybody shares before they are given their own weights, and sympy, which torch imports when it needs
+    it, adds a filter of warnings.
     """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of mallopt(3)
+    precision = torch.get_float32_matmul_precision()
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
-    return all(mallopt(setting, value) == 1 for setting, value in settings)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -28,6 +28,7 @@ from cnfgnn.federation.kits import read_site
 from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.storage import make_folder, write_whole
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.version import __version__
@@ -67,6 +68,7 @@ class SiteNodes:
         if self.own is None or self.plan is None:
             raise ConfigError("readings", self.problem)
         self.terms = terms
+        keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         return Clients(self.own.series(terms), compute, SiteStore(self.kit, terms.run), self.plan.name)
 

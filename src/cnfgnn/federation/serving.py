@@ -29,6 +29,7 @@ from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.gathering import Span, gather, objection, span_of
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, federate
@@ -116,6 +117,7 @@ class Federation:
             site.reachable = plan.name in self.spans
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
+        keep_freed_memory()
         device = Compute.of(config.compute).device
         transport = FlareTransport(
             sites, terms, self.project.min_sites, device, self.stopped, self.status.touch
