@@ -104,8 +104,8 @@ def caller_settings_restored() -> Iterator[None]:
     """Leave the process as it was, also after an error: what follows in it is somebody else's program.
 
     `Compute.of` sets the precision of products for the whole process, layers of torch draw from the generator
-    that everybody shares before they are given their own weights, and sympy, which torch imports when it needs
-    it, adds a filter of warnings.
+    that everybody shares before they are given their own weights, and sympy, which torch imports at need,
+    adds a filter of warnings.
     """
     precision = torch.get_float32_matmul_precision()
     try:
