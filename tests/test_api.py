@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Literal, get_origin
 
 import pytest
 
 import cnfgnn
+import cnfgnn.api
+from cnfgnn import errors
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.simulation import Experiment
@@ -103,5 +110,62 @@ def test_a_watcher_is_told_of_the_end_of_a_training_that_is_stopped(
 
 
 def test_everything_promised_is_there() -> None:
+    assert set(cnfgnn.__all__) == {*cnfgnn.api.__all__, "__version__"}
+    assert dir(cnfgnn) == sorted(cnfgnn.__all__)
     for name in cnfgnn.__all__:
         assert getattr(cnfgnn, name) is not None
+
+
+# Their insides are the machinery that docs/algorithm.md describes, or the files of a run.
+CLOSED = {"Experiment", "Run"}
+
+
+def signatures(name: str) -> Iterator[tuple[str, ModuleType]]:
+    """The annotations, as they are written, of a public function, or of the fields and methods of a class."""
+    thing = inspect.unwrap(getattr(cnfgnn, name))
+    module = inspect.getmodule(thing)
+    if module is None or not module.__name__.startswith("cnfgnn"):
+        return
+    things = [thing]
+    if inspect.isclass(thing):
+        members = [] if name in CLOSED else [(k, v) for k, v in vars(thing).items() if not k.startswith("_")]
+        things += [getattr(v, "fget", None) or getattr(v, "__func__", v) for _, v in members]
+    for each in things:
+        for field, annotation in getattr(each, "__annotations__", {}).items():
+            if not (name in CLOSED or field.startswith("_")):
+                yield annotation, module
+
+
+def named(annotation: str, module: ModuleType) -> set[str]:
+    """What an annotation names that is ours: classes of the package, and its aliases of literals."""
+    found = set()
+    for node in ast.walk(ast.parse(annotation)):
+        if isinstance(node, ast.Name) and (thing := vars(module).get(node.id)) is not None:
+            is_class = inspect.isclass(thing) and thing.__module__.startswith("cnfgnn")
+            found |= {thing.__name__} if is_class else set()
+            found |= {node.id} if get_origin(thing) is Literal else set()
+    return found
+
+
+def test_every_type_in_a_public_signature_can_be_imported_from_the_package() -> None:
+    needed: dict[str, str] = {}
+    for name in cnfgnn.__all__:
+        for annotation, module in signatures(name):
+            needed |= dict.fromkeys(named(annotation, module), name)
+    assert {"Watcher", "Scores", "Progress", "Dataset", "TrainingConfig", "Split"} <= set(needed)
+    missing = {thing: user for thing, user in needed.items() if thing not in cnfgnn.__all__}
+    assert not missing
+
+
+def test_every_error_that_is_documented_can_be_caught_by_its_name() -> None:
+    for error in vars(errors).values():
+        if inspect.isclass(error) and issubclass(error, cnfgnn.CnfgnnError):
+            assert getattr(cnfgnn, error.__name__) is error
+
+
+def test_type_checkers_know_the_package_as_it_is(tmp_path: Path) -> None:
+    """The imports of the package are late, and written twice: for Python and for type checkers."""
+    tree = ast.parse(Path(cnfgnn.__file__).read_text())
+    (late,) = [node for node in tree.body if isinstance(node, ast.If)]
+    (imported,) = [node for node in late.body if isinstance(node, ast.ImportFrom)]
+    assert [alias.name for alias in imported.names] == [n for n in cnfgnn.__all__ if n != "__version__"]

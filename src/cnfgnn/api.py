@@ -6,21 +6,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cnfgnn.algorithm.compute import caller_settings_restored
-from cnfgnn.algorithm.methods import METHODS, preset
-from cnfgnn.config import Config
+from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
+from cnfgnn.config import (
+    CityConfig,
+    ComputeConfig,
+    Config,
+    DataConfig,
+    GraphConfig,
+    Missing,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    Wire,
+)
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic import city
 from cnfgnn.data.windows import Split
-from cnfgnn.errors import CnfgnnError
-from cnfgnn.evaluation import Scores
+from cnfgnn.errors import (
+    CnfgnnError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    NodeError,
+    RunError,
+    StorageError,
+)
+from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
+from cnfgnn.models.gru import Loss
 from cnfgnn.running import Unwatched, Watcher, carry_on, watched
 from cnfgnn.runs import Run
-from cnfgnn.simulation import simulate
-from cnfgnn.training import Progress, Result, finish
+from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.training import Phase, Progress, Result, Round, finish
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,13 +97,41 @@ def _opened(run: Run | str | Path) -> Run:
 
 __all__ = [
     "METHODS",
+    "Bytes",
+    "CityConfig",
     "CnfgnnError",
+    "ComputeConfig",
     "Config",
+    "ConfigError",
+    "DataConfig",
+    "DataError",
     "Dataset",
+    "DivergedError",
+    "Errors",
+    "Experiment",
     "Graph",
+    "GraphConfig",
+    "Like",
+    "Loss",
+    "Method",
+    "Missing",
+    "ModelConfig",
+    "NodeError",
+    "Phase",
+    "Precision",
+    "Progress",
     "Readings",
     "Result",
+    "Round",
     "Run",
+    "RunError",
+    "Scores",
+    "Split",
+    "StorageError",
+    "TrainingConfig",
+    "Unwatched",
+    "Watcher",
+    "Wire",
     "city",
     "evaluate",
     "fit",
