@@ -38,6 +38,7 @@ ORDER = [
     "federation",
     "api",
     "",  # the package itself: offers the Python API
+    "pace",
     "terminal",
     "terminal_sites",
     "cli_settings",
