@@ -41,6 +41,7 @@ from cnfgnn.federation.operating import perform, session_when_ready
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.serving import RUNS, Task, settings_of
 from cnfgnn.federation.status import read_status
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.runs import Run
 from cnfgnn.simulation import simulate
 
@@ -236,6 +237,7 @@ def table_of_ledger(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 4, 8])

@@ -15,11 +15,13 @@ import time
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.folder import load
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import simulate
 from cnfgnn.training import Progress, finish, train
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("--like", required=True, choices=["metr-la", "pems-bay"])

@@ -19,6 +19,7 @@ import torch
 from cnfgnn.algorithm.draws import Batches, Draw
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.errors import CnfgnnError
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
 from machine import GIB, peak_bytes
@@ -36,6 +37,7 @@ def cut_short(minibatches: int) -> None:
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = OneSentence(description=__doc__)
     add_arguments(parser)
     parser.set_defaults(days=119)

@@ -16,6 +16,7 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config import ComputeConfig
 from cnfgnn.data.folder import load
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
 from machine import without_missing
@@ -24,6 +25,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

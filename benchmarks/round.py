@@ -32,6 +32,7 @@ from cnfgnn.config import ComputeConfig, Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import Experiment, simulate
 from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes, without_missing
 from naive import NaiveRound
@@ -206,6 +207,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    keep_freed_memory()
     options = arguments()
     try:
         results = run(options)

@@ -28,6 +28,7 @@ import torch
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.errors import CnfgnnError
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.simulation import simulate
 from machine import GIB, clock, forget_peak, peak_bytes
 from shapes import LENGTH, OneSentence, random_network
@@ -96,6 +97,7 @@ def swept(sweep: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
+    keep_freed_memory()
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", nargs="+", choices=SWEEPS, default=SWEEPS)
     parser.add_argument("--nodes", type=int, nargs="+", default=[200, 2_000, 20_000])

@@ -156,7 +156,7 @@ def test_methods_and_version_are_told() -> None:
         (["train", "--set", f"seed=1{'0' * 400}"], "seed: takes a whole number"),
         (["train", "--set", f"seed=1{'0' * 5000}"], "seed: takes a whole number"),
         (["train", "--set", "seed=100000000000000000000"], "seed: must be below 2^63"),
-        (["train", "--set", "model.hidden=1000000000"], "model.hidden: widths up to 65536"),
+        (["train", "--set", "model.hidden=1000000000"], "model.hidden: a width of at most 65536"),
         (["train", "--like", "mnist"], "metr-la, pems-bay"),
         (["train", "--device", "cuda:77"], "compute.device: 'cuda:77' is not available"),
         (["train", "--config", "nowhere.toml"], "nowhere.toml"),

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cnfgnn.algorithm.methods import check_method, preset
 from cnfgnn.config import Config
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 
 
@@ -38,8 +40,24 @@ def test_whatever_a_node_model_has_beyond_the_papers_it_has_one_layer(key: str, 
     two = {"model.layers": 2, "model.embedding": 0}
     Config().with_changes(two)
     Config().with_changes({key: value})
-    with pytest.raises(ConfigError, match="one layer"):
+    shown = str(value).lower()
+    with pytest.raises(ConfigError, match=f"^model.layers: .*{key}={shown} has one layer, not 2"):
         Config().with_changes({**two, key: value})
+
+
+def test_whichever_of_history_and_horizon_is_too_short_is_named() -> None:
+    for key in ("history", "horizon"):
+        with pytest.raises(ConfigError, match=f"^data.{key}: must be at least 1, not 0$"):
+            Windows.of(100, **{key: 0})
+
+
+def test_what_a_method_cannot_do_is_not_followed_by_values_that_its_setting_does_not_take() -> None:
+    with pytest.raises(ConfigError) as seen:
+        check_method(preset("at").with_changes({"training.seen": 0.5}))
+    assert str(seen.value).startswith("training.seen: must be 1 for at,")
+    assert "valid" not in str(seen.value)
+    with pytest.raises(ConfigError, match=r"^training.optimizer_state: .* \(valid: kept\)$"):
+        check_method(preset("sl").with_changes({"training.optimizer_state": "fresh"}))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +80,11 @@ def test_whatever_a_node_model_has_beyond_the_papers_it_has_one_layer(key: str, 
         ("model.gn_widths", [], "one or more"),
         ("model.gn_widths", "wide", "list of numbers"),
         ("model.layers", 2, "one layer"),
+        ("model.hidden", 70_000, "model.hidden: a width of at most 65536"),
+        ("model.embedding", 70_000, "model.embedding: a width of at most 65536"),
+        ("model.gn_widths", [8, 70_000], "model.gn_widths: a width of at most 65536 can be meant, not 70000"),
+        ("model.calendar", 70_000, "model.calendar: a width of at most 65536"),
+        ("model.personal", 70_000, "model.personal: a width of at most 65536"),
         ("method", 3, "a word"),
     ],
 )

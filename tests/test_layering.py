@@ -14,6 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "version",
     "errors",
+    "own_process",
     "files",
     "config",
     "config_file",
@@ -37,6 +38,7 @@ ORDER = [
     "federation",
     "api",
     "",  # the package itself: offers the Python API
+    "pace",
     "terminal",
     "terminal_sites",
     "cli_settings",

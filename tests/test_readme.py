@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from cnfgnn.__main__ import NO_READER, STOPPED
 from cnfgnn.algorithm.methods import ALIASES, METHODS
 from cnfgnn.cli import app
 from cnfgnn.errors import ConfigError, DataError, DivergedError, NodeError, RunError, StorageError
@@ -50,7 +51,7 @@ def test_exit_codes_are_those_of_the_errors() -> None:
         for error in (ConfigError, DataError, NodeError, RunError, StorageError, DivergedError)
     }
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
-    assert documented == codes | {0, 130}
+    assert documented == codes | {0, STOPPED, NO_READER}
 
 
 def test_links_lead_somewhere() -> None:

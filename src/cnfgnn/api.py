@@ -5,26 +5,49 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cnfgnn.algorithm.methods import METHODS, preset
-from cnfgnn.config import Config
+from cnfgnn.algorithm.compute import caller_settings_restored
+from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
+from cnfgnn.config import (
+    CityConfig,
+    ComputeConfig,
+    Config,
+    DataConfig,
+    GraphConfig,
+    Missing,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    Wire,
+)
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic import city
 from cnfgnn.data.windows import Split
-from cnfgnn.errors import CnfgnnError
-from cnfgnn.evaluation import Scores
+from cnfgnn.errors import (
+    CnfgnnError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    NodeError,
+    RunError,
+    StorageError,
+)
+from cnfgnn.evaluation import Errors, Scores
 from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
-from cnfgnn.running import Unwatched, Watcher, carry_on
+from cnfgnn.models.gru import Loss
+from cnfgnn.running import Unwatched, Watcher, carry_on, watched
 from cnfgnn.runs import Run
-from cnfgnn.simulation import simulate
-from cnfgnn.training import Result, finish, train
+from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.training import Phase, Progress, Result, Round, finish
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+@caller_settings_restored()
 def fit(
     data: Dataset,
     config: Config | str = "cnfgnn",
@@ -44,21 +67,24 @@ def fit(
     if out is not None:
         return carry_on(Run.create(Path(out), settings, data), data, watcher)
     experiment = simulate(data, settings, tick=watcher.tick)
-    return finish(experiment, train(experiment))
+    return finish(experiment, watched(experiment, Progress(), watcher))
 
 
+@caller_settings_restored()
 def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
     """Go on with an interrupted run, bit for bit as if it had never stopped."""
     opened = _opened(run)
     return carry_on(opened, data or own_data(opened), watcher or Unwatched())
 
 
+@caller_settings_restored()
 def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = "test") -> Scores:
     """Errors of a run's best round from sums per node and step (n t 8), on its own data or on others."""
     opened = _opened(run)
     return evaluate_run(opened, data or own_data(opened), split)
 
 
+@caller_settings_restored()
 def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
     """The readings that follow the last ones: a row per step ahead, a column per sensor (t n)."""
     opened = _opened(run)
@@ -71,13 +97,41 @@ def _opened(run: Run | str | Path) -> Run:
 
 __all__ = [
     "METHODS",
+    "Bytes",
+    "CityConfig",
     "CnfgnnError",
+    "ComputeConfig",
     "Config",
+    "ConfigError",
+    "DataConfig",
+    "DataError",
     "Dataset",
+    "DivergedError",
+    "Errors",
+    "Experiment",
     "Graph",
+    "GraphConfig",
+    "Like",
+    "Loss",
+    "Method",
+    "Missing",
+    "ModelConfig",
+    "NodeError",
+    "Phase",
+    "Precision",
+    "Progress",
     "Readings",
     "Result",
+    "Round",
     "Run",
+    "RunError",
+    "Scores",
+    "Split",
+    "StorageError",
+    "TrainingConfig",
+    "Unwatched",
+    "Watcher",
+    "Wire",
     "city",
     "evaluate",
     "fit",

@@ -1,20 +1,22 @@
-"""The command line: train, evaluate, forecast, and look at runs; more commands are in the modules cli_*."""
+"""The command line: train, evaluate, forecast, and look at runs; more commands are in the modules cli_*.
+
+Commands import what they need when they run: --help has to wait neither for PyTorch nor for pandas.
+"""
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 import cnfgnn
 from cnfgnn import config_file, terminal
-from cnfgnn.algorithm.methods import ALIASES, method_of, preset
+from cnfgnn.algorithm.methods import ALIASES, METHODS, method_of, preset
 from cnfgnn.cli_data import data_app
 from cnfgnn.cli_federation import federation_app
 from cnfgnn.cli_plans import compare, reproduce
@@ -30,15 +32,13 @@ from cnfgnn.cli_settings import (
     resolve,
 )
 from cnfgnn.config import Config
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.source import open_data
-from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
-from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
-from cnfgnn.performing import end_with_parent
-from cnfgnn.running import carry_on, scores_as_dict
-from cnfgnn.runs import Run, plain
-from cnfgnn.storage import write_whole
+from cnfgnn.files import write_whole
+from cnfgnn.own_process import end_with_parent, keep_freed_memory
+
+if TYPE_CHECKING:
+    from cnfgnn.data.dataset import Dataset
+    from cnfgnn.runs import Run
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
@@ -85,6 +85,10 @@ def train(
     08:05, then one per sensor, empty where missing) and sensors.csv (id, latitude, longitude) or edges.csv
     (from, to, weight or distance). `cnfgnn settings` lists what --set and --config can change.
     """
+    from cnfgnn.data.source import open_data
+    from cnfgnn.running import carry_on, scores_as_dict
+    from cnfgnn.runs import Run
+
     if resume is not None:
         given = {"--method": method, "--like": like, "--config": config, "--set": changes, "--seed": seed}
         given |= {"--out": out, "--device": device, "--size": node_size}
@@ -129,6 +133,11 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run's best round, on its own data or on others."""
+    from cnfgnn.data.windows import SPLITS
+    from cnfgnn.forecasting import evaluate_run
+    from cnfgnn.running import scores_as_dict
+    from cnfgnn.runs import Run, plain
+
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
     opened = Run.open(run)
@@ -158,6 +167,9 @@ def forecast(
         raise ConfigError("--out", f"{out.name!r} has no such ending", [".csv", ".parquet"])
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
+    from cnfgnn.forecasting import forecast_run
+    from cnfgnn.runs import Run
+
     opened = Run.open(run)
     frame = forecast_run(opened, _data_of(opened, data))
     is_csv = out.suffix == ".csv"
@@ -175,6 +187,8 @@ def forecast(
 @app.command()
 def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path("runs")) -> None:
     """List the runs of a folder."""
+    from cnfgnn.runs import Run
+
     table = Table("run", "method", "data", "seed", "rounds", "best", "validation RMSE", "state")
     for manifest in sorted(folder.glob("*/manifest.json")):
         try:
@@ -213,7 +227,7 @@ def methods() -> None:
     """List the methods of the paper's tables."""
     table = Table("name", "in the paper", "sizes", "federated", "new sensors")
     names = {name: alias for alias, name in ALIASES.items()}
-    for method in cnfgnn.METHODS.values():
+    for method in METHODS.values():
         alias = f" (or {names[method.name]})" if method.name in names else ""
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
@@ -222,7 +236,10 @@ def methods() -> None:
 
 def _data_of(run: Run, data: Path | None) -> Dataset:
     """The data a person names, or else those the run was trained on."""
-    return cnfgnn.load(data) if data is not None else own_data(run)
+    from cnfgnn.data.folder import load
+    from cnfgnn.forecasting import own_data
+
+    return load(data) if data is not None else own_data(run)
 
 
 def _step_minutes(run: Run) -> float:
@@ -239,18 +256,12 @@ def _new_folder(config: Config, data: Dataset) -> Path:
     return folder
 
 
-def _stop(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def main() -> None:
     """Run a command; what a person can mend is said in one sentence."""
-    signal.signal(signal.SIGTERM, _stop)  # a polite kill ends as Ctrl-C does
     try:
         end_with_parent()
+        keep_freed_memory()
         app(standalone_mode=True)
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)
         sys.exit(problem.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)

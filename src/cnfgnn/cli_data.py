@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 
 from cnfgnn import terminal
-from cnfgnn.algorithm.series import Series
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
-from cnfgnn.data.synthetic import city
-from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import DataError, RunError
-from cnfgnn.storage import make_folder
-from cnfgnn.writing import write_folder
+from cnfgnn.files import make_folder
+
+if TYPE_CHECKING:
+    from cnfgnn.data.dataset import Dataset
 
 data_app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Look at data, or make them."
@@ -31,6 +27,8 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what is in a data set: sensors, span, step, what is missing, edges, windows."""
+    from cnfgnn.data.folder import load
+
     facts = described(load(path))
     if as_json:
         print(json.dumps(facts))
@@ -44,6 +42,8 @@ def describe(
 
 def described(data: Dataset) -> dict[str, Any]:
     """The facts of a data set, by name; windows of 12 + 12 steps, 70 / 10 / 20 %, that some sensor has."""
+    import numpy as np
+
     readings, graph = data.readings, data.graph
     known = readings.values[~readings.missing]
     share = readings.missing.mean(axis=0)
@@ -68,6 +68,9 @@ def described(data: Dataset) -> dict[str, Any]:
 
 
 def _windows(data: Dataset) -> dict[str, int]:
+    from cnfgnn.algorithm.series import Series
+    from cnfgnn.data.windows import SPLITS, Windows
+
     try:
         windows = Windows.of(len(data.readings.times), source=data.readings.source)
     except DataError:  # too few to train on may still be enough for a forecast
@@ -91,6 +94,9 @@ def synthesize(
     ] = False,
 ) -> None:
     """Write a synthetic city as a folder of readings, sensors and edges."""
+    from cnfgnn.data.synthetic import city
+    from cnfgnn.writing import write_folder
+
     data = city(sensors, days, seed=seed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(out, "is there already, and is left as it is")

@@ -22,7 +22,6 @@ from cnfgnn.cli_settings import (
     resolve,
 )
 from cnfgnn.config import Config
-from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import ConfigError, NodeError
 
 if TYPE_CHECKING:
@@ -260,6 +259,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Judge a run's best round at the sites; summed errors come back, and nothing else."""
+    from cnfgnn.data.windows import SPLITS
     from cnfgnn.federation.serving import Task
 
     if split not in SPLITS:

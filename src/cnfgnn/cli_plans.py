@@ -14,10 +14,6 @@ import typer
 from rich.table import Table
 
 from cnfgnn import config_file, terminal
-from cnfgnn.comparing import Plan
-from cnfgnn.data.source import open_data
-from cnfgnn.floors import last_value
-from cnfgnn.performing import perform
 
 TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, beyond, histograms or subgraphs"
 JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in its own process.")]
@@ -29,6 +25,11 @@ def compare(
     jobs: JobsOption = 1,
 ) -> None:
     """Train several methods on the same data and print them side by side."""
+    from cnfgnn.comparing import Plan
+    from cnfgnn.data.source import open_data
+    from cnfgnn.floors import last_value
+    from cnfgnn.performing import perform
+
     read, folder = Plan.read(plan), out or Path("runs") / plan.stem
     begun = time.perf_counter()
     config = read.cases()[0].config
@@ -67,7 +68,7 @@ def reproduce(
     The plan is experiments/TABLE.toml. Runs that are done are kept: after Ctrl-C or a crash the same command
     goes on where it was.
     """
-    from cnfgnn.reproducing import Wish  # late: it brings matplotlib
+    from cnfgnn.reproducing import Wish
     from cnfgnn.reproducing import reproduce as run_study
 
     wanted = dict(config_file.parse_change(text) for text in changes or [])

@@ -8,12 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cnfgnn.data.folder import load
 from cnfgnn.errors import DataError, RunError, StorageError
-from cnfgnn.report.page import page
-from cnfgnn.report.views import views
-from cnfgnn.runs import Run
-from cnfgnn.storage import write_whole
+from cnfgnn.files import write_whole
 
 
 def report(
@@ -28,7 +24,12 @@ def report(
 
 
 def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
-    """The page for some runs, said where it is."""
+    """Write the page of some runs and say where it is."""
+    from cnfgnn.data.folder import load
+    from cnfgnn.report.page import page
+    from cnfgnn.report.views import views
+    from cnfgnn.runs import Run
+
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     try:

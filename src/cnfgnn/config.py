@@ -11,6 +11,9 @@ from typing import Any, Literal, get_args, get_type_hints
 from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take all memory before it fails
+BEYOND_THE_PAPER = (  # settings of the node model
+    *("encoder", "decoder", "change", "gaps", "profile", "calendar", "personal", "personal_head"),
+)
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
@@ -136,25 +139,39 @@ class Config:
         _at_least(0, "model.calendar", m.calendar)
         _at_least(0, "model.personal", m.personal)
         _at_least(0, "model.sent", m.sent)
-        beyond = m.encoder != "gru" or m.decoder != "autoregressive" or m.calendar or m.personal
-        if m.layers > 1 and (beyond or m.change or m.gaps or m.profile or m.personal_head):
-            raise ConfigError("model.layers", "a node model with more than the paper's has one layer")
         _at_least(0, "seed", self.seed)
         _at_least(0, "compute.memory", self.compute.memory)
         if self.seed >= 2**63:
             raise ConfigError("seed", "must be below 2^63")
-        if m.hidden > MOST_UNITS or m.embedding > MOST_UNITS or max(m.gn_widths, default=0) > MOST_UNITS:
-            raise ConfigError("model.hidden", f"widths up to {MOST_UNITS} can be meant")
         if not m.gn_widths or min(m.gn_widths) < 1:
             raise ConfigError("model.gn_widths", f"one or more widths of at least 1, not {m.gn_widths}")
-        if m.layers > 1 and m.embedding:
-            raise ConfigError("model.layers", "a node model with graph embeddings has one layer")
+        _check_widths(m)
+        if m.layers > 1:
+            _check_layers(m)
         if not (0 < t.client_lr < math.inf):
             raise ConfigError("training.client_lr", f"must be a positive number, not {t.client_lr}")
         if not (0 < t.server_lr < math.inf):
             raise ConfigError("training.server_lr", f"must be a positive number, not {t.server_lr}")
         if not 0 < t.seen <= 1:
             raise ConfigError("training.seen", f"must lie in (0, 1], not {t.seen}")
+
+
+def _check_widths(model: ModelConfig) -> None:
+    widths = {name: getattr(model, name) for name in ("hidden", "embedding", "calendar", "personal")}
+    for name, width in {**widths, "gn_widths": max(model.gn_widths)}.items():
+        if width > MOST_UNITS:
+            raise ConfigError(f"model.{name}", f"a width of at most {MOST_UNITS} can be meant, not {width}")
+
+
+def _check_layers(model: ModelConfig) -> None:
+    """Refuse several layers for every node model but the paper's GRU without a graph."""
+    paper = ModelConfig(embedding=0)
+    for name in ("embedding", *BEYOND_THE_PAPER):
+        if (value := getattr(model, name)) != getattr(paper, name):
+            shown = str(value).lower() if isinstance(value, bool) else value
+            raise ConfigError(
+                "model.layers", f"a node model with model.{name}={shown} has one layer, not {model.layers}"
+            )
 
 
 def _at_least(least: float, key: str, value: float) -> None:

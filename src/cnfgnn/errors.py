@@ -8,7 +8,7 @@ CnfgnnError
 ├── StorageError   5  a file that cannot be written: no space, no permission; names the file
 └── DivergedError  6  training whose loss is no longer a number; names the round
 
-The number is the exit code that the command line ends with; 130 is Ctrl-C.
+The number is the exit code that the command line ends with; 130 is Ctrl-C, 141 output that nobody reads.
 """
 
 from __future__ import annotations

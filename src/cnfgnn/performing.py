@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,14 +17,13 @@ from cnfgnn.comparing import Plan, Row, ended_early, runs_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
+from cnfgnn.own_process import PARENT
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
 from cnfgnn.simulation import check_batches
 
 POLL_S = 0.2  # how often processes are asked whether they have ended
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
 DOCUMENTED = range(2, 7)  # exit codes of what a person can mend
-PARENT = "CNFGNN_PARENT"  # tells a process of a plan who started it
 
 
 class Observer(Protocol):
@@ -160,18 +157,6 @@ class _Process:
         problem = RunError(self.run.folder, sentence)
         problem.exit_code = code if code in DOCUMENTED else RunError.exit_code
         return problem
-
-
-def end_with_parent() -> None:
-    """In a process of a plan: be stopped politely when whoever started it dies, be it by kill -9.
-    Else it would go on holding its run, and the plan that is to go on would be refused it."""
-    parent = os.environ.pop(PARENT, None)
-    if parent is None:
-        return
-    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if str(os.getppid()) != parent:  # it was gone before we could ask
-        raise KeyboardInterrupt
 
 
 def at_once(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> list[CnfgnnError]:

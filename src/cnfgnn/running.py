@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Whoever waits for a run: told of every minibatch and every round."""
+    """Whoever waits for a run: told of its beginning, every minibatch, every round and its end."""
 
-    def begin(self, experiment: Experiment, progress: Progress) -> None: ...
+    def begin(self, experiment: Experiment, progress: Progress) -> None:
+        """Training begins or goes on: `progress` holds the rounds that are done already."""
 
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """A minibatch is done."""
 
-    def round_done(self, done: Round, best: Round, seconds: float) -> None: ...
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        """A round has ended, `best` is the best one so far, and it took so many seconds."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Training has ended, or has failed: told whenever `begin` was."""
 
 
 class Unwatched:
@@ -88,6 +92,31 @@ def carry(
     return result
 
 
+def watched(
+    experiment: Experiment,
+    progress: Progress,
+    watcher: Watcher,
+    keep: Callable[[Progress, float], None] = lambda progress, seconds: None,
+    on_phase: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Train until the end while `watcher` is told of everything; it is told of a round and its seconds once
+    `keep` has kept the round."""
+    since = time.perf_counter()
+
+    def on_round(progress: Progress) -> None:
+        nonlocal since
+        seconds = time.perf_counter() - since
+        keep(progress, seconds)
+        watcher.round_done(progress.history[-1], progress.best, seconds)
+        since = time.perf_counter()
+
+    watcher.begin(experiment, progress)
+    try:
+        return train(experiment, progress, on_round=on_round, on_phase=on_phase)
+    finally:
+        watcher.end()
+
+
 def _trained(
     run: Run,
     experiment: Experiment,
@@ -96,11 +125,8 @@ def _trained(
     board: SummaryWriter,
     by_phase: bool,
 ) -> Progress:
-    since = time.perf_counter()
-
-    def on_round(progress: Progress) -> None:
-        nonlocal since
-        done, seconds = progress.history[-1], time.perf_counter() - since
+    def keep(progress: Progress, seconds: float) -> None:
+        done = progress.history[-1]
         fields, sensors = asdict(done), run.data["sensors"]
         fields["left_out"] = [sensors[row] for row in fields.pop("without")]
         run.append("round", round=fields.pop("r_g"), **fields, seconds=round(seconds, 3))
@@ -111,15 +137,9 @@ def _trained(
         for name, value in vars(done.training_bytes).items():
             board.add_scalar(f"bytes/{name}", value, done.r_g)
         board.flush()
-        watcher.round_done(done, progress.best, seconds)
-        since = time.perf_counter()
 
-    watcher.begin(experiment, progress)
-    try:
-        on_phase = (lambda progress: run.commit(progress, experiment.scaler)) if by_phase else None
-        return train(experiment, progress, on_round=on_round, on_phase=on_phase)
-    finally:
-        watcher.end()
+    on_phase = (lambda progress: run.commit(progress, experiment.scaler)) if by_phase else None
+    return watched(experiment, progress, watcher, keep, on_phase)
 
 
 def _about(data: Dataset) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class Strategy(Protocol):
     def restore(self, tag: str, to_learn: bool = True) -> None: ...
 
     @property
+    def phases(self) -> tuple[int, ...]: ...
+
+    @property
     def minibatches(self) -> int: ...
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cnfgnn.algorithm.cost import GIB
-from cnfgnn.report.tables import Table as StudyTable
-from cnfgnn.runs import Run
-from cnfgnn.simulation import Experiment
-from cnfgnn.training import Progress as TrainingProgress
-from cnfgnn.training import Round
+from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.config import Config
+from cnfgnn.pace import Pace
 
+if TYPE_CHECKING:
+    from cnfgnn.report.tables import Table as StudyTable
+    from cnfgnn.runs import Run
+    from cnfgnn.simulation import Experiment
+    from cnfgnn.training import Progress as TrainingProgress
+    from cnfgnn.training import Round
+
+LONG_S = 120.0  # training that takes longer says what would be quicker
 HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there is no bar
 
 
@@ -43,8 +48,7 @@ class BarWatcher:
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[best]}"),
-            TimeRemainingColumn(),
-            TextColumn("at most"),
+            TextColumn("{task.fields[left]}"),
             console=Console(stderr=True),
         )
         done = len(progress.history)
@@ -55,23 +59,35 @@ class BarWatcher:
             r_g=f"{done + 1}/{self.rounds}",
             rate="",
             best="",
+            left="",
         )
+        self.outlook = Outlook(experiment.config, done, experiment.strategy.phases)
         self.bar.start()
         if experiment.keeping.how != "full":
             self.bar.print(str(experiment.keeping))
 
     def tick(self) -> None:
+        self.outlook.pace.tick()
         speed = self.bar.tasks[0].speed
-        self.bar.update(self.task, advance=1, rate=f"{speed:.1f} minibatches/s" if speed else "")
+        rate = f"{speed:.1f} minibatches/s" if speed else ""
+        self.bar.update(self.task, advance=1, rate=rate, left=self.outlook.left())
+        self._announce()
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.outlook.pace.round_done(seconds)
+        self._announce()
         rmse = getattr(best.validation, self.kind)
         self.bar.update(
             self.task,
             completed=done.r_g * self.per_round,
+            left=self.outlook.left(best.r_g),
             r_g=f"{min(done.r_g + 1, self.rounds)}/{self.rounds}",
             best=f"best RMSE {rmse:.3f} (round {best.r_g})",
         )
+
+    def _announce(self) -> None:
+        if (line := self.outlook.announcement()) is not None:
+            self.bar.print(line)
 
     def end(self) -> None:
         self.bar.stop()
@@ -84,6 +100,7 @@ class LineWatcher:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
+        self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)
         if experiment.keeping.how != "full":
             self._say(str(experiment.keeping))
         if self.done:
@@ -91,25 +108,82 @@ class LineWatcher:
 
     def tick(self) -> None:
         self.ticks += 1
+        self.outlook.pace.tick()
+        self._announce()
         if time.monotonic() - self.said > HEARTBEAT_S:
-            self._say(f"round {self.done + 1}/{self.rounds}: minibatch {self.ticks} of {self.per_round}")
+            left = self.outlook.left()
+            now = f"round {self.done + 1}/{self.rounds}: minibatch {self.ticks} of {self.per_round}"
+            self._say(f"{now}, {left}" if left else now)
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
         self.done, self.ticks = done.r_g, 0
+        self.outlook.pace.round_done(seconds)
+        self._announce()
         rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
-        left = (self.rounds - done.r_g) * seconds
         kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
+        left = self.outlook.left(best.r_g)
         self._say(
             f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, best {least:.3f} in round"
-            f" {best.r_g}, {seconds:.1f} s a round, at most {_duration(left)} left"
+            f" {best.r_g}, {seconds:.1f} s" + (f", {left}" if left else "")
         )
 
     def end(self) -> None:
         pass
 
+    def _announce(self) -> None:
+        if (line := self.outlook.announcement()) is not None:
+            self._say(line)
+
     def _say(self, line: str) -> None:
         self.said = time.monotonic()
         print(line, file=sys.stderr, flush=True)
+
+
+class Outlook:
+    """How long a training will take, in words: one line as soon as it is known, and what is left."""
+
+    def __init__(
+        self, config: Config, done: int, phases: Sequence[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config, self.done = config, done
+        self.pace = Pace(config.training.rounds, done, phases, clock)
+        self.announced = False
+
+    def announcement(self) -> str | None:
+        """One line, once: how long it will take, what ends it earlier, and what would have been quicker."""
+        each, left = self.pace.a_round(), self.pace.left()
+        if self.announced or each is None or left is None:
+            return None
+        self.announced = True
+        training, rounds = self.config.training, self.pace.rounds - self.pace.done
+        count = "1 round" if rounds == 1 else f"{rounds} rounds"
+        line = f"about {duration(each)} a round, at most {duration(left)} for {count}"
+        if training.patience < training.rounds:
+            line += f", fewer if {training.patience} in a row are no better than the best before"
+        is_new = self.done == 0  # a resumed run keeps its settings
+        ways = quicker(self.config) if left > LONG_S and is_new else []
+        return f"{line}; quicker: {', or '.join(ways)}" if ways else line
+
+    def left(self, best: int | None = None) -> str:
+        """What is left at most, and if no round is better than the best one; empty: it cannot be said, or
+        nothing is left."""
+        if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
+            return ""
+        said, training = f"at most {duration(seconds)} left", self.config.training
+        last = training.rounds if best is None else best + training.patience
+        if last < training.rounds and (early := self.pace.left(last)) is not None:
+            said += f" ({duration(early)} if none is better)"
+        return said
+
+
+def quicker(config: Config) -> list[str]:
+    """What takes less time than a training with these settings."""
+    rounds, beyond = config.training.rounds, preset("cnfgnn-plus")
+    ways = [f"fewer rounds, as in --set training.rounds={max(1, rounds // 5)}"] if rounds > 1 else []
+    method = method_of(config.method)
+    if method.graph_network and not method.beyond and rounds > beyond.training.rounds:
+        ways.append(f"--method {beyond.method}, {beyond.training.rounds} rounds of a smaller model")
+    return ways
 
 
 class PlanWatcher:
@@ -266,13 +340,13 @@ def number(value: float | None) -> str:
 
 def size(count: int) -> str:
     """Bytes for people."""
-    for unit, factor in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
     return f"{count} B"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, hours = seconds / 60, seconds / 3600
     return (
         f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cnfgnn.algorithm import compute
-from cnfgnn.algorithm.compute import Compute, keep_freed_memory, multiplies_bf16
+from cnfgnn.algorithm.compute import Compute, multiplies_bf16
 from cnfgnn.config import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
@@ -100,10 +100,6 @@ def test_tf32_is_switched_off_again() -> None:
 def test_a_device_that_is_not_there_is_named(device: str) -> None:
     with pytest.raises(ConfigError, match="is not available here"):
         Compute.of(ComputeConfig(device))
-
-
-def test_glibc_keeps_freed_memory() -> None:
-    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])

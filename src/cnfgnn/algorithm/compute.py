@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import os
 import platform
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,14 +20,8 @@ from cnfgnn.errors import ConfigError
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TENSOR_CORES_SINCE = (8, 0)  # compute capability from which products come in tf32 and bf16
 NO_BF16 = "compute.precision=bf16: this processor has no bf16 instructions, so products run in fp32"
-ISA_WITHOUT_BF16 = {
-    "SSE41",
-    "AVX",
-    "AVX2",
-    "AVX2_VNNI",
-    "AVX512_CORE",
-    "AVX512_CORE_VNNI",
-}  # as oneDNN names them
+# instruction sets of x86 as oneDNN names them
+ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
 # nodes x windows at once on a CPU: bounds memory; other devices take all at once, in few launches
 SEQUENCES_AT_ONCE = {"cpu": 1 << 13}
 
@@ -55,8 +49,6 @@ class Compute:
                 ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
             ) from error
         _check_precision(config.precision, device)
-        if device.type == "cpu":
-            keep_freed_memory()
         # one switch for the whole process: torch has no narrower one
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
         dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -133,18 +125,17 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
         raise ConfigError("compute.precision", "this device has no fp64", ["fp32", "bf16"])
 
 
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Have glibc keep the memory of freed tensors for the next ones; whether it could.
+@contextmanager
+def caller_settings_restored() -> Iterator[None]:
+    """Leave the process as it was, also after an error: what follows in it is somebody else's program.
 
-    By default every tensor above 32 MiB is mapped from the kernel and given back: its pages are zeroed and
-    faulted in anew each time, which takes longer than the arithmetic on them (docs/performance.md). Another C
-    library has no such switch, and nothing changes.
+    `Compute.of` sets the precision of products for the whole process, layers of torch draw from the generator
+    that everybody shares before they are given their own weights, and sympy, which torch imports at need,
+    adds a filter of warnings.
     """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of mallopt(3)
+    precision = torch.get_float32_matmul_precision()
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
-    return all(mallopt(setting, value) == 1 for setting, value in settings)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

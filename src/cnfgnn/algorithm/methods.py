@@ -202,11 +202,15 @@ def check_method(config: Config) -> Method:
         raise ConfigError("model.embedding", f"{method.name} needs {wants}, not {config.model.embedding}")
     if method.strategy == "split" and config.training.optimizer_state != "kept":
         raise ConfigError(
-            "training.optimizer_state", f"{method.name} takes one step a minibatch: it keeps its state"
+            "training.optimizer_state",
+            f"{method.name} takes one step a minibatch, for which optimizers keep their state",
+            ["kept"],
         )
     if config.training.seen < 1 and not (method.inductive and method.federated):
-        able = [m.name for m in _TABLE if m.inductive and m.federated]
+        able = ", ".join(m.name for m in _TABLE if m.inductive and m.federated)
         raise ConfigError(
-            "training.seen", f"{method.name} has no weights for a sensor that did not train", able
+            "training.seen",
+            f"must be 1 for {method.name}, which has no weights for a sensor that did not train; less is for"
+            f" {able}",
         )
     return method

@@ -90,6 +90,11 @@ class Pooled:
             self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), judge=True)
 
     @property
+    def phases(self) -> tuple[int, ...]:
+        """Minibatches of a round, which are all of one kind."""
+        return (self.minibatches,)
+
+    @property
     def minibatches(self) -> int:
         """In a round."""
         return len(self.clients.client_batches)

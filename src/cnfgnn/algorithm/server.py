@@ -6,6 +6,7 @@ baselines: only its first step is left.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
@@ -24,7 +25,7 @@ from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part
 
 
-class Server:
+class Server(ABC):
     """What both strategies have: the nodes that train with their graph, and everyone who is evaluated with
     the whole graph. They differ in inductive learning only."""
 
@@ -67,6 +68,16 @@ class Server:
                 yield draw, self.batches[draw]
                 self.step += 1
                 self.tick()
+
+    @property
+    @abstractmethod
+    def phases(self) -> tuple[int, ...]:
+        """Minibatches of a round's phases, those of a phase taking about as long as each other."""
+
+    @property
+    def minibatches(self) -> int:
+        """In a round."""
+        return sum(self.phases)
 
     def score(self, split: SplitName) -> Tensor:
         """Everybody's summed errors: (n t 8)."""
@@ -128,10 +139,10 @@ class Alternating(Server):
     """CNFGNN: nodes learn while h_G stands still, then the graph network while the nodes do."""
 
     @property
-    def minibatches(self) -> int:
-        """In a round: of the nodes, and of the graph network."""
-        served = 0 if self.gn is None else self.server_rounds * len(self.batches)
-        return self.client_rounds * len(self.client_batches) + served
+    def phases(self) -> tuple[int, ...]:
+        """Minibatches of a round: of the nodes, and of the graph network."""
+        served = () if self.gn is None else (self.server_rounds * len(self.batches),)
+        return (self.client_rounds * len(self.client_batches), *served)
 
     def round(self, r_g: int) -> None:
         done = self.phase  # of this round, before an interruption
@@ -192,9 +203,8 @@ class Split(Server):
     """Joint split learning: every minibatch goes to the server and back, and both sides take a step."""
 
     @property
-    def minibatches(self) -> int:
-        """In a round."""
-        return self.server_rounds * len(self.batches)
+    def phases(self) -> tuple[int, ...]:
+        return (self.server_rounds * len(self.batches),)
 
     def round(self, r_g: int) -> None:
         assert self.gn is not None

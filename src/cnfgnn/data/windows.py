@@ -56,8 +56,9 @@ class Windows:
         source: str = "readings",
     ) -> Windows:
         """All windows of a series: by default the first 70 % train, 10 % validate, the last 20 % test."""
-        if history < 1 or horizon < 1:
-            raise ConfigError("data.history", "history and horizon are at least 1")
+        for name, steps in {"history": history, "horizon": horizon}.items():
+            if steps < 1:
+                raise ConfigError(f"data.{name}", f"must be at least 1, not {steps}")
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
             raise ConfigError("data.shares", f"three shares that add up to 1, not {shares}")
         total = rows - history - horizon + 1

@@ -34,6 +34,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import Joined, SiteStore
 from cnfgnn.federation.spans import shown_time
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.storage import make_folder, write_whole
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.version import __version__
@@ -84,6 +85,7 @@ class SiteNodes:
         if self.own is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
         self.terms = terms
+        keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         store, now = SiteStore(self.kit, terms.run), self.own.series(terms)
         joined = partial(self._joined_with, terms, store, now)

@@ -33,6 +33,7 @@ from cnfgnn.federation.gathering import gather, objection, unlike
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
+from cnfgnn.own_process import keep_freed_memory
 from cnfgnn.running import carry, scores_as_dict
 from cnfgnn.runs import Run
 from cnfgnn.simulation import Experiment, federate, held_by
@@ -130,6 +131,7 @@ class Federation:
             site.room = self.spans[plan.name].room if site.reachable else 0
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
+        keep_freed_memory()
         device = Compute.of(config.compute).device
         training = self.task.do != "forecast"  # which is made for whoever can take part, and waits for nobody
         enough = self.project.min_sites if training else 0
