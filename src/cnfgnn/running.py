@@ -76,6 +76,7 @@ def carry(
             if run.manifest["events"] == 0:
                 run.append("start", **_start(experiment, about()))
                 run.commit(progress, experiment.scaler)
+            run.settle(experiment.config)
         except CnfgnnError:
             run.discard_if_unused()
             raise
@@ -140,7 +141,7 @@ def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
     return {
         "version": __version__,
         "torch": torch.__version__,
-        "config": asdict(experiment.config),
+        "config": experiment.config.as_dict(),
         "data": about,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),

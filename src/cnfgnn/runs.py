@@ -86,7 +86,7 @@ class Run:
         if not isinstance(form, int) or form > FORMAT:
             raise RunError(folder, f"was written by a newer version (format {form}, this one reads {FORMAT})")
         try:
-            config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
+            config = Config().with_changes(config_file.read_changes(folder / "config.toml")).with_given(())
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
         run = cls(folder, config, manifest)
@@ -217,6 +217,12 @@ class Run:
             "finished": finished,
         }
         self._write_manifest()
+
+    def settle(self, config: Config) -> None:
+        """Keep the settings that the data allow: a default minibatch may have been too large for them."""
+        if config != self.config:
+            write_whole(self.folder / "config.toml", config_file.dump(config).encode())
+        self.config = config
 
     def discard_if_unused(self) -> None:
         """A run begun in this process that came to nothing leaves nothing; what was there before it stays."""

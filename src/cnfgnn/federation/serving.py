@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ class Task:
     run: str  # the name of its folder in the server's kit
     token: str = ""  # by which the one who asked knows the status
     settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
+    given: Sequence[str] = ()  # those of them that somebody chose; the others may adapt to the data
     resume: bool = False
     wait: float = 60.0  # seconds for sites that are not there yet
     split: str = "test"
@@ -176,7 +177,7 @@ def _train(federation: Federation) -> dict[str, Any]:
         run = Run.open(federation.folder)
         federation.check_same(run)
     else:
-        config = Config().with_changes(task.settings)
+        config = Config().with_changes(task.settings).with_given(task.given)
         check_federated(config)
         run = Run.begin(federation.folder, config, federation.describe(span))
     watcher = StatusWatcher(federation.status)
@@ -283,5 +284,5 @@ def _about(federation: Federation, run: Run) -> dict[str, Any]:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """A configuration as a task carries it."""
-    settings = flat(asdict(config))
+    settings = flat(config.as_dict())
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
