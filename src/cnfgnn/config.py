@@ -25,6 +25,10 @@ class DataConfig:
     horizon: int = 12
     shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
     missing: Missing = "masked"
+    missing_value: tuple[float, ...] = ()  # numbers that stand for "missing", such as -999
+    outliers: Literal["missing", "keep"] = (
+        "missing"  # readings absurdly far from all others (data/quality.py)
+    )
 
 
 @dataclass(frozen=True)
@@ -197,11 +201,13 @@ def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
     choices = get_args(kind)
     if isinstance(old, tuple):
         items = tuple(value) if isinstance(value, list | tuple) else None
+        if choices[-1] is Ellipsis and _is_number(value):
+            items = (value,)  # a list of one
         if items is None or not all(_is_number(item) for item in items):
             raise ConfigError(key, f"takes a list of numbers, not {value!r}")
         if choices[-1] is not Ellipsis and len(items) != len(choices):
             raise ConfigError(key, f"takes {len(choices)} numbers, not {len(items)}")
-        return tuple(_cast(key, choices[0], old[0], item) for item in items)
+        return tuple(_cast(key, choices[0], choices[0](), item) for item in items)
     if isinstance(old, str):
         if choices and value not in choices:
             raise ConfigError(key, f"cannot be {value!r}", choices)

@@ -27,6 +27,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Config, TrainingConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.quality import treated_data
 from cnfgnn.data.windows import SPLITS, Windows, check_splits
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
@@ -93,6 +94,7 @@ def simulate(
     A trained model is taken up again with the `scaler` it was trained with, on any `windows`.
     """
     method = check_method(config)
+    data = treated_data(data, config.data)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(data.readings.ids))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config import Config
 from cnfgnn.config_file import read_toml
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
@@ -20,7 +21,8 @@ OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
-SITE_KEYS = ("name", "sensors", "readings", "device")
+CLEANING_KEYS = ("missing_value", "outliers")  # settings of [data] that each site makes for itself
+SITE_KEYS = ("name", "sensors", "readings", "device", *CLEANING_KEYS)
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
@@ -82,7 +84,12 @@ def read_site(kit: str | Path) -> SitePlan:
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
     device = str(content.get("device", "auto"))
-    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device)
+    cleaning = {f"data.{key}": content[key] for key in CLEANING_KEYS if key in content}
+    try:
+        data = Config().with_changes(cleaning).data
+    except ConfigError as problem:
+        raise ConfigError(f"{file}: {problem.key.removeprefix('data.')}", problem.problem) from None
+    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device, cleaning=data)
 
 
 def read_server(kit: str | Path) -> Project:

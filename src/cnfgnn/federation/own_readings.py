@@ -10,6 +10,7 @@ import numpy as np
 
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.folder import load_readings
+from cnfgnn.data.quality import treated
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
@@ -22,7 +23,8 @@ class OwnReadings:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        self.readings: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.found: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.readings: Readings = treated(self.found, plan.cleaning)
 
     @property
     def step(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config import DataConfig
 from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
@@ -46,6 +47,7 @@ class SitePlan:
     readings: str | None = None
     organisation: str = ""
     device: str = "auto"  # where its nodes compute: the site's own choice
+    cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing: likewise
 
 
 @dataclass(frozen=True)

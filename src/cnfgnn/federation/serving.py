@@ -229,6 +229,10 @@ def check_federated(config: Config) -> None:
     method = check_method(config)
     if not method.federated:
         raise ConfigError("--method", f"{method.name} pools all readings: it cannot run on a federation")
+    for key in ("missing_value", "outliers"):
+        if f"data.{key}" in config.given:
+            problem = f"each site says which of its readings count as missing: {key} in its local/site.toml"
+            raise ConfigError(f"data.{key}", problem)
     if config.training.seen < 1:
         raise ConfigError("training.seen", "sensors that do not train are a study for the simulator")
 
