@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -31,10 +32,11 @@ from cnfgnn.cli_settings import (
 )
 from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import Finding, findings
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
-from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
+from cnfgnn.forecasting import doubts, evaluate_run, forecast_run, own_data
 from cnfgnn.performing import end_with_parent
 from cnfgnn.running import carry_on, scores_as_dict
 from cnfgnn.runs import Run, plain
@@ -97,6 +99,7 @@ def train(
         settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
         readings = open_data(settings)
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
+        _say(findings(readings, settings.data))
     if run.finished:
         print(f"{run.folder} is finished: cnfgnn evaluate {run.folder}", file=sys.stderr)
         return
@@ -159,7 +162,9 @@ def forecast(
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     opened = Run.open(run)
-    frame = forecast_run(opened, _data_of(opened, data))
+    readings = _data_of(opened, data)
+    frame = forecast_run(opened, readings)
+    _say(doubts(opened, readings))
     is_csv = out.suffix == ".csv"
     write_whole(out, frame.to_csv(float_format="%.4f").encode() if is_csv else frame.to_parquet())
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
@@ -218,6 +223,12 @@ def methods() -> None:
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
     terminal.out().print(table)
+
+
+def _say(found: Iterable[Finding]) -> None:
+    """What a person should know about the readings, beside what the command prints."""
+    for finding in found:
+        print(f"note: {finding}", file=sys.stderr, flush=True)
 
 
 def _data_of(run: Run, data: Path | None) -> Dataset:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.config import DataConfig
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.evaluation import Scores
@@ -57,7 +59,7 @@ def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
     def set_up() -> Experiment:
         return simulate(data, run.config, store=run.store, tick=watcher.tick)
 
-    return carry(run, set_up, lambda: _about(data), watcher)
+    return carry(run, set_up, lambda: _about(data, run.config.data), watcher)
 
 
 def carry(
@@ -122,7 +124,7 @@ def _trained(
         watcher.end()
 
 
-def _about(data: Dataset) -> dict[str, Any]:
+def _about(data: Dataset, config: DataConfig) -> dict[str, Any]:
     readings, graph = data.readings, data.graph
     return {
         "name": data.name,
@@ -133,6 +135,8 @@ def _about(data: Dataset) -> dict[str, Any]:
         "rows": len(readings.times),
         "missing": float(readings.missing.mean()),
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
+        "ranges": training_ranges(readings, config),
+        "findings": list(findings(data, config)),
     }
 
 

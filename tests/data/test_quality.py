@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,18 @@ from hypothesis.extra import numpy as arrays
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.config import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import ABSURD, CODE_APART, FEW, RARE, treated
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.quality import (
+    ABSURD,
+    CODE_APART,
+    FEW,
+    RARE,
+    Finding,
+    findings,
+    out_of_range,
+    training_ranges,
+    treated,
+)
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic import city
 from cnfgnn.errors import ConfigError
@@ -173,3 +185,128 @@ def _rmse(data: Dataset, config: Config) -> float:
 def test_clean_readings_give_the_same_result_bit_for_bit(method: str, data: Dataset) -> None:
     config = small(method, **{"training.rounds": 1, "training.client_rounds": 1})
     assert _rmse(data, config) == _rmse(data, config.with_changes({"data.outliers": "keep"}))
+
+
+# ---- what is said -----------------------------------------------------------------------------------------
+
+
+def dataset(values: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> Dataset:
+    readings = readings_of(values)
+    n = len(readings.ids)
+    where = None if positions is None else np.asarray(positions, dtype=np.float64)
+    return Dataset(
+        "mine",
+        replace(readings, positions=where),
+        Graph(n, np.arange(n), np.arange(n), np.ones(n)),
+    )
+
+
+def waves(sensors: int = 4, rows: int = 400) -> Values:
+    rng = np.random.default_rng(1)
+    values = 50 + 12 * np.sin(np.arange(rows)[:, None] / 9 - np.arange(sensors) / 2)
+    return (values + rng.normal(0, 1, (rows, sensors))).astype(np.float32)
+
+
+def only(data: Dataset, **config: Any) -> Finding:
+    """The one finding."""
+    found = findings(data, replace(DEFAULT, **config))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_good_readings_give_no_findings() -> None:
+    assert findings(dataset(waves())) == ()
+    assert findings(city(12, 4, seed=3)) == ()
+    assert findings(dataset(counts_with_peaks(4000, 12, 5))) == ()
+
+
+def test_an_absurd_reading_is_named_with_sensor_time_and_the_setting_that_keeps_it() -> None:
+    values = waves()
+    values[100, 1] = 99999
+    told = only(dataset(values))
+    assert (told.kind, told.sensors) == ("outlier", ("s1",))
+    assert told.message.startswith(
+        "sensor s1: 1 reading of 99999 at 2024-01-01T08:20:00 is treated as missing"
+    )
+    assert told.message.endswith("data.outliers=keep keeps it")
+    kept = only(dataset(values), outliers="keep")
+    assert kept.kind == "spike"
+    assert "data.missing_value=99999" in kept.message
+    assert findings(dataset(values), replace(DEFAULT, missing_value=(99999.0,))) == ()
+    values[[7, 9], 3] = -1e6
+    several = only(dataset(values))
+    assert "3 readings of 2 sensors (s1: 99999 at 2024-01-01T08:20:00; s3: -1000000 at" in several.message
+
+
+def test_a_spike_that_is_not_absurd_is_named_and_stays() -> None:
+    values = waves()
+    values[100, 2] = 50 + 35 * np.ptp(values[:, 2])
+    told = only(dataset(values))
+    assert (told.kind, told.sensors) == ("spike", ("s2",))
+    assert not treated(readings_of(values), DEFAULT).missing.any()
+
+
+@pytest.mark.parametrize("code", [-999.0, 99999.0, -9999.0, -99.0, 8888.0])
+def test_a_number_that_stands_for_missing_is_named_with_the_setting(code: float) -> None:
+    values = waves(6)
+    values[::20, 1:] = code
+    told = only(dataset(values))
+    assert (told.kind, told.sensors) == ("sentinel", ("s1", "s2", "s3", "s4", "s5"))
+    assert told.message == (
+        f"5 sensors (s1, s2, s3 and 2 more): {code:.0f} occurs 100 times, far from all other readings; if it"
+        f" stands for a missing reading, set data.missing_value={code:.0f}"
+    )
+    assert findings(dataset(values), replace(DEFAULT, missing_value=(code,))) == ()
+
+
+def test_the_only_negative_number_among_large_counts_is_named_and_a_usual_low_is_not() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 5000, 600).astype(np.float32)
+    counts[::50] = -999
+    assert only(dataset(counts)).kind == "sentinel"
+    assert findings(dataset(rng.integers(-1, 30, 600))) == ()  # degrees
+    assert findings(dataset(rng.choice([0, 0, 0, 1, 5], 600))) == ()
+
+
+def test_sensors_that_say_nothing_are_named() -> None:
+    values = waves(6)
+    values[:, 1], values[:, 2] = 7.5, np.nan
+    values[:320, 3] = np.nan
+    values[:, 4] = -999
+    constant, silent, late = (
+        next(f for f in findings(dataset(values)) if f.kind == kind)
+        for kind in ("constant", "silent", "untrained")
+    )
+    assert constant.message.startswith("sensor s1: every reading is 7.5")
+    assert silent.message.startswith("sensor s2: no reading in the whole file")
+    assert late.message.startswith("sensor s3: no reading before 2024-01-02T02:40:00, and training ends at")
+    code = next(f for f in findings(dataset(values)) if f.kind == "sentinel")
+    assert code.sensors == ("s4",)
+    assert not any(
+        f.kind == "untrained" for f in findings(dataset(values), replace(DEFAULT, shares=(0.9, 0.05, 0.05)))
+    )
+
+
+def test_places_that_cannot_be_meant_are_named() -> None:
+    here = [[48.1, -1.6], [48.2, -1.7], [48.3, -1.5], [48.4, -1.4]]
+    assert findings(dataset(waves(), here)) == ()
+    assert "all 4 sensors are at one place (48.1, -1.6)" in only(dataset(waves(), [here[0]] * 4)).message
+    new_york = [[40.7 + k / 100, -74.0] for k in range(4)]
+    assert findings(dataset(waves(), new_york)) == ()
+    swapped = only(dataset(waves(), [[b, a] for a, b in new_york]))
+    assert swapped.kind == "swapped"
+    assert "latitude and longitude swapped?" in swapped.message
+
+
+def test_the_newest_readings_are_held_against_those_of_training() -> None:
+    values = waves()
+    ranges = dict(zip(("s0", "s1", "s2", "s3"), training_ranges(readings_of(values), DEFAULT), strict=True))
+    last = values[-12:]
+    assert out_of_range(readings_of(last), ranges, std=9.0) == ()
+    kelvin = out_of_range(readings_of(last + 273.15), ranges, std=9.0)[0]
+    assert kelvin.sensors == ("s0", "s1", "s2", "s3")
+    assert "another unit" in kelvin.message
+    one = last.copy()
+    one[3, 2] = 99999  # a single one in a file too short to call it absurd
+    assert "(s2: 99999, and" in out_of_range(readings_of(one), ranges, std=9.0)[0].message
+    assert out_of_range(readings_of(one), {}, std=9.0) == ()
