@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from cnfgnn.config import DataConfig
+from cnfgnn.data.windows import fewest_rows
 from cnfgnn.errors import ConfigError, DataError, NodeError
 from cnfgnn.federation.kits import kind, read_site
 from cnfgnn.federation.own_readings import OwnReadings
 
-FEWEST_ROWS = 100  # time steps, below which no training makes sense
+FEWEST_ROWS = fewest_rows(DataConfig.history, DataConfig.horizon)  # time steps, by default settings
 MOST_MISSING = 0.95
 REACHED_WITHIN = 5.0  # seconds
 
@@ -39,6 +41,10 @@ def check_site(kit: Path) -> Iterator[str]:
     if share[worst] > MOST_MISSING:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
     yield f"missing: {readings.missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
+    for finding in own.findings:
+        yield f"note: {finding}"
+    if own.findings:
+        yield f"note: missing_value and outliers are set in {kit / 'local' / 'site.toml'}"
     yield _clock(own)
     yield _reached(kit)
 

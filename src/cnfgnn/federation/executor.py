@@ -51,6 +51,8 @@ class SiteNodes:
             self.plan = read_site(self.kit)
             self.own = OwnReadings(self.plan, self.kit)
             self.problem = ""
+            for finding in self.own.findings:
+                logging.getLogger(__name__).warning("%s", finding)  # in the site's own log
         except ConfigError as problem:
             self.problem = str(problem)
         except Exception as problem:  # it may quote what is in a file of readings, and that stays here

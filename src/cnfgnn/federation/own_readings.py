@@ -10,7 +10,7 @@ import numpy as np
 
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.folder import load_readings
-from cnfgnn.data.quality import treated
+from cnfgnn.data.quality import findings_in, treated
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
@@ -23,8 +23,9 @@ class OwnReadings:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        self.found: Readings = load_readings(kit / plan.readings).select(plan.sensors)
-        self.readings: Readings = treated(self.found, plan.cleaning)
+        found: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.readings: Readings = treated(found, plan.cleaning)
+        self.findings = findings_in(found, plan.cleaning, prefix="")  # for the owner's eyes
 
     @property
     def step(self) -> int:
