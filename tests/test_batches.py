@@ -16,13 +16,15 @@ from cnfgnn.config_file import dump
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.federation.serving import settings_of
 from cnfgnn.performing import perform
 from cnfgnn.runs import Run
 from cnfgnn.simulation import simulate
 from cnfgnn.training import train
 from cnfgnn.writing import write_folder
 from tests.commands import Unobserved, said
-from tests.conftest import network, small
+from tests.conftest import network, server, small
+from tests.transports.test_flare import GROUPS, Wires, federated
 
 SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embedding=2", "--device=cpu"]
 
@@ -181,3 +183,17 @@ def test_cut_minibatches_hold_every_window_once() -> None:
     batches = experiment.owners[0][1].client_batches
     drawn = torch.cat([batches[draw] for draw in batches.epoch(1, 0)])
     assert np.array_equal(np.sort(drawn.numpy()), np.arange(experiment.windows.count("train")))
+
+
+def test_the_server_of_a_federation_cuts_defaults_by_the_windows_that_sites_report() -> None:
+    data, large = network(), {"training.client_batch": 500, "training.server_batch": 500}
+    config = small("at-fedavg", **large)
+    sent = Config().with_changes(settings_of(config)).with_given(sorted(config.given))  # as a task carries it
+    with pytest.raises(ConfigError, match="minibatches of 500 need more than the 89 training windows"):
+        federated(wires := Wires(data, sent), wires.transport())
+    wires = Wires(data, sent.with_given(()))
+    one, two = federated(wires, wires.transport()), simulate(data, config.with_given(()), groups=GROUPS)
+    assert one.config.training.client_batch == one.config.training.server_batch == 89
+    for experiment in (one, two):
+        server(experiment).round(1)
+    torch.testing.assert_close(server(one).score("test"), server(two).score("test"), rtol=0, atol=1e-9)
