@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from cnfgnn.errors import (
     StorageError,
 )
 from cnfgnn.evaluation import Errors, Scores
-from cnfgnn.forecasting import evaluate_run, forecast_run, own_data
+from cnfgnn.forecasting import doubts, evaluate_run, forecast_run, own_data
 from cnfgnn.models.gru import Loss
 from cnfgnn.running import Unwatched, Watcher, carry_on, watched
 from cnfgnn.runs import Run
@@ -86,9 +87,16 @@ def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = 
 
 @caller_settings_restored()
 def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
-    """The readings that follow the last ones: a row per step ahead, a column per sensor (t n)."""
+    """The readings that follow the last ones: a row per step ahead, a column per sensor (t n).
+
+    Readings far outside those of training give a UserWarning.
+    """
     opened = _opened(run)
-    return forecast_run(opened, data or own_data(opened))
+    readings = data or own_data(opened)
+    frame = forecast_run(opened, readings)
+    for doubt in doubts(opened, readings):
+        warnings.warn(str(doubt), stacklevel=2)
+    return frame
 
 
 def _opened(run: Run | str | Path) -> Run:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,7 @@ from cnfgnn.own_process import end_with_parent, keep_freed_memory
 
 if TYPE_CHECKING:
     from cnfgnn.data.dataset import Dataset
+    from cnfgnn.data.quality import Finding
     from cnfgnn.runs import Run
 
 app = typer.Typer(
@@ -85,6 +87,7 @@ def train(
     08:05, then one per sensor, empty where missing) and sensors.csv (id, latitude, longitude) or edges.csv
     (from, to, weight or distance). `cnfgnn settings` lists what --set and --config can change.
     """
+    from cnfgnn.data.quality import findings
     from cnfgnn.data.source import open_data
     from cnfgnn.running import carry_on, scores_as_dict
     from cnfgnn.runs import Run
@@ -101,6 +104,7 @@ def train(
         settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
         readings = open_data(settings)
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
+        _say(findings(readings, settings.data))
     if run.finished:
         print(f"{run.folder} is finished: cnfgnn evaluate {run.folder}", file=sys.stderr)
         return
@@ -167,11 +171,13 @@ def forecast(
         raise ConfigError("--out", f"{out.name!r} has no such ending", [".csv", ".parquet"])
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
-    from cnfgnn.forecasting import forecast_run
+    from cnfgnn.forecasting import doubts, forecast_run
     from cnfgnn.runs import Run
 
     opened = Run.open(run)
-    frame = forecast_run(opened, _data_of(opened, data))
+    readings = _data_of(opened, data)
+    frame = forecast_run(opened, readings)
+    _say(doubts(opened, readings))
     is_csv = out.suffix == ".csv"
     write_whole(out, frame.to_csv(float_format="%.4f").encode() if is_csv else frame.to_parquet())
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
@@ -232,6 +238,12 @@ def methods() -> None:
         yes_no = ["yes" if flag else "no" for flag in (method.federated, method.inductive)]
         table.add_row(method.name + alias, method.label, ", ".join(method.sizes), *yes_no)
     terminal.out().print(table)
+
+
+def _say(found: Iterable[Finding]) -> None:
+    """What a person should know about the readings, beside what the command prints."""
+    for finding in found:
+        print(f"note: {finding}", file=sys.stderr, flush=True)
 
 
 def _data_of(run: Run, data: Path | None) -> Dataset:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from cnfgnn import terminal
+from cnfgnn import config_file, terminal
+from cnfgnn.cli_settings import ChangesOption
+from cnfgnn.config import Config, DataConfig
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.files import make_folder
 
 if TYPE_CHECKING:
     from cnfgnn.data.dataset import Dataset
+    from cnfgnn.data.readings import Readings
 
 data_app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Look at data, or make them."
@@ -24,26 +28,35 @@ data_app = typer.Typer(
 @data_app.command()
 def describe(
     path: Annotated[Path, typer.Argument(help="A file or folder of readings.")],
+    changes: ChangesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is in a data set: sensors, span, step, what is missing, edges, windows."""
+    """Say what is in a data set: sensors, span, step, what is missing, edges, windows, what looks wrong."""
     from cnfgnn.data.folder import load
+    from cnfgnn.data.quality import findings
 
-    facts = described(load(path))
+    settings = Config().with_changes(dict(config_file.parse_change(text) for text in changes or [])).data
+    data = load(path)
+    facts, found = described(data, settings), findings(data, settings)
     if as_json:
-        print(json.dumps(facts))
+        print(json.dumps(facts | {"findings": [asdict(finding) for finding in found]}))
         return
     table = Table(show_header=False)
     for name, value in facts.items():
         shown = f"{value:.2%}" if name.startswith("missing") and isinstance(value, float) else value
         table.add_row(name.replace("_", " "), "-" if shown is None else str(shown))
     terminal.out().print(table)
+    for finding in found:
+        print(f"note: {finding}")
 
 
-def described(data: Dataset) -> dict[str, Any]:
-    """The facts of a data set, by name; windows of 12 + 12 steps, 70 / 10 / 20 %, that some sensor has."""
+def described(data: Dataset, settings: DataConfig) -> dict[str, Any]:
+    """The facts of a data set as a run takes it, by name; windows are those that some sensor has."""
     import numpy as np
 
+    from cnfgnn.data.quality import treated_data
+
+    data = treated_data(data, settings)
     readings, graph = data.readings, data.graph
     known = readings.values[~readings.missing]
     share = readings.missing.mean(axis=0)
@@ -63,22 +76,33 @@ def described(data: Dataset) -> dict[str, Any]:
         "edges_between_sensors": graph.edges - graph.loops,
         "edges_to_itself": graph.loops,
         "positions": "yes" if readings.positions is not None else "no",
-        **_windows(data),
+        **_where(readings),
+        **_windows(data, settings),
     }
 
 
-def _windows(data: Dataset) -> dict[str, int]:
+def _where(readings: Readings) -> dict[str, list[float]]:
+    """From where to where the sensors are: whoever knows the place sees whether the columns are swapped."""
+    if readings.positions is None:
+        return {}
+    ends = zip(readings.positions.min(axis=0), readings.positions.max(axis=0), strict=True)
+    latitude, longitude = ([round(float(low), 4), round(float(high), 4)] for low, high in ends)
+    return {"latitude_from_to": latitude, "longitude_from_to": longitude}
+
+
+def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
     from cnfgnn.algorithm.series import Series
     from cnfgnn.data.windows import SPLITS, Windows
 
+    plan = (settings.history, settings.horizon, settings.shares, data.readings.source)
     try:
-        windows = Windows.of(len(data.readings.times), source=data.readings.source)
+        windows = Windows.of(len(data.readings.times), *plan)
     except DataError:  # too few to train on may still be enough for a forecast
         return {f"{split}_windows": 0 for split in SPLITS}
     series = Series.of(data.readings)
     counts = {}
     for split in SPLITS:
-        has = series.has(windows.starts[split], windows, "masked")
+        has = series.has(windows.starts[split], windows, settings.missing)
         counts[f"{split}_windows"] = int(has.any(axis=0).sum())
     return counts
 

@@ -230,7 +230,8 @@ def train(
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None)
         check_federated(settings)
-        task = Task("train", name or _new_name(settings), settings=settings_of(settings), wait=wait)
+        chosen = {"settings": settings_of(settings), "given": sorted(settings.given)}
+        task = Task("train", name or _new_name(settings), wait=wait, **chosen)
     try:
         result = _performed(kit, task)
     except KeyboardInterrupt:

@@ -36,10 +36,11 @@ def resolve(
     from_file.pop("method", None)
     size = node_size or from_file.get("size", "63k")
     from_file.pop("size", None)
-    settings = preset(name, size, like_of(like)).with_changes(
-        from_file
-    )  # what a file says must hold by itself
-    wanted: dict[str, Any] = from_file | dict(config_file.parse_change(text) for text in changes)
+    defaults = preset(name, size, like_of(like))
+    settings = defaults.with_changes(from_file)  # what a file says must hold by itself
+    # `cnfgnn settings` writes files that name every setting: what stands there as it was is nobody's choice
+    chosen = [key for key in from_file if settings.setting(key) != defaults.setting(key)]
+    wanted: dict[str, Any] = dict(config_file.parse_change(text) for text in changes)
     for fixed in ("method", "size"):
         if fixed in wanted:
             raise ConfigError(fixed, f"give it as --{fixed}, because other settings follow from it")
@@ -49,7 +50,7 @@ def resolve(
         wanted["seed"] = seed
     if device is not None:
         wanted["compute.device"] = device
-    return settings.with_changes(wanted)
+    return settings.with_given(chosen).with_changes(wanted)
 
 
 def like_of(name: str | None) -> Like | None:

@@ -18,6 +18,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.evaluation import Errors
 from cnfgnn.runs import Run
+from cnfgnn.simulation import fit_batches
 
 # where a run's readings lie, where it computes and how long it may take do not make it another run
 CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
@@ -227,13 +228,20 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
     if config.training.schedule == "cosine":  # how long it may take decides how fast it learns
         keys.remove("training.rounds")
     circumstances = {key: config.setting(key) for key in keys}
-    if run.config.with_changes(circumstances) != config:
+    if run.config.with_changes(circumstances) not in (config, _settled(config, run)):
         raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
     try:
         run.check_same_data(data)
     except DataError as error:
         raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
     return run
+
+
+def _settled(config: Config, run: Run) -> Config:
+    """What a run that has begun made of these settings: minibatches fit the windows it found."""
+    if run.manifest["events"] == 0:
+        return config
+    return fit_batches(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
 
 
 def _clear_beginning(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -28,6 +28,10 @@ class DataConfig:
     horizon: int = 12
     shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
     missing: Missing = "masked"
+    missing_value: tuple[float, ...] = ()  # numbers that stand for "missing", such as -999
+    outliers: Literal["missing", "keep"] = (
+        "missing"  # readings absurdly far from all others (data/quality.py)
+    )
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class TrainingConfig:
     patience: int = 20  # rounds without a better validation loss before stopping
     client_rounds: int = 1  # R_c
     server_rounds: int = 1  # R_s
-    client_batch: int = 128  # windows, at most as many as train
+    client_batch: int = 128  # windows; a default is cut to as many as train, a value you give is refused
     server_batch: int = 48
     client_lr: float = 1e-3
     server_lr: float = 1e-3
@@ -104,14 +108,27 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    # not a setting: the keys that somebody chose. What nobody chose may adapt to the data.
+    given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def with_changes(self, changes: Mapping[str, Any]) -> Config:
         """A copy with other values: {"training.rounds": 3, "seed": 2}; refuses keys that do not exist."""
         config: Any = self
         for key, value in changes.items():
             config = _changed(config, key, key.split("."), value)
+        config = dataclasses.replace(config, given=self.given | changes.keys())
         config.check()
         return config  # type: ignore[no-any-return]
+
+    def with_given(self, keys: Iterable[str]) -> Config:
+        """The same settings, of which somebody chose those of `keys` and no others."""
+        return dataclasses.replace(self, given=frozenset(keys))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every setting by its name, and each section as a dict of its own."""
+        settings = dataclasses.asdict(self)
+        del settings["given"]
+        return settings
 
     def setting(self, key: str) -> Any:
         """The value of a dotted key that exists."""
@@ -180,7 +197,7 @@ def _at_least(least: float, key: str, value: float) -> None:
 
 
 def _changed(section: Any, key: str, path: list[str], value: Any) -> Any:
-    names = [f.name for f in dataclasses.fields(section)]
+    names = [f.name for f in dataclasses.fields(section) if f.name != "given"]
     if path[0] not in names:
         raise ConfigError(key, f"there is no setting {path[0]!r}", names)
     old = getattr(section, path[0])
@@ -201,11 +218,13 @@ def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
     choices = get_args(kind)
     if isinstance(old, tuple):
         items = tuple(value) if isinstance(value, list | tuple) else None
+        if choices[-1] is Ellipsis and _is_number(value):
+            items = (value,)  # a list of one
         if items is None or not all(_is_number(item) for item in items):
             raise ConfigError(key, f"takes a list of numbers, not {value!r}")
         if choices[-1] is not Ellipsis and len(items) != len(choices):
             raise ConfigError(key, f"takes {len(choices)} numbers, not {len(items)}")
-        return tuple(_cast(key, choices[0], old[0], item) for item in items)
+        return tuple(_cast(key, choices[0], choices[0](), item) for item in items)
     if isinstance(old, str):
         if choices and value not in choices:
             raise ConfigError(key, f"cannot be {value!r}", choices)

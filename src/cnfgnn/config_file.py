@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from collections.abc import Mapping
@@ -17,13 +16,11 @@ def dump(config: Config) -> str:
     """Every setting of a configuration, top level first, then a section each."""
     lines: list[str] = []
     sections: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            rows = [f"{f.name} = {_value(getattr(value, f.name))}" for f in dataclasses.fields(value)]
-            sections += ["", f"[{field.name}]", *rows]
+    for name, value in config.as_dict().items():
+        if isinstance(value, dict):
+            sections += ["", f"[{name}]", *(f"{key} = {_value(item)}" for key, item in value.items())]
         else:
-            lines.append(f"{field.name} = {_value(value)}")
+            lines.append(f"{name} = {_value(value)}")
     return "\n".join([*lines, *sections, ""])
 
 

@@ -30,8 +30,8 @@ class ConfigError(CnfgnnError):
 
     def __init__(self, key: str, problem: str, valid: Iterable[object] = ()) -> None:
         choices = ", ".join(str(choice) for choice in valid)
-        super().__init__(f"{key}: {problem}" + (f" (valid: {choices})" if choices else ""))
-        self.key = key
+        self.key, self.problem = key, problem + (f" (valid: {choices})" if choices else "")
+        super().__init__(f"{key}: {self.problem}")
 
 
 class DataError(CnfgnnError):

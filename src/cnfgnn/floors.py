@@ -12,6 +12,7 @@ from torch import Tensor
 from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.config import DataConfig, Missing
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import treated
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.evaluation import Scores
 
@@ -59,7 +60,7 @@ def _ratio(
 
 
 def _prepared(data: Dataset, config: DataConfig) -> tuple[Series, Windows, Prepared]:
-    series = Series.of(data.readings)
+    series = Series.of(treated(data.readings, config))
     windows = Windows.of(len(data.readings.times), config.history, config.horizon, config.shares, data.name)
     scaler = Scaler.of(torch.from_numpy(series.moments(windows, config.missing)))
     prepared = Prepared(series, scaler, config.missing, windows, torch.float64, torch.device("cpu"))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import Finding, out_of_range, treated
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data, step_seconds
 from cnfgnn.data.windows import Split, Windows
@@ -91,6 +92,24 @@ def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
         ahead.readings.times[rows:], name="time", tz="UTC" if data.readings.utc else None
     )
     return pd.DataFrame(values.T.numpy(), index=times, columns=list(data.readings.ids))
+
+
+def doubts(run: Run, data: Dataset) -> tuple[Finding, ...]:
+    """Why forecasts from the newest readings may be nonsense: they lie far outside those of training.
+
+    A run that was begun before ranges were kept, or by a federation, knows none, and nothing is found.
+    """
+    try:
+        about = run.events()[0]["data"]
+        kept = about.get("ranges") or []
+        ranges = {sensor: range_ for sensor, range_ in zip(about["sensors"], kept, strict=False) if range_}
+        ranges = {sensor: (float(low), float(high)) for sensor, (low, high) in ranges.items()}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(run.folder, "its events are damaged") from error
+    used = treated(data.readings, run.config.data)
+    last = slice(len(used.times) - run.config.data.history, None)
+    newest = replace(used, times=used.times[last], values=used.values[last], missing=used.missing[last])
+    return out_of_range(newest, ranges, run.scaler.std)
 
 
 def _own_weights(run: Run, readings: Readings) -> Params:

@@ -20,7 +20,7 @@ from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.own_process import PARENT
 from cnfgnn.running import Watcher, carry_on
 from cnfgnn.runs import Run
-from cnfgnn.simulation import check_batches
+from cnfgnn.simulation import fit_batches
 
 POLL_S = 0.2  # how often processes are asked whether they have ended
 DOCUMENTED = range(2, 7)  # exit codes of what a person can mend
@@ -53,7 +53,7 @@ def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: i
     for case in cases:  # all of them before the first is begun
         d = case.config.data
         windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
-        check_batches(case.config, method_of(case.method), windows.count("train"))
+        fit_batches(case.config, method_of(case.method), windows.count("train"))
     lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in cases]
     for case, runs in lines:
         for run in runs:

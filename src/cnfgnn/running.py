@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.config import DataConfig
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.evaluation import Scores
@@ -61,7 +63,7 @@ def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
     def set_up() -> Experiment:
         return simulate(data, run.config, store=run.store, tick=watcher.tick)
 
-    return carry(run, set_up, lambda: _about(data), watcher)
+    return carry(run, set_up, lambda: _about(data, run.config.data), watcher)
 
 
 def carry(
@@ -80,6 +82,7 @@ def carry(
             if run.manifest["events"] == 0:
                 run.append("start", **_start(experiment, about()))
                 run.commit(progress, experiment.scaler)
+            run.settle(experiment.config)
         except CnfgnnError:
             run.discard_if_unused()
             raise
@@ -142,7 +145,7 @@ def _trained(
     return watched(experiment, progress, watcher, keep, on_phase)
 
 
-def _about(data: Dataset) -> dict[str, Any]:
+def _about(data: Dataset, config: DataConfig) -> dict[str, Any]:
     readings, graph = data.readings, data.graph
     return {
         "name": data.name,
@@ -153,6 +156,8 @@ def _about(data: Dataset) -> dict[str, Any]:
         "rows": len(readings.times),
         "missing": float(readings.missing.mean()),
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
+        "ranges": training_ranges(readings, config),
+        "findings": list(findings(data, config)),
     }
 
 
@@ -161,7 +166,7 @@ def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
     return {
         "version": __version__,
         "torch": torch.__version__,
-        "config": asdict(experiment.config),
+        "config": experiment.config.as_dict(),
         "data": about,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),

@@ -18,7 +18,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from cnfgnn.evaluation import Errors
 from cnfgnn.storage import FolderStore, make_folder, write_whole
 from cnfgnn.training import Phase, Progress, Round
 
+# what a run did that was begun before there was a setting for it
+BEFORE: Mapping[str, Any] = {"data.outliers": "keep"}
 FORMAT = 1  # of the folder; a run of a higher one was written by a newer version
 
 
@@ -86,7 +88,8 @@ class Run:
         if not isinstance(form, int) or form > FORMAT:
             raise RunError(folder, f"was written by a newer version (format {form}, this one reads {FORMAT})")
         try:
-            config = Config().with_changes(config_file.read_changes(folder / "config.toml"))
+            settings = {**BEFORE, **config_file.read_changes(folder / "config.toml")}
+            config = Config().with_changes(settings).with_given(())
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
         run = cls(folder, config, manifest)
@@ -227,6 +230,12 @@ class Run:
             "finished": finished,
         }
         self._write_manifest()
+
+    def settle(self, config: Config) -> None:
+        """Keep the settings that the data allow: a default minibatch may have been too large for them."""
+        if config != self.config:
+            write_whole(self.folder / "config.toml", config_file.dump(config).encode())
+        self.config = config
 
     def discard_if_unused(self) -> None:
         """A run begun in this process that came to nothing leaves nothing; what was there before it stays."""

@@ -27,7 +27,8 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config import Config, TrainingConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
-from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.data.quality import treated_data
+from cnfgnn.data.windows import SPLITS, Windows, check_splits
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
@@ -96,6 +97,7 @@ def simulate(
     A trained model is taken up again with the `scaler` it was trained with, on any `windows`.
     """
     method = check_method(config)
+    data = treated_data(data, config.data)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(data.readings.ids))
@@ -115,7 +117,7 @@ def simulate(
         alone = owners[0] if len(owners) == 1 else None
         experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler, alone)
         return replace(experiment, owners=owners)
-    _, windows, scaler, _ = _agree(transport, windows, config, method, None, data.name, scaler)
+    config, _, windows, scaler, _ = _agree(transport, windows, config, method, None, data.name, scaler)
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
     strategy = Pooled(owners[0][1], edges, learner, config.training, store("server"))
@@ -146,7 +148,7 @@ def federate(
             "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
         )
     compute = Compute.of(config.compute)
-    everyone, windows, scaler, keeping = _agree(
+    config, everyone, windows, scaler, keeping = _agree(
         transport, windows, config, method, seen, name, scaler, keeping
     )
     nodes, train_graph = everyone, graph
@@ -180,8 +182,10 @@ def _agree(
     name: str,
     scaler: Scaler | None,
     keeping: Keeping | None = None,
-) -> tuple[Nodes, Windows, Scaler, Keeping]:
+) -> tuple[Config, Nodes, Windows, Scaler, Keeping]:
     """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
+    if scaler is None:
+        check_splits(windows, config.data.shares, name)
     everyone = Nodes(transport)
     moments, has = everyone.census(windows, config.data.missing)
     training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
@@ -194,7 +198,7 @@ def _agree(
             kind = "training" if split == "train" else split
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:
-        check_batches(config, method, windows.count("train"))
+        config = fit_batches(config, method, windows.count("train"))
         scaler = Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
@@ -203,21 +207,27 @@ def _agree(
         keeping = _keeping(config, method, compute, transport, training, windows.count("train"))
     everyone.prepare(_settings(config, keeping.how), scaler.mean, scaler.std, windows)
     everyone.flush()
-    return everyone, windows, scaler, keeping
+    return config, everyone, windows, scaler, keeping
 
 
-def check_batches(config: Config, method: Method, windows: int) -> None:
-    """Refuse a minibatch that there are too few windows for: its size would not be what the settings say."""
+def fit_batches(config: Config, method: Method, windows: int) -> Config:
+    """The settings with minibatches of at most as many windows as there are to train on.
+
+    Defaults and published sizes are cut to that. A larger size that somebody gave is refused: the run would
+    not be what was asked for.
+    """
     used = []
     if method.strategy != "split":
         used.append(("training.client_batch", config.training.client_batch))
     if method.graph_network and method.federated:
         used.append(("training.server_batch", config.training.server_batch))
     for key, size in used:
-        if size > windows:
+        if size > windows and key in config.given:
             raise ConfigError(
                 key, f"minibatches of {size} need more than the {windows} training windows: at most {windows}"
             )
+    fitting = {key: windows for key, size in used if size > windows}
+    return config.with_changes(fitting).with_given(config.given) if fitting else config
 
 
 def _keeping(

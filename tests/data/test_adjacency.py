@@ -231,6 +231,10 @@ def test_positions_are_found_by_name_or_order(tmp_path, content):
 
 BAD_SENSORS = {
     "beyond the pole": ("id,lat,lon\na,91,0\n", "row 2, column 'latitude': '91' is not in -90 .. 90"),
+    "swapped": (
+        "id,lat,lon\na,-118.2,34.1\n",
+        "'-118.2' is not in -90 .. 90: are latitude and longitude swap",
+    ),
     "beyond the date line": (
         "id,lat,lon\na,1,181\n",
         "row 2, column 'longitude': '181' is not in -180 .. 180",

@@ -14,14 +14,18 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.federation.checking import check_site
+from cnfgnn.federation.kits import make_kits, read_site
 from cnfgnn.federation.own_readings import OwnReadings
-from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.project import SitePlan, read_project
+from cnfgnn.federation.serving import check_federated
 from cnfgnn.federation.spans import Span, span_of
 from cnfgnn.simulation import simulate
 from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.flare.answering import Answering, Terms
 from cnfgnn.writing import write_folder
 from tests.conftest import network, server, small
+from tests.federation.parties import write_project
 from tests.transports.test_flare import GROUPS, Wires, federated
 
 KEPT = ((0, 150), (20, 110), (40, 150))  # the rows that each site has
@@ -110,3 +114,53 @@ def test_a_site_must_say_where_its_readings_are_and_have_its_sensors(tmp_path: P
         OwnReadings(SitePlan("north", ("s0", "s9"), str(tmp_path)), tmp_path)
     with pytest.raises(DataError, match="no such file or folder"):
         OwnReadings(SitePlan("north", ("s0",), str(tmp_path / "nowhere")), tmp_path)
+
+
+def test_a_site_takes_absurd_readings_for_missing_unless_it_says_otherwise(tmp_path: Path) -> None:
+    data = network(n=2, dropout=0.0)
+    values = data.readings.values.copy()
+    values[70, 1], values[::10, 0] = 99999, -999
+    write_folder(replace(data, readings=replace(data.readings, values=values)), tmp_path)
+    (tmp_path / "local").mkdir()
+    toml = 'name = "a"\nsensors = ["s0", "s1"]\nreadings = "readings.csv"\n'
+
+    def missing(more: str) -> list[int]:
+        (tmp_path / "local" / "site.toml").write_text(toml + more)
+        own = OwnReadings(read_site(tmp_path), tmp_path)
+        terms = Terms(own.first, own.step, 150, "fp64", "run")
+        assert np.array_equal(own.series(terms).missing, own.readings.missing.T)
+        return own.readings.missing.sum(axis=0).tolist()
+
+    assert missing("") == [0, 1]
+    assert missing('outliers = "keep"\nmissing_value = -999') == [15, 0]
+    assert missing("missing_value = [-999, 99999]") == [15, 1]
+    with pytest.raises(ConfigError, match=r"site.toml: outliers: cannot be 'drop' \(valid: missing, keep\)"):
+        missing('outliers = "drop"')
+
+
+def test_the_server_cannot_decide_which_readings_of_a_site_are_missing() -> None:
+    for change in ({"data.outliers": "keep"}, {"data.missing_value": [-999]}):
+        with pytest.raises(ConfigError, match=r"each site says .* in its local/site.toml"):
+            check_federated(small("at-fedavg", **change))
+    check_federated(small("at-fedavg"))
+
+
+def test_check_says_at_the_site_what_looks_wrong_with_its_readings(tmp_path: Path) -> None:
+    made = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["south"]
+    data = network(n=3, rows=200, dropout=0.0)
+    values = data.readings.values.copy()
+    values[70, 1], values[::10, 2] = 99999, -999
+    write_folder(replace(data, readings=replace(data.readings, values=values)), tmp_path)
+    toml = made / "local" / "site.toml"
+    toml.write_text(f'name = "south"\nsensors = ["s2", "s1"]\nreadings = "{tmp_path / "readings.csv"}"\n')
+    lines = check_site(made)
+    told = [next(lines) for _ in range(6)]  # what is left needs the server
+    assert told[3].startswith(
+        "note: sensor s1: 1 reading of 99999 at 2024-01-01T05:50:00 is treated as missing"
+    )
+    assert told[4].startswith("note: sensor s2: -999 occurs 20 times")
+    assert told[4].endswith("set missing_value=-999")
+    assert told[5] == f"note: missing_value and outliers are set in {toml}"
+    toml.write_text(f"{toml.read_text()}missing_value = -999\n")
+    notes = [line for line, _ in zip(check_site(made), range(5), strict=False) if line.startswith("note: ")]
+    assert len(notes) == 2

@@ -191,7 +191,7 @@ def preset(
             published |= method.metr_la_727k if like == "metr-la" else method.pems_bay_727k
         if inductive:
             published |= INDUCTIVE if method.name == "at-fedavg" else {"training.patience": 20}
-    return Config().with_changes({**changes, **published, **method.beyond})
+    return Config().with_changes({**changes, **published, **method.beyond}).with_given(())
 
 
 def check_method(config: Config) -> Method:

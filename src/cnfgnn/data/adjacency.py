@@ -45,9 +45,13 @@ def read_positions(path: Path) -> dict[str, tuple[float, float]]:
         sensor = fields[place["id"]]
         if sensor in positions:
             raise DataError(path, f"sensor {shown(sensor)} occurs twice", row=line)
+        latitude, longitude = fields[place["latitude"]], fields[place["longitude"]]
+        if abs(number(longitude) or 0) < 90 < abs(number(latitude) or 0) <= 180 and number(longitude):
+            problem = f"{shown(latitude)} is not in -90 .. 90: are latitude and longitude swapped?"
+            raise DataError(path, problem, row=line, column="latitude")
         positions[sensor] = (
-            _bounded(fields[place["latitude"]], -90, 90, path, line, "latitude"),
-            _bounded(fields[place["longitude"]], -180, 180, path, line, "longitude"),
+            _bounded(latitude, -90, 90, path, line, "latitude"),
+            _bounded(longitude, -180, 180, path, line, "longitude"),
         )
     if not positions:
         raise DataError(path, "there is nothing below the header")

@@ -62,16 +62,53 @@ class Windows:
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
             raise ConfigError("data.shares", f"three shares that add up to 1, not {shares}")
         total = rows - history - horizon + 1
-        train = round(total * shares[0])
-        test = min(round(total * shares[2]), total - train)  # both may round up
+        train, test = _sizes(total, shares)
         if total < 1 or train < 1:
             raise DataError(
                 source,
                 f"{rows} rows leave no training windows of {history} + {horizon} steps"
-                f" (at least {history + horizon} rows are needed)",
+                f"{_remedy(history, horizon, shares)}",
             )
         cuts = {"train": (0, train), "validation": (train, total - test), "test": (total - test, total)}
         return cls({s: np.arange(*cuts[s], dtype=np.int64) for s in SPLITS}, history, horizon)
+
+
+def fewest_rows(history: int, horizon: int) -> int:
+    """How many rows leave a window to train on, one to validate with and one to test."""
+    return history + horizon - 1 + len(SPLITS)
+
+
+def check_splits(windows: Windows, shares: tuple[float, float, float], source: str) -> None:
+    """Refuse windows that leave a split empty, because nothing could be trained, chosen or judged."""
+    for split, kind in zip(SPLITS, ("training", "validation", "test"), strict=True):
+        if windows.count(split) == 0:
+            rows = max((int(s[-1]) for s in windows.starts.values() if len(s)), default=0) + windows.length
+            steps = f"{windows.history} + {windows.horizon} steps"
+            remedy = _remedy(windows.history, windows.horizon, shares)
+            raise DataError(source, f"{rows} rows leave no {kind} windows of {steps}{remedy}")
+
+
+def _sizes(total: int, shares: tuple[float, float, float]) -> tuple[int, int]:
+    """Of so many windows, those that train and those that test; the others validate.
+
+    Among a handful of windows a share may round to none: it gets one of the largest split's.
+    """
+    train = round(total * shares[0])
+    test = min(round(total * shares[2]), total - train)  # both may round up
+    counts = [train, total - train - test, test]
+    if total >= len(SPLITS):
+        for split, share in enumerate(shares):
+            if share > 0 and counts[split] == 0:
+                counts[counts.index(max(counts))] -= 1
+                counts[split] = 1
+    return counts[0], counts[2]
+
+
+def _remedy(history: int, horizon: int, shares: tuple[float, float, float]) -> str:
+    if min(shares) <= 0:
+        return ": give each of the three data.shares more than 0"
+    fewest = fewest_rows(history, horizon)
+    return f": at least {fewest} rows are needed, or a smaller data.history or data.horizon"
 
 
 def observed_windows(

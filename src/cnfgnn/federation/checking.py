@@ -8,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 
+from cnfgnn.config import DataConfig
+from cnfgnn.data.windows import fewest_rows
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.handshake import ask
 from cnfgnn.federation.kits import kind, read_site
-from cnfgnn.federation.own_readings import FEWEST_ROWS, OwnReadings
+from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.site_status import copy_problem, noted_process, standing_problem
 from cnfgnn.federation.spans import lasting, shown_time
 from cnfgnn.transports.flare.limits import MOST_CLOCK_DIFFERENCE
 
+FEWEST_ROWS = fewest_rows(DataConfig.history, DataConfig.horizon)  # time steps, by default settings
 MOST_MISSING = 0.95
 
 
@@ -41,6 +44,10 @@ def check_site(kit: Path) -> Iterator[str]:
     if share[worst] > MOST_MISSING:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
     yield f"missing: {missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
+    for finding in own.findings:
+        yield f"note: {finding}"
+    if own.findings:
+        yield f"note: missing_value and outliers are set in {kit / 'local' / 'site.toml'}"
     yield _clock(own)
     for warning in check_valid(kit):
         yield f"warning: {warning}"

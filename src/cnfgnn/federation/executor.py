@@ -67,6 +67,8 @@ class SiteNodes:
             for warning in self.own.warnings():
                 logging.getLogger(__name__).warning(warning)
             self.problem = ""
+            for finding in self.own.findings:
+                logging.getLogger(__name__).warning("%s", finding)  # in the site's own log
         except ConfigError as problem:
             self.problem = str(problem)
         except Exception as problem:  # it may quote what is in a file of readings, and that stays here

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config import Config
 from cnfgnn.config_file import read_toml
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
@@ -23,7 +24,8 @@ OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
-SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks")
+CLEANING_KEYS = ("missing_value", "outliers")  # settings of [data] that each site makes for itself
+SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", *CLEANING_KEYS)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 ISSUED = "issued.json"  # in the server's `startup`: the serial numbers of the sites' certificates
 PROGRAM_FILE = "program.txt"  # the Python that has cnfgnn, for `start.sh` where PATH does not lead to it
@@ -110,12 +112,23 @@ def read_site(kit: str | Path) -> SitePlan:
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
     device = str(content.get("device", "auto"))
+    cleaning = {f"data.{key}": content[key] for key in CLEANING_KEYS if key in content}
+    try:
+        data = Config().with_changes(cleaning).data
+    except ConfigError as problem:
+        raise ConfigError(f"{file}: {problem.key.removeprefix('data.')}", problem.problem) from None
     keep = content.get("keep_tasks", KEEP_TASKS)
     if type(keep) is not int or not 1 <= keep <= MOST_TASKS:
         raise ConfigError(f"{file}: keep_tasks", f"it must be a whole number from 1 to {MOST_TASKS}")
     memory = _memory(content.get("memory"), file)
     return SitePlan(
-        name, tuple(map(str, sensors)), readings or None, device=device, memory=memory, keep_tasks=keep
+        name,
+        tuple(map(str, sensors)),
+        readings or None,
+        device=device,
+        memory=memory,
+        keep_tasks=keep,
+        cleaning=data,
     )
 
 

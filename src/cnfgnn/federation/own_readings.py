@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from cnfgnn.algorithm.series import Series
 from cnfgnn.data.folder import load_readings
+from cnfgnn.data.quality import findings_in, treated
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.spans import FURTHEST_ZONE, old_for, shown_time
 from cnfgnn.transports.flare.answering import Terms
 
-FEWEST_ROWS = 100  # time steps, below which no training makes sense
+FEWEST_TOGETHER = 100  # rows that lie together: fewer, far from the rest, may be a mistake
 
 
 class OwnReadings:
@@ -38,7 +39,9 @@ class OwnReadings:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        self.readings: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        found: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.readings: Readings = treated(found, plan.cleaning)
+        self.findings = findings_in(found, plan.cleaning, prefix="")  # for the owner's eyes
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
         if not len(self.measured):
@@ -165,7 +168,7 @@ def lone(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         fewer, rest = kept[:place], kept[place:]
         if len(fewer) > len(rest):
             fewer, rest = rest, fewer
-        if holes[place - 1] <= len(rest) or len(fewer) >= FEWEST_ROWS:
+        if holes[place - 1] <= len(rest) or len(fewer) >= FEWEST_TOGETHER:
             break
         kept = rest
     alone = np.ones(len(rows), dtype=np.bool_)

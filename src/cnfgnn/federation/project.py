@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config import DataConfig
 from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.text import shown
@@ -49,6 +50,7 @@ class SitePlan:
     device: str = "auto"  # where its nodes compute: the site's own choice
     memory: int = 0  # bytes that its hidden states and embeddings may take; 0: half of what the device has
     keep_tasks: int = KEEP_TASKS  # of which it keeps the logs: the site's own choice too
+    cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing: likewise
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class Task:
     run: str  # the name of its folder in the server's kit
     token: str = ""  # by which the one who asked knows the status
     settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
+    given: Sequence[str] = ()  # those of them that somebody chose; the others may adapt to the data
     resume: bool = False
     wait: float = 60.0  # seconds for sites that are not there yet
     split: str = "test"
@@ -233,7 +234,7 @@ def _train(federation: Federation) -> dict[str, Any]:
         run = Run.open(federation.folder)
         federation.check_same(run)
     else:
-        config = Config().with_changes(task.settings)
+        config = Config().with_changes(task.settings).with_given(task.given)
         check_federated(config)
         span, apart = training_span(federation.spans)
         federation.warn(apart)
@@ -307,6 +308,10 @@ def check_federated(config: Config) -> None:
     method = check_method(config)
     if not method.federated:
         raise ConfigError("--method", f"{method.name} pools all readings: it cannot run on a federation")
+    for key in ("missing_value", "outliers"):
+        if f"data.{key}" in config.given:
+            problem = f"each site says which of its readings count as missing: {key} in its local/site.toml"
+            raise ConfigError(f"data.{key}", problem)
     if config.training.seen < 1:
         raise ConfigError("training.seen", "sensors that do not train are a study for the simulator")
 
@@ -370,5 +375,5 @@ def _about(federation: Federation, run: Run) -> dict[str, Any]:
 
 def settings_of(config: Config) -> dict[str, Any]:
     """A configuration as a task carries it."""
-    settings = flat(asdict(config))
+    settings = flat(config.as_dict())
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.series import SUMS
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import treated
 from cnfgnn.data.source import step_seconds
 from cnfgnn.errors import DataError
 from cnfgnn.forecasting import reopen
@@ -44,7 +45,7 @@ class Look:
 def look(run: Run, data: Dataset) -> Look:
     """Forecast the whole test split with the run's best weights; nothing of it travels over a verb."""
     experiment = reopen(run, data)
-    readings, windows = data.readings, experiment.windows
+    readings, windows = treated(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
         raise DataError(readings.source, "there are no test windows with readings")
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
             rounds=rounds,
             test=test,
             ledger=[item for item in ledger if item[0] != "recovery"],
-            settings=flat(plain(asdict(run.config))),
+            settings=flat(plain(run.config.as_dict())),
             fingerprint=run.data["fingerprint"],
             data={name: known[name] for name in ("name", "from", "to", "rows", "missing")},
             step_seconds=run.data["step_seconds"],
