@@ -168,7 +168,7 @@ class Judged(NamedTuple):
     """A sensor's validation error of the kind that was trained on: its sum, and of how many forecasts."""
 
     error: float
-    count: float
+    forecasts: float
 
 
 class Verdict(NamedTuple):
@@ -188,7 +188,9 @@ def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
         raise DivergedError(r_g)
     sensors = [Judged(*sums) for sums in scores.per_sensor(masked, kind).tolist()]
     missed = progress.missed or [0] * len(sensors)
-    progress.missed = [0 if one.count else so_far + 1 for one, so_far in zip(sensors, missed, strict=True)]
+    progress.missed = [
+        0 if one.forecasts else so_far + 1 for one, so_far in zip(sensors, missed, strict=True)
+    ]
     judged = scores.forecasts
     verdict = Verdict(True)
     if progress.best_errors:
@@ -215,15 +217,16 @@ def _verdict(now: Sequence[Judged], best: Sequence[Judged], missed: Sequence[int
     Where such sensors are the majority, this round is the best: the other was chosen by too few.
     """
     pairs = list(zip(now, best, strict=True))
-    waited_for = [row for row, (new, old) in enumerate(pairs) if old.count and not new.count]
+    waited_for = [row for row, (new, old) in enumerate(pairs) if old.forecasts and not new.forecasts]
     waited_for = [row for row in waited_for if missed[row] < GONE_AFTER]
     if waited_for:
         return Verdict(False, False, tuple(waited_for))
-    both = [(new, old) for new, old in pairs if new.count and old.count]
-    without = tuple(row for row, (new, old) in enumerate(pairs) if bool(new.count) != bool(old.count))
-    if 2 * len(both) < sum(bool(new.count) for new in now):
+    both = [(new, old) for new, old in pairs if new.forecasts and old.forecasts]
+    without = tuple(row for row, (new, old) in enumerate(pairs) if bool(new.forecasts) != bool(old.forecasts))
+    if 2 * len(both) < sum(bool(new.forecasts) for new in now):
         return Verdict(True, True, without)
     new_mean, old_mean = (
-        sum(one.error for one in side) / sum(one.count for one in side) for side in zip(*both, strict=True)
+        sum(one.error for one in side) / sum(one.forecasts for one in side)
+        for side in zip(*both, strict=True)
     )
     return Verdict(new_mean < old_mean, True, without)

@@ -13,7 +13,7 @@ import pytest
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
-from cnfgnn.federation.operating import STARTS_WITHIN, perform
+from cnfgnn.federation.operating import STARTS_WITHIN, connected_sites, perform
 from cnfgnn.federation.serving import Task, settings_of
 from cnfgnn.terminal_sites import SiteLines
 from cnfgnn.training import GONE_AFTER
@@ -95,6 +95,7 @@ def test_the_best_round_is_chosen_by_those_who_stayed(
 def test_a_task_is_given_up_in_time_where_no_site_answers_and_nothing_is_to_be_resumed(
     sites: Living, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sites.until(lambda: len(connected_sites(sites.server)) == len(SITES), "all are connected")
     parents = [processes.running(sites.kits[name]) for name in SITES]
     assert all(parents)
     task = Task("train", "never", settings=settings_of(config(2)), wait=5.0)
