@@ -126,6 +126,11 @@ def test_errors_that_nobody_reads_end_a_run_quietly(tmp_path: Path) -> None:
     assert (done.returncode, out.read_bytes()) == (141, b"")
 
 
+def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
+    done = run(*COMMAND, "data", "synthesize", "n" * 300, cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr.decode()) == (2, f"cnfgnn: {'n' * 300}: File name too long\n")
+
+
 def test_a_connection_that_breaks_is_not_taken_for_output_that_nobody_reads() -> None:
     code = """
 import socket, cnfgnn.__main__, cnfgnn.cli

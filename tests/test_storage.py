@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,23 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     write_whole(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StorageError, match=r"pipe: cannot be written \(it is a device or a pipe\)"):
+        write_whole(pipe, b"content")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+@pytest.mark.parametrize("name", [".", "folder", "n" * 300])
+def test_a_name_that_no_file_can_have_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=r"cannot be written \((it is a folder|File name too long)\)"):
+        write_whole(Path(name), b"content")
+    assert os.listdir(tmp_path) == ["folder"]

@@ -5,6 +5,7 @@ Commands import what they need when they run: --help has to wait neither for PyT
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -277,3 +278,8 @@ def main() -> None:
     except CnfgnnError as problem:
         print(f"cnfgnn: {problem}", file=sys.stderr)
         sys.exit(problem.exit_code)
+    except OSError as problem:
+        if problem.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"cnfgnn: {problem.filename}: {problem.strerror}", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)

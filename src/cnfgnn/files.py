@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from cnfgnn.errors import StorageError
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, rename: a reader finds the old file or the new one, never a part."""
+    """Write aside, flush to disk, rename: a reader finds the old file or the new one, never a part.
+
+    The rename would put a file in the place of whatever is there: a device or a pipe is refused.
+    """
+    if not path.name:  # as "." has none
+        raise StorageError(path, "it is a folder")
     aside = path.with_name(f".{path.name}.partial")
     try:
+        if path.exists() and not path.is_file():
+            raise StorageError(path, "it is a folder" if path.is_dir() else "it is a device or a pipe")
         with aside.open("wb") as file:
             file.write(content)
             file.flush()
@@ -19,7 +27,8 @@ def write_whole(path: Path, content: bytes) -> None:
         aside.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True) if aside.is_file() else None
+        with suppress(OSError):  # what could not be made cannot be removed
+            aside.unlink()
         raise StorageError(path, error) from error
 
 
