@@ -14,6 +14,8 @@ MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+Dates = Literal["auto", "day-first", "month-first"]
+Decimal = Literal["auto", "point", "comma"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class DataConfig:
     horizon: int = 12
     shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
     missing: Missing = "masked"
+    dates: Dates = "auto"  # how files write 01/02/2024; auto: as those days tell that can only be one of both
+    decimal: Decimal = "auto"  # how files write numbers; auto: as those tell that can only be one of both
+    timezone: str = ""  # of clock times, such as Europe/Paris or +01:00, which then become UTC; empty: kept
 
 
 @dataclass(frozen=True)

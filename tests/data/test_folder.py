@@ -122,9 +122,9 @@ BAD_FOLDERS = {
         {"sensors": "id,lat,lon\na,1,2\n"},
         "sensors.csv: sensor 'b' of the readings",
     ),
-    "unknown sender": ({"edges": EDGES + "z,a,1\n"}, "edges.csv, row 3: there is no sensor 'z'"),
-    "unknown receiver": ({"edges": "from,to,weight\na,z,1\n"}, "edges.csv, row 2: there is no sensor 'z'"),
-    "same edge": ({"edges": EDGES + "b,a,1\na,b,2\n"}, "edges.csv, row 4: the edge of row 2 occurs again"),
+    "unknown sender": ({"edges": EDGES + "z,a,1\n"}, "edges.csv, line 3: there is no sensor 'z'"),
+    "unknown receiver": ({"edges": "from,to,weight\na,z,1\n"}, "edges.csv, line 2: there is no sensor 'z'"),
+    "same edge": ({"edges": EDGES + "b,a,1\na,b,2\n"}, "edges.csv, line 4: the edge of line 2 occurs again"),
     "off the grid": (
         {"readings": READINGS + "2024-01-01 00:20,1,1\n2024-01-01 00:22,1,1\n"},
         "readings.csv, row 2024-01-01T00:22:00: this time is not a multiple of the 300 s step",

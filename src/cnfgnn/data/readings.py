@@ -25,7 +25,8 @@ class Readings:
                        (a zero in METR-LA and PEMS-BAY)
     positions  (n, 2)  latitude and longitude in degrees, or None
     source             where they come from, for messages
-    utc                whether times stated their zone and so became UTC; else they are as a clock showed them
+    utc                whether times are UTC, as their zone is known; else they are as a clock showed them
+    notes              what was understood beyond a plain file: how it is written, what was sorted or left out
     """
 
     times: npt.NDArray[np.datetime64]
@@ -35,6 +36,7 @@ class Readings:
     positions: npt.NDArray[np.float64] | None = None
     source: str = "readings"
     utc: bool = False
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
