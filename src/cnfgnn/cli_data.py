@@ -12,8 +12,10 @@ from rich.table import Table
 
 from cnfgnn import terminal
 from cnfgnn.algorithm.series import Series
+from cnfgnn.cli_settings import ReadingOption, reading_changes
+from cnfgnn.config import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.source import open_data
 from cnfgnn.data.synthetic import city
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import DataError, RunError
@@ -28,10 +30,11 @@ data_app = typer.Typer(
 @data_app.command()
 def describe(
     path: Annotated[Path, typer.Argument(help="A file or folder of readings.")],
+    changes: ReadingOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is in a data set: sensors, span, step, what is missing, edges, windows."""
-    facts = described(load(path))
+    """Say what is in a data set: sensors, span, step, what is missing, edges, windows, how it was read."""
+    facts = described(open_data(Config().with_changes(reading_changes(changes)), path))
     if as_json:
         print(json.dumps(facts))
         return
@@ -54,6 +57,7 @@ def described(data: Dataset) -> dict[str, Any]:
         "from": str(readings.times[0]),
         "to": str(readings.times[-1]),
         "times": "UTC" if readings.utc else "as in the file",
+        "understood": "; ".join(readings.notes) or None,
         "rows": len(readings.times),
         "step_minutes": float(minutes),
         "missing": float(readings.missing.mean()),

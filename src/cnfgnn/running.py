@@ -131,6 +131,7 @@ def _about(data: Dataset) -> dict[str, Any]:
         "to": str(readings.times[-1]),
         "rows": len(readings.times),
         "missing": float(readings.missing.mean()),
+        "understood": list(readings.notes),
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
     }
 

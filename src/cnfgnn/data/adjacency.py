@@ -161,11 +161,11 @@ def _rows(path: Path) -> tuple[Text, Row, list[Row]]:
 
 
 def understood(path: Path) -> tuple[str, ...]:
-    """What had to be found out to read a file of positions or edges, each with the file's name."""
+    """What had to be found out to read a file of positions or edges."""
     text, _, rows = _rows(path)
     decimal = _decimal(rows, range(1, len(rows[0][1]) if rows else 0), text.separator)
     notes = (*text.notes, *(("numbers with decimal commas",) if decimal == "," else ()))
-    return tuple(f"{path.name}: {note}" for note in notes)
+    return (f"{path.name}: {', '.join(notes)}",) if notes else ()
 
 
 def _decimal(rows: Sequence[Row], columns: Iterable[int], separator: str) -> str:

@@ -64,7 +64,7 @@ def _header(text: Text) -> Layout:
     if len(names) < 2:
         problem = "a column of times and one per sensor are needed, with commas, semicolons or tabs between"
         raise DataError(text.path, f"{problem}, like time,a,b", line=1)
-    layout = layout_of(names, first, text.path)
+    layout = layout_of(names, first[: len(names)], text.path)
     if any(is_time(names[place]) for place in layout.time):
         raise DataError(text.path, NO_HEADER, line=1)
     for place, name in enumerate(names):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta, timezone, tzinfo
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
-from cnfgnn.config import DataConfig, Dates, Decimal
+from cnfgnn.config import Dates, Decimal
 from cnfgnn.errors import ConfigError
 
 OFFSET = re.compile(r"([+-])(\d\d):([0-5]\d)", re.A)
@@ -25,17 +25,15 @@ class ReadingOptions:
     dates: Dates = "auto"
     decimal: Decimal = "auto"
     timezone: str = ""
-    place: Literal["settings", "site.toml"] = "settings"
+    place: str = field(
+        default="", compare=False
+    )  # the site.toml that they stand in; empty: settings of a run
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
+            if (value := getattr(self, name)) not in choices:  # whatever a site.toml says
                 raise ConfigError(self.key(name), f"cannot be {value!r}", choices)
         _ = self.zone
-
-    @classmethod
-    def of(cls, config: DataConfig) -> ReadingOptions:
-        return cls(config.dates, config.decimal, config.timezone)
 
     @property
     def zone(self) -> tzinfo | None:
@@ -53,10 +51,12 @@ class ReadingOptions:
             raise ConfigError(self.key("timezone"), problem) from None
 
     def key(self, name: str) -> str:
-        return f"data.{name}" if self.place == "settings" else f"{self.place}: reading.{name}"
+        return f"{self.place}: reading.{name}" if self.place else f"data.{name}"
 
     def hint(self, name: str, value: str) -> str:
         """How a person sets an option."""
-        if self.place == "settings":
-            return f"--set data.{name}={value}"
-        return f'{name} = "{value}" under [reading] in {self.place}'
+        return (
+            f'{name} = "{value}" under [reading] in {self.place}'
+            if self.place
+            else f"--set data.{name}={value}"
+        )

@@ -134,20 +134,27 @@ def _no_text(path: Path) -> DataError:
 
 
 def _separator(head: str) -> str:
-    """What separates the first two lines into the same number of fields, and into as many as possible.
+    """What separates the first two lines into as many fields each, which hold no other separator if possible.
 
     Cells of a file with commas hold no other separator, so that such a file is always taken as one.
     """
     lines = [line for line in io.StringIO(head, newline="") if line.strip()]
-    found: list[tuple[bool, int, str]] = []
+    found: list[tuple[tuple[bool, int, int], str]] = []
     for separator in SEPARATORS:
         try:
-            counts = [len(fields) for fields in csv.reader(lines, delimiter=separator)]
+            rows = list(csv.reader(lines, delimiter=separator))
         except csv.Error:
-            counts = []
-        if counts:
-            found.append((len(set(counts)) == 1 and counts[0] > 1, counts[0], separator))
-    return max(found, key=lambda one: one[:2])[2] if found else ","  # the first of equals: commas
+            rows = []
+        if rows:
+            counts = {len(fields) for fields in rows}
+            mixed = sum(_holds_another(cell, separator) for fields in rows for cell in fields)
+            found.append(((len(counts) == 1 and counts != {1}, -mixed, len(rows[0])), separator))
+    return max(found, key=lambda one: one[0])[1] if found else ","  # the first of equals: commas
+
+
+def _holds_another(cell: str, separator: str) -> bool:
+    """Whether a cell that is not a number with a decimal comma holds another separator, or a quote."""
+    return any(mark in cell for mark in {*SEPARATORS, '"'} - {separator}) and number(cell, ",") is None
 
 
 def number(text: str, decimal: str = ".") -> float | None:

@@ -33,7 +33,6 @@ NUMBERED = re.compile(  # three numbers, the year first or last, in one or two d
 CLOCK_ALONE = re.compile(CLOCK, re.A)
 EARLIEST, LATEST = np.datetime64("1800-01-01", "s"), np.datetime64("2200-01-01", "s")
 EXAMPLE = "2024-01-31 08:05"
-HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -204,11 +203,9 @@ def _first_is_day(
         problem = f"{shown(whole[later])} and {shown(whole[earlier])} in {place(earlier)} have day and month"
         raise wrong(f"{problem} in different orders", later)
     if day_first is not None:
-        return True, (f"dates are day-first, as {shown(whole[day_first])} in {place(day_first)} shows",)
+        return True, (f"dates are day-first, as {shown(whole[day_first])} shows",)
     if month_first is not None:
-        return False, (
-            f"dates are month-first, as {shown(whole[month_first])} in {place(month_first)} shows",
-        )
+        return False, (f"dates are month-first, as {shown(whole[month_first])} shows",)
     unclear = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
     if len(unclear):
         ways = f"{options.hint('dates', 'day-first')} or {options.hint('dates', 'month-first')}"
@@ -278,15 +275,22 @@ def _in_sequence(rows: Ints, early: Times, late: Times, chosen: Times, places: P
         bool((steps < 0).any()) if len(sure) > 1 else bool(len(sure) and early[sure[0]] > late[rows[-1]])
     )
     rows = rows[::-1] if downwards else rows
-    apart = np.abs(steps[steps != 0])
-    hourly = len(apart) > 0 and int(np.median(apart)) >= HOUR
+    apart = np.abs(np.diff(early[rows]).astype(np.int64))
+    step = np.median(apart[apart > 0]) if apart.any() else 0
     for k in np.flatnonzero(early[rows] != late[rows]).tolist():
         row, before = rows[k], rows[k - 1] if k else None
-        if before is None or early[row] > chosen[before]:
+        if before is None:
             continue
-        if early[row] == early[before] and not hourly:
-            chosen[row] = chosen[before]  # the same row again
-        elif late[row] >= chosen[before]:
+        since = [int((choice - chosen[before]).astype(np.int64)) for choice in (early[row], late[row])]
+        if since[0] > 0:
+            if (
+                since[0] != step and since[1] == step
+            ):  # it occurs once, and goes on in the file's step if late
+                chosen[row] = late[row]
+            continue
+        if early[row] == early[before] and step < (late[row] - early[row]).astype(np.int64):
+            chosen[row] = chosen[before]  # the same row again, as there are others before the hour is over
+        elif since[1] >= 0:
             chosen[row] = late[row]
         else:
             raise places.wrong("this hour occurs twice, and rows are not in sequence here", int(row), column)

@@ -31,6 +31,8 @@ def check_site(kit: Path) -> Iterator[str]:
     readings = own.readings
     source = readings.source
     yield f"sensors: all {len(plan.sensors)} of {plan.name} are in {source}"
+    if readings.notes:
+        yield f"understood: {'; '.join(readings.notes)}"
     if len(readings.times) < FEWEST_ROWS:
         raise DataError(source, f"{len(readings.times)} time steps are too few: at least {FEWEST_ROWS}")
     yield f"step: {own.step} s; from {readings.times[0]} to {readings.times[-1]}, {len(readings.times)} steps"

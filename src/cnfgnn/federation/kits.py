@@ -8,10 +8,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.config_file import read_toml
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
 from cnfgnn.federation.project import Project, SitePlan, read_project
@@ -20,7 +22,7 @@ OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
-SITE_KEYS = ("name", "sensors", "readings", "device")
+SITE_KEYS = ("name", "sensors", "readings", "device", "reading")
 NOT_OURS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's own ways to start, which know nothing of ours
 
 
@@ -82,7 +84,17 @@ def read_site(kit: str | Path) -> SitePlan:
     if readings is not None and not isinstance(readings, str):
         raise ConfigError(f"{file}: readings", "it must be the path of a file or folder")
     device = str(content.get("device", "auto"))
-    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device)
+    reading = _reading(content.get("reading", {}), file)
+    return SitePlan(name, tuple(map(str, sensors)), readings or None, device=device, reading=reading)
+
+
+def _reading(table: Any, file: Path) -> ReadingOptions:
+    """The settings under [reading]: dates, decimal and timezone, as data.* of a run has them."""
+    valid = [field.name for field in fields(ReadingOptions) if field.name != "place"]
+    for key in table if isinstance(table, dict) else ["reading"]:
+        if key not in valid:
+            raise ConfigError(f"{file}: reading", f"there is no such setting as {key!r}", valid)
+    return ReadingOptions(**table, place=str(file))
 
 
 def read_server(kit: str | Path) -> Project:

@@ -22,7 +22,7 @@ class OwnReadings:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        self.readings: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        self.readings: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
 
     @property
     def step(self) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.transports.flare.messages import LARGEST_PIECE, PIECE
@@ -46,6 +47,9 @@ class SitePlan:
     readings: str | None = None
     organisation: str = ""
     device: str = "auto"  # where its nodes compute: the site's own choice
+    reading: ReadingOptions = field(
+        default_factory=ReadingOptions
+    )  # how to read its files: the site's own choice
 
 
 @dataclass(frozen=True)
