@@ -263,29 +263,23 @@ def _standard_offset(moment: pd.Timestamp, zone: tzinfo) -> str:
 
 def _in_sequence(rows: Ints, early: Times, late: Times, chosen: Times, places: Places, column: str) -> None:
     """Choose between early and late for the rows of one sensor, which stand in sequence up or down."""
-    sure = rows[early[rows] == late[rows]]
-    steps = np.diff(early[sure]).astype(np.int64)
-    unsure = rows[early[rows] != late[rows]]
+    unsure = early[rows] != late[rows]
+    steps = np.diff(early[rows[~unsure]]).astype(np.int64)
     if (steps < 0).any() and (steps > 0).any():
-        problem = (
-            f"{places.name(int(unsure[0]))} is in an hour that occurs twice, and rows are not in sequence"
-        )
+        first = places.name(int(rows[unsure][0]))
+        problem = f"{first} is in an hour that occurs twice, and rows are not in sequence"
         raise DataError(places.path, f"{problem}: sort them, or add the offset from UTC ({EXAMPLE}+01:00)")
-    downwards = (
-        bool((steps < 0).any()) if len(sure) > 1 else bool(len(sure) and early[sure[0]] > late[rows[-1]])
-    )
-    rows = rows[::-1] if downwards else rows
+    if early[rows[0]] > late[rows[-1]]:  # downwards
+        rows, unsure = rows[::-1], unsure[::-1]
     apart = np.abs(np.diff(early[rows]).astype(np.int64))
     step = np.median(apart[apart > 0]) if apart.any() else 0
-    for k in np.flatnonzero(early[rows] != late[rows]).tolist():
-        row, before = rows[k], rows[k - 1] if k else None
-        if before is None:
+    for k in np.flatnonzero(unsure).tolist():
+        if k == 0:
             continue
+        row, before = rows[k], rows[k - 1]
         since = [int((choice - chosen[before]).astype(np.int64)) for choice in (early[row], late[row])]
         if since[0] > 0:
-            if (
-                since[0] != step and since[1] == step
-            ):  # it occurs once, and goes on in the file's step if late
+            if since[0] != step and since[1] == step:  # it occurs once, and is in step if late
                 chosen[row] = late[row]
             continue
         if early[row] == early[before] and step < (late[row] - early[row]).astype(np.int64):
