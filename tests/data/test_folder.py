@@ -127,7 +127,7 @@ BAD_FOLDERS = {
     "same edge": ({"edges": EDGES + "b,a,1\na,b,2\n"}, "edges.csv, line 4: the edge of line 2 occurs again"),
     "off the grid": (
         {"readings": READINGS + "2024-01-01 00:20,1,1\n2024-01-01 00:22,1,1\n"},
-        "readings.csv, row 2024-01-01T00:22:00: this time is not a multiple of the 300 s step",
+        "readings.csv, line 6, column 'time': this time is not a multiple of the 300 s step after the first",
     ),
     "one row": ({"readings": "time,a,b\n2024-01-01,1,2\n"}, "a single row of readings has no time step"),
     "no readings": ({"readings": None}, ": the folder needs readings.csv"),

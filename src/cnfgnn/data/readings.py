@@ -113,17 +113,20 @@ class Readings:
             positions=None if self.positions is None else self.positions[columns],
         )
 
+    def between_steps(self) -> int | None:
+        """The first row that is not a whole number of steps after the first, if there is one."""
+        off = (self.times - self.times[0]) % self.step != np.timedelta64(0, "s")
+        return int(np.argmax(off)) if off.any() else None
+
     def on_grid(self) -> Readings:
         """The same readings on a regular time grid: a row for every step, holes missing."""
         step = self.step.astype("timedelta64[s]").astype(np.int64)
         seconds = self.times.astype("datetime64[s]").astype(np.int64)
-        offset = seconds - seconds[0]
-        if (offset % step).any():
-            row = int(np.argmax(offset % step != 0))
+        if (row := self.between_steps()) is not None:
             raise DataError(
                 self.source, f"this time is not a multiple of the {step} s step", row=str(self.times[row])
             )
-        rows = offset // step
+        rows = (seconds - seconds[0]) // step
         total = int(rows[-1]) + 1
         if total == len(self.times):
             return self

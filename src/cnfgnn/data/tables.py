@@ -43,9 +43,21 @@ def readings_of(table: Table, options: ReadingOptions) -> Readings:
     table, stamps = _without_blank_rows(table, stamps)
     layout = table.layout
     table = replace(table, notes=table.notes + layout.notes)
-    if layout.sensor is not None and _is_long(table, stamps):
-        return _from_long(table, stamps, options)
-    return _from_wide(table, stamps, options)
+    is_long = layout.sensor is not None and _is_long(table, stamps)
+    times, readings = (_from_long if is_long else _from_wide)(table, stamps, options)
+    if table.places.line_of is not None and len(readings.times) > 1:
+        _refuse_between_steps(readings, times, table)
+    return readings
+
+
+def _refuse_between_steps(readings: Readings, times: Times, table: Table) -> None:
+    """Text files are always put on a regular time grid; what does not fit has a line only here."""
+    if (row := readings.between_steps()) is not None:
+        step = int(readings.step.astype("timedelta64[s]").astype(int))
+        first = str(readings.times[0]).replace("T", " ")
+        problem = f"this time is not a multiple of the {step} s step after the first time, {first}"
+        in_file = int(np.argmax(times == readings.times[row]))
+        raise table.places.wrong(problem, in_file, table.layout.time_name)
 
 
 def _stamps(table: Table) -> pd.Index[Any]:
@@ -88,7 +100,8 @@ def _is_long(table: Table, stamps: pd.Index[Any]) -> bool:
     return table.layout.sensor_is_named or all(number(str(name)) is None for name in ids.unique())
 
 
-def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> Readings:
+def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> tuple[Times, Readings]:
+    """The time of each row of a table, and its readings."""
     layout, places = table.layout, table.places
     name = layout.time_name
     moments = read_times(Column(name, stamps, range(len(stamps))), options, places)
@@ -104,10 +117,10 @@ def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
             values[:, column] = numbers
     _refuse_the_unmeant(values, [layout.names[place] for place in sensors], places)
     hint = _why_twice(table, stamps, utc, options)
-    times, values, more = _in_order(times, values, places, hint)
+    grid, values, more = _in_order(times, values, places, hint)
     ids = tuple(layout.names[place] for place in sensors)
-    return Readings(
-        times, ids, values, missing=np.isnan(values), source=str(places.path), utc=utc, notes=notes + more
+    return times, Readings(
+        grid, ids, values, missing=np.isnan(values), source=str(places.path), utc=utc, notes=notes + more
     )
 
 
@@ -160,7 +173,8 @@ def _left_out(count: int) -> str:
     )
 
 
-def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> Readings:
+def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> tuple[Times, Readings]:
+    """The time of each row of a table, and its readings."""
     layout, places = table.layout, table.places
     codes, cells = pd.factorize(stamps, use_na_sentinel=False)
     _, firsts = np.unique(codes, return_index=True)
@@ -190,7 +204,7 @@ def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
     notes += (f"a row per time and sensor, in columns {', '.join(map(repr, names))}",)
     if repeated:
         notes += (_left_out(repeated),)
-    return Readings(
+    return times, Readings(
         grid, tuple(ids), values, missing=np.isnan(values), source=str(places.path), utc=utc, notes=notes
     )
 
