@@ -66,7 +66,8 @@ def _stamps(table: Table) -> pd.Index[Any]:
     if not places:
         return frame.index
     if len(places) == 1:
-        return pd.Index(frame.iloc[:, places[0]])
+        stamps: pd.Index[Any] = pd.Index(frame.iloc[:, places[0]])
+        return stamps
     day, clock = (frame.iloc[:, place] for place in places)
     days = day.dt.strftime("%Y-%m-%d") if is_datetime64_any_dtype(day.dtype) else day.astype(str).str.strip()
     return pd.Index((days + " " + clock.astype(str).str.strip()).str.strip())
@@ -128,11 +129,12 @@ def _why_twice(table: Table, stamps: pd.Index[Any], utc: bool, options: ReadingO
     """What may have gone wrong where a time occurs twice with different readings."""
     if len(table.layout.names) == 3 and stamps.nunique() < len(stamps) * 2 / 3:
         return "; in a table with a row per time and sensor, call the columns time, id and value"
-    if utc:
-        return ""
-    return (
-        f"; if clocks were set back there, name their zone, like {options.hint('timezone', 'Europe/Paris')}"
-    )
+    return _set_back(utc, options)
+
+
+def _set_back(utc: bool, options: ReadingOptions) -> str:
+    example = options.hint("timezone", "Europe/Paris")
+    return "" if utc else f"; if clocks were set back there, name their zone, like {example}"
 
 
 def _in_order(times: Times, values: Values, places: Places, hint: str) -> tuple[Times, Values, Notes]:
@@ -193,13 +195,12 @@ def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
         problem = f"{len(times)} rows name {len(grid)} times and {len(ids)} sensors: too few to use"
         raise DataError(places.path, problem)
     cell = rows.astype(np.int64) * len(ids) + sensors
-    hint = "" if utc else _why_twice(table, stamps, utc, options)
+    hint = _set_back(utc, options)
     repeated = _repeated(
         cell, numbers, lambda k: (grid[cell[k] // len(ids)], ids[cell[k] % len(ids)]), places, hint
     )
-    values = np.full(len(grid) * len(ids), np.nan, dtype=np.float32)
-    values[cell] = numbers
-    values = values.reshape(len(grid), len(ids))
+    values = np.full((len(grid), len(ids)), np.nan, dtype=np.float32)
+    values[rows, sensors] = numbers
     names = [layout.names[place] for place in (*layout.text_columns, value)]
     notes += (f"a row per time and sensor, in columns {', '.join(map(repr, names))}",)
     if repeated:

@@ -122,10 +122,11 @@ def _as_iso(
     def wrong(problem: str, row: int) -> DataError:
         return places.wrong(problem, int(column.rows[row]), column.name)
 
+    notes: tuple[str, ...] = ()
     found = [ISO_TIME.fullmatch(text) for text in texts]
     if all(found):
         offsets = [match[2] for match in found if match]
-        plain, notes = [text.replace("/", "-") for text in texts], ()
+        plain = [text.replace("/", "-") for text in texts]
     else:
         matches: list[re.Match[str]] = []
         for row, text in enumerate(texts):
