@@ -175,7 +175,7 @@ BAD_CSV = {
     ),
     "same time of a sensor": (
         "time,id,value\n2024-01-01,x,2\n2024-01-01,y,2\n2024-01-01,x,3\n",
-        "line 4: 2024-01-01 00:00:00 of sensor 'x' stands in line 2 too, with other readings: keep one; if clocks",
+        "line 4: 2024-01-01 00:00:00 of sensor 'x' stands in line 2 too, with other readings: keep one; if",
     ),
     "two values in a long table": (
         "time,id,speed,flow\n2024-01-01,x,2,3\n",
