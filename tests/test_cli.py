@@ -110,6 +110,46 @@ def test_a_run_without_a_round_can_be_neither_judged_nor_asked(folder: Path, tmp
         assert "no finished round" in said(command, out, fails=True)
 
 
+def test_a_folder_of_another_country_is_trained_on_and_forecast(tmp_path: Path) -> None:
+    """Semicolons, decimal commas, Latin-1, days first, a zone: told once, kept, and used again by the run."""
+    there, zone = tmp_path / "see", "--set=data.timezone=Europe/Zurich"
+    there.mkdir()
+    times = pd.date_range("2024-10-26", periods=120, freq="30min", tz="Europe/Zurich")
+    values = [f"{10 + k % 48 / 10:.1f}".replace(".", ",") for k in range(len(times))]
+    rows = [f"{time:%d.%m.%Y;%H:%M};{value};{value}" for time, value in zip(times, values, strict=True)]
+    readings = there / "readings.csv"
+    readings.write_bytes("\n".join(["Datum;Zeit;Zürich;Genève", *rows[::-1]]).encode("latin-1"))
+    (there / "sensors.csv").write_bytes("id;lat;lon\nZürich;47,4;8,5\nGenève;46,2;6,1\n".encode("latin-1"))
+    told = said("data", "describe", there, fails=True)
+    assert "readings.csv, line " in told
+    assert "--set data.timezone=Europe/Paris" in told
+    described = json.loads(said("data", "describe", there, zone, "--json"))
+    assert (described["times"], described["rows"], described["missing"]) == ("UTC", 120, 0)
+    for part in ("semicolons", "decimal commas", "Latin-1", "day-first", "'Zeit'", "Zurich", "turned round"):
+        assert part in described["understood"]
+    run = tmp_path / "run"
+    batches = [f"--set=training.{name}_batch=16" for name in ("client", "server")]
+    done = subprocess.run(
+        [*COMMAND, "train", "see", zone, "--out", str(run), "--set=training.rounds=1", *batches, *SMALL],
+        capture_output=True,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    line = f"see/readings.csv: {described['understood']}"
+    assert line in done.stderr.decode().splitlines()
+    start = json.loads((run / "events.jsonl").read_text().splitlines()[0])
+    assert "; ".join(start["data"]["understood"]) == described["understood"]
+    readings.write_bytes(
+        "\n".join(["Datum;Zeit;Zürich;Genève", *rows[:30]]).replace("26.10.", "05.10.").encode()
+    )
+    assert "--set data.dates=day-first" in said(
+        "forecast", run, there, "--out", tmp_path / "f.csv", fails=True
+    )
+    said("forecast", run, there, "--set=data.dates=day-first", "--out", tmp_path / "f.csv")
+    assert pd.read_csv(tmp_path / "f.csv")["time"].iloc[0] == "2024-10-05 13:00:00+00:00"
+
+
 def test_times_with_an_offset_come_back_as_utc_and_say_so(folder: Path, run: Path, tmp_path: Path) -> None:
     there = tmp_path / "zoned"
     there.mkdir()
@@ -268,7 +308,7 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path) -> None:
     assert done.stdout == b""
     lines = done.stderr.decode().splitlines()
     assert len(lines) == 1
-    assert "readings.csv, row 3, column 'a'" in lines[0]
+    assert "readings.csv, line 3, column 'a'" in lines[0]
 
 
 def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> None:

@@ -28,9 +28,11 @@ from cnfgnn.cli_settings import (
     ConfigOption,
     LikeOption,
     MethodOption,
+    ReadingOption,
     SeedOption,
     SizeOption,
     like_of,
+    reading_changes,
     resolve,
 )
 from cnfgnn.config import Config
@@ -100,15 +102,16 @@ def train(
             if value is not None:
                 raise ConfigError(name, "a resumed run keeps the settings it began with")
         run = Run.open(resume)
-        readings = _data_of(run, data)
+        readings = _data_of(run, data, None)
     else:
         settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
-        readings = open_data(settings)
+        readings = open_data(settings, data)
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
         _say(findings(readings, settings.data))
     if run.finished:
         print(f"{run.folder} is finished: cnfgnn evaluate {run.folder}", file=sys.stderr)
         return
+    _tell_understood(readings)
     print(f"run {run.folder}", file=sys.stderr, flush=True)
     try:
         result = carry_on(run, readings, terminal.watcher())
@@ -135,6 +138,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     per_step: Annotated[bool, typer.Option("--per-step", help="Also a row for every step ahead.")] = False,
     per_node: Annotated[bool, typer.Option("--per-node", help="Also a row for every sensor.")] = False,
+    changes: ReadingOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Judge a run's best round, on its own data or on others."""
@@ -146,7 +150,7 @@ def evaluate(
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
     opened = Run.open(run)
-    readings = _data_of(opened, data)
+    readings = _data_of(opened, data, changes)
     scores = scores_as_dict(evaluate_run(opened, readings, split), readings.readings.ids)
     if as_json:
         print(json.dumps(plain({"run": str(run), "split": split, **scores}), allow_nan=False))
@@ -165,6 +169,7 @@ def evaluate(
 def forecast(
     run: RunArgument,
     data: OwnDataArgument = None,
+    changes: ReadingOption = None,
     out: Annotated[Path, typer.Option(help="A .csv or .parquet file.")] = Path("forecasts.csv"),
 ) -> None:
     """Write the next readings of every sensor: a row per time, a column per sensor."""
@@ -176,7 +181,7 @@ def forecast(
     from cnfgnn.runs import Run
 
     opened = Run.open(run)
-    readings = _data_of(opened, data)
+    readings = _data_of(opened, data, changes)
     frame = forecast_run(opened, readings)
     _say(doubts(opened, readings))
     is_csv = out.suffix == ".csv"
@@ -247,12 +252,22 @@ def _say(found: Iterable[Finding]) -> None:
         print(f"note: {finding}", file=sys.stderr, flush=True)
 
 
-def _data_of(run: Run, data: Path | None) -> Dataset:
-    """The data a person names, or else those the run was trained on."""
-    from cnfgnn.data.folder import load
+def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
+    """The data a person names, read as the run's own were, or else those the run was trained on."""
+    from cnfgnn.data.source import open_data
     from cnfgnn.forecasting import own_data
 
-    return load(data) if data is not None else own_data(run)
+    if data is None and not changes:
+        return own_data(run)
+    found = open_data(run.config.with_changes(reading_changes(changes)), data)
+    if data is None:
+        run.check_same_sensors(found)
+    return found
+
+
+def _tell_understood(data: Dataset) -> None:
+    if data.readings.notes:
+        print(f"{data.readings.source}: {'; '.join(data.readings.notes)}", file=sys.stderr)
 
 
 def _step_minutes(run: Run) -> float:

@@ -32,12 +32,12 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say what is in a data set: sensors, span, step, what is missing, edges, windows, what looks wrong."""
-    from cnfgnn.data.folder import load
     from cnfgnn.data.quality import findings
+    from cnfgnn.data.source import open_data
 
-    settings = Config().with_changes(dict(config_file.parse_change(text) for text in changes or [])).data
-    data = load(path)
-    facts, found = described(data, settings), findings(data, settings)
+    config = Config().with_changes(dict(config_file.parse_change(text) for text in changes or []))
+    data = open_data(config, path)
+    facts, found = described(data, config.data), findings(data, config.data)
     if as_json:
         print(json.dumps(facts | {"findings": [asdict(finding) for finding in found]}))
         return
@@ -67,6 +67,7 @@ def described(data: Dataset, settings: DataConfig) -> dict[str, Any]:
         "from": str(readings.times[0]),
         "to": str(readings.times[-1]),
         "times": "UTC" if readings.utc else "as in the file",
+        "understood": "; ".join(readings.notes) or None,
         "rows": len(readings.times),
         "step_minutes": float(minutes),
         "missing": float(readings.missing.mean()),

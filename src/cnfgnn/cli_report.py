@@ -25,7 +25,7 @@ def report(
 
 def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
     """Write the page of some runs and say where it is."""
-    from cnfgnn.data.folder import load
+    from cnfgnn.data.source import open_data
     from cnfgnn.report.page import page
     from cnfgnn.report.views import views
     from cnfgnn.runs import Run
@@ -33,7 +33,8 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     try:
-        shown = views([Run.open(folder) for folder in folders], None if data is None else load(data))
+        opened = [Run.open(folder) for folder in folders]
+        shown = views(opened, None if data is None else open_data(opened[0].config, data))
     except RunError as problem:  # a run is what this command reads: one that cannot be used is bad input
         raise DataError(problem.run, problem.problem) from problem
     for view in shown:

@@ -17,6 +17,13 @@ SizeOption = Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU
 LikeOption = Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
 ChangesOption = Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")]
+ReadingOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="How to read the files: data.dates=day-first, data.decimal=comma, data.timezone=Europe/Paris",
+    ),
+]
 SeedOption = Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")]
 
 
@@ -51,6 +58,16 @@ def resolve(
     if device is not None:
         wanted["compute.device"] = device
     return settings.with_given(chosen).with_changes(wanted)
+
+
+def reading_changes(changes: list[str] | None) -> dict[str, Any]:
+    """The settings of reading files, for commands that take no others."""
+    wanted = dict(config_file.parse_change(text) for text in changes or [])
+    valid = ("data.dates", "data.decimal", "data.timezone")
+    for key in wanted:
+        if key not in valid:
+            raise ConfigError(key, "this command only takes settings of how files are read", valid)
+    return wanted
 
 
 def like_of(name: str | None) -> Like | None:

@@ -17,6 +17,8 @@ BEYOND_THE_PAPER = (  # settings of the node model
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
+Dates = Literal["auto", "day-first", "month-first"]
+Decimal = Literal["auto", "point", "comma"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,10 @@ class DataConfig:
     shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
     missing: Missing = "masked"
     missing_value: tuple[float, ...] = ()  # numbers that stand for "missing", such as -999
-    outliers: Literal["missing", "keep"] = (
-        "missing"  # readings absurdly far from all others (data/quality.py)
-    )
+    outliers: Literal["missing", "keep"] = "missing"  # readings absurdly far from all others: data/quality.py
+    dates: Dates = "auto"  # how files write 01/02/2024; auto: as those days tell that can only be one of both
+    decimal: Decimal = "auto"  # how files write numbers; auto: as those tell that can only be one of both
+    timezone: str = ""  # of clock times, such as Europe/Paris or +01:00, which then become UTC; empty: kept
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 CnfgnnError
 ├── ConfigError    2  a setting that does not exist or cannot be; names the key and the valid ones
-├── DataError      2  input we cannot use; names file, row and column where they are known
+├── DataError      2  input we cannot use; names file, line or row, and column where they are known
 ├── NodeError      3  a site that failed or answered what the verb does not allow; names site and verb
 ├── RunError       4  a run that cannot be used: damaged, in use, of a newer version; names the folder
 ├── StorageError   5  a file that cannot be written: no space, no permission; names the file
@@ -44,10 +44,13 @@ class DataError(CnfgnnError):
         source: str | Path,
         problem: str,
         *,
+        line: int | None = None,
         row: int | str | None = None,
         column: str | None = None,
     ) -> None:
         where = str(source)
+        if line is not None:
+            where += f", line {line}"  # of a text file, as an editor counts
         if row is not None:
             where += f", row {row}"
         if column is not None:

@@ -155,6 +155,7 @@ def _about(data: Dataset, config: DataConfig) -> dict[str, Any]:
         "to": str(readings.times[-1]),
         "rows": len(readings.times),
         "missing": float(readings.missing.mean()),
+        "understood": list(readings.notes),
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
         "ranges": training_ranges(readings, config),
         "findings": list(findings(data, config)),

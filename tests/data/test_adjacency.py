@@ -191,18 +191,18 @@ def test_a_list_of_distances_prefers_distances_to_weights(tmp_path):
 
 
 BAD_EDGES = {
-    "negative weight": ("from,to,weight\na,b,-1\n", "row 2, column 'weight': '-1' is not in 0 .. 1e+12"),
-    "negative distance": ("from,to,distance\na,b,1\na,c,-5\n", "row 3, column 'distance': '-5' is not in 0"),
-    "no number": ("from,to,weight\na,b,nan\n", "row 2, column 'weight': 'nan' is not in"),
-    "infinite": ("from,to,weight\na,b,inf\n", "row 2, column 'weight': 'inf' is not in"),
-    "text": ("from,to,weight\n\na,b,1_0\n", "row 3, column 'weight': '1_0' is not a number"),
-    "short": ("from,to,weight\na,b\n", "row 2: 2 fields where the first has 3"),
-    "no header": ("a,b,1\n", "row 1: columns from, to and weight or distance are needed"),
-    "no value": ("from,to\na,b\n", "row 1: columns from, to and weight or distance are needed"),
+    "negative weight": ("from,to,weight\na,b,-1\n", "line 2, column 'weight': '-1' is not in 0 .. 1e+12"),
+    "negative distance": ("from,to,distance\na,b,1\na,c,-5\n", "line 3, column 'distance': '-5' is not in 0"),
+    "no number": ("from,to,weight\na,b,nan\n", "line 2, column 'weight': 'nan' is not in"),
+    "infinite": ("from,to,weight\na,b,inf\n", "line 2, column 'weight': 'inf' is not in"),
+    "text": ("from,to,weight\n\na,b,1_0\n", "line 3, column 'weight': '1_0' is not a number"),
+    "short": ("from,to,weight\na,b\n", "line 2: 2 fields where the first has 3"),
+    "no header": ("a,b,1\n", "line 1: columns from, to and weight or distance are needed"),
+    "no value": ("from,to\na,b\n", "line 1: columns from, to and weight or distance are needed"),
     "only a header": ("from,to,weight\n", "there is nothing below the header"),
     "nothing": ("\n\n", "the file is empty"),
-    "binary": (b"\xff\xfe\x00", "not UTF-8 text"),
-    "a field without end": ("from,to,weight\n" + "x" * 200_000, "row 2: this is not a csv file"),
+    "binary": (b"\xff\xfe\x00", "not text in UTF-8"),
+    "a field without end": ("from,to,weight\n" + "x" * 200_000, "line 2: this is not a csv file"),
 }
 
 
@@ -230,18 +230,18 @@ def test_positions_are_found_by_name_or_order(tmp_path, content):
 
 
 BAD_SENSORS = {
-    "beyond the pole": ("id,lat,lon\na,91,0\n", "row 2, column 'latitude': '91' is not in -90 .. 90"),
+    "beyond the pole": ("id,lat,lon\na,91,0\n", "line 2, column 'latitude': '91' is not in -90 .. 90"),
     "swapped": (
         "id,lat,lon\na,-118.2,34.1\n",
         "'-118.2' is not in -90 .. 90: are latitude and longitude swap",
     ),
     "beyond the date line": (
         "id,lat,lon\na,1,181\n",
-        "row 2, column 'longitude': '181' is not in -180 .. 180",
+        "line 2, column 'longitude': '181' is not in -180 .. 180",
     ),
-    "no latitude": ("id,lat,lon\na,,0\n", "row 2, column 'latitude': '' is not a number"),
-    "twice": ("id,lat,lon\na,1,0\na,1,0\n", "row 3: sensor 'a' occurs twice"),
-    "no columns": ("id,x,y\na,1,0\n", "row 1: columns id, latitude and longitude are needed"),
+    "no latitude": ("id,lat,lon\na,,0\n", "line 2, column 'latitude': '' is not a number like 12.5"),
+    "twice": ("id,lat,lon\na,1,0\na,1,0\n", "line 3: sensor 'a' occurs twice"),
+    "no columns": ("id,x,y\na,1,0\n", "line 1: columns id, latitude and longitude are needed"),
     "only a header": ("id,lat,lon\n", "there is nothing below the header"),
     "nothing": ("", "the file is empty"),
 }

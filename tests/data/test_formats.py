@@ -120,39 +120,89 @@ def test_times_with_an_offset_become_utc(tmp_path):
 
 
 BAD_CSV = {
-    "text in a number": ("time,a,b\n2024-01-01,1,2\n\n2024-01-02,1,fast\n", "row 4, column 'b': 'fast'"),
-    "a decimal comma": ('time,a\n2024-01-01,"1,5"\n', "row 2, column 'a': '1,5' is not a number"),
-    "too many fields": ("time,a\n2024-01-01,1\n2024-01-02,1,2\n", "row 3: 3 fields where the header has 2"),
-    "too few fields": ("time,a,b\n2024-01-01,1\n", "row 2: 2 fields where the header has 3"),
-    "no such day": ("time,a\n2024-02-30,1\n", "row 2, column 'time': this is not a time"),
-    "a day that could be another": ("time,a\n01/02/2024,1\n", "row 2, column 'time': '01/02/2024' is not a"),
-    "no time after a blank line": ("time,a\n2024-01-01,1\n\n,2\n", "row 4, column 'time': '' is not a time"),
+    "text in a number": ("time,a,b\n2024-01-01,1,2\n\n2024-01-02,1,fast\n", "line 4, column 'b': 'fast'"),
+    "points and decimal commas": (
+        "time;a\n2024-01-01;1.5\n2024-01-02;1,5\n",
+        "line 2, column 'a': '1.5' is not a number like 12,5",
+    ),
+    "a comma that may mean two things": (
+        "time\ta\n2024-01-01\t1\n2024-01-02\t1,500\n",
+        "line 3: '1,500' could be 1.500 or 1500: say --set data.decimal=comma, or",
+    ),
+    "decimal commas between commas": (
+        "time,a\n2024-01-01,1,5\n",
+        "line 2: 3 fields where the header has 2; numbers with decimal commas need semicolons",
+    ),
+    "too many fields": ("time,a\n2024-01-01,1\n2024-01-02,1,2\n", "line 3: 3 fields where the header has 2"),
+    "too few fields": ("time,a,b\n2024-01-01,1\n", "line 2: 2 fields where the header has 3"),
+    "no such day": ("time,a\n2024-02-30,1\n", "line 2, column 'time': this is not a time"),
+    "days that could be others": (
+        "time,a\n01/01/2024,1\n01/02/2024,1\n",
+        "line 3, column 'time': '01/02/2024' and all other dates could be day-first or month-first: say which"
+        " with --set data.dates=day-first or --set data.dates=month-first",
+    ),
+    "days in two orders": (
+        "time,a\n31/01/2024,1\n01/31/2024,1\n",
+        "line 3, column 'time': '01/31/2024' and '31/01/2024' in line 2 have day and month in different",
+    ),
+    "two ways of writing": (
+        "time,a\n31/01/2024,1\n2024-02-01,1\n",
+        "line 3, column 'time': '2024-02-01' is written in another way than '31/01/2024' above",
+    ),
+    "a year of two digits": (
+        "time,a\n31.01.24,1\n",
+        "line 2, column 'time': '31.01.24' is not a time like 2024",
+    ),
+    "no time after a blank line": ("time,a\n2024-01-01,1\n\n,2\n", "line 4, column 'time': '' is not a time"),
     "mixed offsets": (
         "time,a\n2024-01-01T00:00Z,1\n2024-01-02T00:00,2\n",
-        "row 3, column 'time': some times",
+        "line 3, column 'time': some times",
     ),
-    "year 9999": ("time,a\n9999-01-01,1\n", "row 2, column 'time': this is not a time in 1800"),
+    "year 9999": ("time,a\n9999-01-01,1\n", "line 2, column 'time': this is not a time in 1800"),
     "half seconds": (
         "time,a\n2024-01-01 00:00:00.0,1\n2024-01-01 00:00:00.5,1\n",
-        "row 3, column 'time': steps",
+        "line 3, column 'time': steps",
     ),
-    "same time": ("time,a\n2024-01-01,1\n2024-01-01,2\n", "row 2024-01-01T00:00:00: this time occurs twice"),
-    "not ascending": ("time,a\n2024-01-02,1\n2024-01-01,2\n", "row 2024-01-01T00:00:00: times are not in"),
+    "same time": (
+        "time,a\n2024-01-02,2\n2024-01-01,1\n2024-01-01,2\n",
+        "line 4: 2024-01-01 00:00:00 stands in line 3 too, with other readings: keep one; if clocks were set"
+        " back there, name their zone, like --set data.timezone=Europe/Paris",
+    ),
+    "numbers instead of names in a long table": (
+        "t,a,b\n2024-01-01,1,2\n2024-01-01,2,2\n",
+        "line 3: 2024-01-01 00:00:00 stands in line 2 too, with other readings: keep one; in a table with a"
+        " row per time and sensor, call the columns time, id and value",
+    ),
+    "same time of a sensor": (
+        "time,id,value\n2024-01-01,x,2\n2024-01-01,y,2\n2024-01-01,x,3\n",
+        "line 4: 2024-01-01 00:00:00 of sensor 'x' stands in line 2 too, with other readings: keep one; if",
+    ),
+    "two values in a long table": (
+        "time,id,speed,flow\n2024-01-01,x,2,3\n",
+        "a table with a row per time and sensor has one column of values, not 'speed', 'flow': keep one",
+    ),
+    "no sensor in a long table": (
+        "time,id,value\n2024-01-01,x,2\n2024-01-01,,2\n",
+        "line 3, column 'id': this row names no sensor",
+    ),
     "same sensor": ("time,a,a\n2024-01-01,1,2\n", "column 'a': this sensor id occurs twice"),
-    "infinite": ("time,a\n2024-01-01,inf\n", "row 2024-01-01T00:00:00, column 'a': a reading beyond 1e+12"),
+    "infinite": ("time,a\n2024-01-01,inf\n", "line 2, column 'a': a reading beyond 1e+12"),
     "beyond float32": ("time,a\n2024-01-01,1e300\n", "column 'a': a reading beyond 1e+12"),
-    "two times": ("date,time,a\n2024-01-01,00:00,1\n", "two columns of time, 'date' and 'time'"),
-    "nameless sensor": ("time,a,\n2024-01-01,1,2\n", "row 1: column 3 has no name"),
-    "no header": ("2024-01-01,1\n2024-01-02,2\n", "row 1: the first line has to name the columns"),
-    "blank first line": ("\ntime,a\n2024-01-01,1\n", "row 1: the first line has to name the columns"),
+    "two times": ("date,time,a\n2024-01-01,2024-01-01 00:00,1\n", "two columns of time, 'date' and 'time'"),
+    "nameless sensor": ("time,a,\n2024-01-01,1,2\n", "line 1: column 3 has no name"),
+    "no header": ("2024-01-01,1\n2024-01-02,2\n", "line 1: the first line has to name the columns"),
+    "blank first line": ("\ntime,a\n2024-01-01,1\n", "line 1: the first line has to name the columns"),
     "only a header": ("time,a\n", "there are no readings in it"),
-    "semicolons": ("time;a\n2024-01-01;1\n", "row 1: a column of times and one per sensor"),
+    "bars": ("time|a\n2024-01-01|1\n", "line 1: a column of times and one per sensor"),
     "nothing": ("", "the file is empty"),
-    "binary": (bytes(range(256)) * 9, "not UTF-8 text"),
-    "zeros": (b"\0" * 100, "row 1: the first line has to name the columns"),
-    "UTF-16": ("time,a\n2024-01-01,1\n".encode("utf-16"), "not UTF-8 text"),
-    "latin1": ("time,Zürich\n2024-01-01,1\n".encode("latin1"), "not UTF-8 text"),
-    "latin1 further down": ("time,a\n2024-01-01,1\n2024-01-02,é\n".encode("latin1"), "not UTF-8 text"),
+    "binary": (bytes(range(256)) * 9, "not text in UTF-8, UTF-16 or Latin-1"),
+    "zeros": (b"\0" * 100, "line 1: the first line has to name the columns"),
+    "half of UTF-16": ("time,a\n2024-01-01,1\n".encode("utf-16")[:-1], "not text in UTF-8, UTF-16 or"),
+    "UTF-32": ("time,a\n2024-01-01,1\n".encode("utf-32"), "not text in UTF-8, UTF-16 or"),
+    "latin1 further down": (
+        "time,a\n2024-01-01,1\n2024-01-02,é\n".encode("latin1"),
+        "line 3, column 'a': 'é' is not a number like 12.5",
+    ),
 }
 
 

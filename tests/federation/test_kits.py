@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.errors import ConfigError, DataError, StorageError
 from cnfgnn.federation import engine_files, kits, processes
+from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.project import Project, SitePlan, read_project
 from tests.federation.parties import write_project
 
@@ -137,6 +138,33 @@ def test_an_owner_may_change_where_the_readings_are(tmp_path: Path, project: Pro
     file.write_text('name = "south"\nsensors = ["a"]\nreadings = 3\n')
     with pytest.raises(ConfigError, match="readings: it must be"):
         kits.read_site(kit)
+
+
+def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    file = tmp_path / "local" / "site.toml"
+    (tmp_path / "readings.csv").write_text(
+        "time;id;value\n01/02/2024 02:00;a;1,5\n01/02/2024 03:00;a;2,5\n01/02/2024 02:00;b;3,5\n"
+    )
+    site = 'name = "south"\nsensors = ["a", "b"]\nreadings = "readings.csv"\n[reading]\n'
+    file.write_text(site)
+    with pytest.raises(DataError, match=r'dates = "day-first" under \[reading\] in .*site\.toml'):
+        OwnReadings(kits.read_site(tmp_path), tmp_path)
+    file.write_text(site + 'dates = "day-first"\ntimezone = "Europe/Paris"\n')
+    own = OwnReadings(kits.read_site(tmp_path), tmp_path)
+    assert str(own.readings.times[0]) == "2024-02-01T01:00:00"
+    assert own.about() == {"first": own.first, "last": own.last, "step": 3600, "utc": True}
+    for wrong, sentence in {
+        'zone = "Europe/Paris"': "reading: there is no such setting as 'zone'",
+        'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",
+        "dates = [1]": "reading.dates: cannot be",
+    }.items():
+        file.write_text(f"{site}{wrong}\n")
+        with pytest.raises(ConfigError, match=sentence):
+            kits.read_site(tmp_path)
+    file.write_text(site.replace("[reading]", "reading = 3"))
+    with pytest.raises(ConfigError, match="there is no such setting"):
+        kits.read_site(tmp_path)
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from cnfgnn.data.graph import Floats, Graph, Ints
 from cnfgnn.data.pickles import unpickle
-from cnfgnn.data.text import Row, number, reason, shown, text_rows
+from cnfgnn.data.text import Row, Text, decimal_comma, number, open_text, reason, shown
 from cnfgnn.errors import DataError
 
 FARTHEST = 1e12  # beyond any distance on Earth in any unit; keeps the kernel's squares finite
@@ -34,24 +34,28 @@ class Edge(NamedTuple):
 
 def read_positions(path: Path) -> dict[str, tuple[float, float]]:
     """Latitude and longitude by sensor id; without a header the columns are id, latitude and longitude."""
-    header, rows = _rows(path)
+    _, header, rows = _rows(path)
     place = _columns(header[1], SENSOR_COLUMNS)
     if len(place) < 3:
-        if len(header[1]) != 3 or number(header[1][1]) is None:
-            raise DataError(path, "columns id, latitude and longitude are needed", row=header[0])
+        if len(header[1]) != 3 or not _is_number(header[1][1]):
+            problem = "columns id, latitude and longitude are needed, like id,latitude,longitude"
+            raise DataError(path, problem, line=header[0])
         place, rows = {"id": 0, "latitude": 1, "longitude": 2}, [header, *rows]
+    # degrees are no thousands, so that their commas are decimal ones as between semicolons
+    decimal = _decimal(rows, (place["latitude"], place["longitude"]), ";")
     positions: dict[str, tuple[float, float]] = {}
     for line, fields in rows:
         sensor = fields[place["id"]]
         if sensor in positions:
-            raise DataError(path, f"sensor {shown(sensor)} occurs twice", row=line)
-        latitude, longitude = fields[place["latitude"]], fields[place["longitude"]]
-        if abs(number(longitude) or 0) < 90 < abs(number(latitude) or 0) <= 180 and number(longitude):
+            raise DataError(path, f"sensor {shown(sensor)} occurs twice", line=line)
+        latitude, longitude = (fields[place[name]] for name in ("latitude", "longitude"))
+        degrees = [number(text, decimal) or 0.0 for text in (latitude, longitude)]
+        if 0 < abs(degrees[1]) < 90 < abs(degrees[0]) <= 180:
             problem = f"{shown(latitude)} is not in -90 .. 90: are latitude and longitude swapped?"
-            raise DataError(path, problem, row=line, column="latitude")
+            raise DataError(path, problem, line=line, column="latitude")
         positions[sensor] = (
-            _bounded(latitude, -90, 90, path, line, "latitude"),
-            _bounded(longitude, -180, 180, path, line, "longitude"),
+            _bounded(latitude, -90, 90, decimal, path, line, "latitude"),
+            _bounded(longitude, -180, 180, decimal, path, line, "longitude"),
         )
     if not positions:
         raise DataError(path, "there is nothing below the header")
@@ -63,20 +67,22 @@ def read_edges(path: Path, *, only_distances: bool = False) -> tuple[list[Edge],
 
     Only a list of distances can do without a header, as that of PEMS-BAY does.
     """
-    header, rows = _rows(path)
+    text, header, rows = _rows(path)
     ends, values = _columns(header[1], EDGE_COLUMNS), _columns(header[1], VALUE_COLUMNS)
     kind: Kind = "distance" if only_distances or "weight" not in values else "weight"
     if len(ends) == 2 and kind in values:
         place = (ends["from"], ends["to"], values[kind])
-    elif only_distances and len(header[1]) == 3 and number(header[1][2]) is not None:
+    elif only_distances and len(header[1]) == 3 and _is_number(header[1][2]):
         place, rows = (0, 1, 2), [header, *rows]
     else:
         wanted = "distance" if only_distances else "weight or distance"
-        raise DataError(path, f"columns from, to and {wanted} are needed", row=header[0])
+        example = f"from,to,{'distance' if only_distances else 'weight'}"
+        raise DataError(path, f"columns from, to and {wanted} are needed, like {example}", line=header[0])
+    decimal = _decimal(rows, place[2:], text.separator)
     edges = []
     for line, fields in rows:
-        sender, receiver, text = (fields[column] for column in place)
-        edges.append(Edge(line, sender, receiver, _bounded(text, 0, FARTHEST, path, line, kind)))
+        sender, receiver, value = (fields[column] for column in place)
+        edges.append(Edge(line, sender, receiver, _bounded(value, 0, FARTHEST, decimal, path, line, kind)))
     if not edges:
         raise DataError(path, "there is nothing below the header")
     return edges, kind
@@ -145,16 +151,36 @@ def _with_loops(graph: Graph) -> Graph:
     return Graph(graph.nodes, *ends, np.r_[graph.weights, np.ones(len(bare))])
 
 
-def _rows(path: Path) -> tuple[Row, list[Row]]:
-    """The first line of a csv file that is not blank and the others, which have as many fields."""
-    rows = [(line, [field.strip() for field in fields]) for line, fields in text_rows(path)]
+def _rows(path: Path) -> tuple[Text, Row, list[Row]]:
+    """A csv file, its first line that is not blank, and the others, which have as many fields."""
+    text = open_text(path)
+    rows = [(line, [field.strip() for field in fields]) for line, fields in text.rows()]
     rows = [(line, fields) for line, fields in rows if any(fields)]
     if not rows:
         raise DataError(path, "the file is empty")
     for line, fields in rows:
         if len(fields) != len(rows[0][1]):
-            raise DataError(path, f"{len(fields)} fields where the first has {len(rows[0][1])}", row=line)
-    return rows[0], rows[1:]
+            raise DataError(path, f"{len(fields)} fields where the first has {len(rows[0][1])}", line=line)
+    return text, rows[0], rows[1:]
+
+
+def understood(path: Path) -> tuple[str, ...]:
+    """What had to be found out to read a file of positions or edges."""
+    text, _, rows = _rows(path)
+    decimal = _decimal(rows, range(1, len(rows[0][1]) if rows else 0), text.separator)
+    notes = (*text.notes, *(("numbers with decimal commas",) if decimal == "," else ()))
+    return (f"{path.name}: {', '.join(notes)}",) if notes else ()
+
+
+def _decimal(rows: Sequence[Row], columns: Iterable[int], separator: str) -> str:
+    """What stands between units and tenths in some columns: a comma where a number can only be meant so."""
+    places = tuple(columns)
+    cells = ((line, fields[place]) for line, fields in rows for place in places)
+    return "," if decimal_comma(cells, separator)[0] else "."
+
+
+def _is_number(text: str) -> bool:
+    return number(text) is not None or number(text, ",") is not None
 
 
 def _columns(header: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -164,9 +190,9 @@ def _columns(header: Sequence[str], wanted: Mapping[str, Sequence[str]]) -> dict
     return {column: lower.index(names[0]) for column, names in found.items() if names}
 
 
-def _bounded(text: str, low: float, high: float, path: Path, line: int, column: str) -> float:
-    value = number(text)
+def _bounded(text: str, low: float, high: float, decimal: str, path: Path, line: int, column: str) -> float:
+    value = number(text, decimal)
     if value is None or not low <= value <= high:
-        wanted = "a number" if value is None else f"in {low:g} .. {high:g}"
-        raise DataError(path, f"{shown(text)} is not {wanted}", row=line, column=column)
+        wanted = f"a number like 12{decimal}5" if value is None else f"in {low:g} .. {high:g}"
+        raise DataError(path, f"{shown(text)} is not {wanted}", line=line, column=column)
     return value

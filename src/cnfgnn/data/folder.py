@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cnfgnn.config import Dates, Decimal
 from cnfgnn.data.adjacency import (
     graph_of_distances,
     graph_of_own_distances,
@@ -15,10 +16,12 @@ from cnfgnn.data.adjacency import (
     read_edges,
     read_matrix,
     read_positions,
+    understood,
 )
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.formats import read_readings
 from cnfgnn.data.graph import Floats, Graph
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
@@ -30,8 +33,10 @@ WHAT_A_FOLDER_HOLDS = (
 Positions = Mapping[str, tuple[float, float]]
 
 
-def load(path: str | Path) -> Dataset:
-    """The data set of a folder or file.
+def load(
+    path: str | Path, *, dates: Dates = "auto", decimal: Decimal = "auto", timezone: str = ""
+) -> Dataset:
+    """The data set of a folder or file; settings decide where a file could be read in two ways.
 
     A folder with readings.csv, readings.parquet or readings.h5 is a person's own: only what is no number is
     missing, rows go on a regular time grid, the graph is edges.csv or the nearest neighbours by sensors.csv.
@@ -39,23 +44,23 @@ def load(path: str | Path) -> Dataset:
     Any other .h5 file, or the single one of a folder, is a traffic file such as metr-la.h5: zeros are missing
     (but stay in the values), rows stay as they are, and DCRNN's files for the graph are looked for beside it.
     """
-    path = Path(path)
+    path, options = Path(path), ReadingOptions(dates, decimal, timezone)
     if path.is_dir():
-        return _load_file(_readings_of(path))
+        return _load_file(_readings_of(path), options)
     if not path.is_file():
         raise DataError(path, "there is no such file or folder")
     if path.suffix != ".h5" and path.name not in OWN_READINGS:
         raise DataError(path, f"give a folder with {WHAT_A_FOLDER_HOLDS}")
-    return _load_file(path)
+    return _load_file(path, options)
 
 
-def load_readings(path: str | Path) -> Readings:
+def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """The readings of a folder or file as `load` takes them, on a regular time grid, without a graph."""
     path = Path(path)
     file = _readings_of(path) if path.is_dir() else path
     if not file.is_file():
         raise DataError(path, "there is no such file or folder")
-    readings = read_readings(file)
+    readings = read_readings(file, options)
     if file.name not in OWN_READINGS:
         readings = replace(readings, missing=readings.missing | (readings.values == 0))
     return readings.on_grid()
@@ -82,15 +87,18 @@ def _readings_of(folder: Path) -> Path:
     return files[0]
 
 
-def _load_file(file: Path) -> Dataset:
-    readings = read_readings(file)
+def _load_file(file: Path, options: ReadingOptions) -> Dataset:
+    readings = read_readings(file, options)
     if file.name in OWN_READINGS:
-        return _own(file.absolute().parent, readings)
-    return _traffic(file.absolute(), readings)
+        return _own(file.parent, readings)
+    return _traffic(file, readings)
 
 
 def _own(folder: Path, readings: Readings) -> Dataset:
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
+    notes = readings.notes + tuple(
+        note for file in (sensors, edges) if file.exists() for note in understood(file)
+    )
     located: Positions = {}
     if sensors.exists():
         located = read_positions(sensors)
@@ -102,7 +110,7 @@ def _own(folder: Path, readings: Readings) -> Dataset:
     else:
         problem = "add sensors.csv (id, latitude, longitude) or edges.csv (from, to, weight or distance)"
         raise DataError(folder, f"nothing says how the sensors are connected: {problem}")
-    return Dataset(folder.name, readings.on_grid(), graph)
+    return Dataset(folder.absolute().name, replace(readings, notes=notes).on_grid(), graph)
 
 
 def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
@@ -116,9 +124,9 @@ def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
     for edge in edges:
         for sensor in (edge.sender, edge.receiver):
             if sensor not in known:
-                raise DataError(path, f"there is no sensor {shown(sensor)}", row=edge.line)
+                raise DataError(path, f"there is no sensor {shown(sensor)}", line=edge.line)
         if (pair := (edge.sender, edge.receiver)) in lines:
-            raise DataError(path, f"the edge of row {lines[pair]} occurs again", row=edge.line)
+            raise DataError(path, f"the edge of line {lines[pair]} occurs again", line=edge.line)
         lines[pair] = edge.line
     if kind == "weight":
         return graph_of_weights(edges, ids)
@@ -126,7 +134,9 @@ def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
 
 
 def _traffic(file: Path, readings: Readings) -> Dataset:
-    folders = (file.parent, file.parent / "sensor_graph", file.parent.parent / "sensor_graph")
+    here = file.parent
+    above = here.parent if here.name not in ("", "..") else here / ".."
+    folders = (here, here / "sensor_graph", above / "sensor_graph")
     missing = readings.missing | (readings.values == 0)
     for locations in _files(folders, "graph_sensor_locations*.csv"):
         located: Positions = read_positions(locations)

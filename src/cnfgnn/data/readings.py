@@ -25,7 +25,8 @@ class Readings:
                        (a zero in METR-LA and PEMS-BAY)
     positions  (n, 2)  latitude and longitude in degrees, or None
     source             where they come from, for messages
-    utc                whether times stated their zone and so became UTC; else they are as a clock showed them
+    utc                whether times are UTC, as their zone is known; else they are as a clock showed them
+    notes              what was understood beyond a plain file: how it is written, what was sorted or left out
     """
 
     times: npt.NDArray[np.datetime64]
@@ -35,6 +36,7 @@ class Readings:
     positions: npt.NDArray[np.float64] | None = None
     source: str = "readings"
     utc: bool = False
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
@@ -111,17 +113,20 @@ class Readings:
             positions=None if self.positions is None else self.positions[columns],
         )
 
+    def between_steps(self) -> int | None:
+        """The first row that is not a whole number of steps after the first, if there is one."""
+        off = (self.times - self.times[0]) % self.step != np.timedelta64(0, "s")
+        return int(np.argmax(off)) if off.any() else None
+
     def on_grid(self) -> Readings:
         """The same readings on a regular time grid: a row for every step, holes missing."""
         step = self.step.astype("timedelta64[s]").astype(np.int64)
         seconds = self.times.astype("datetime64[s]").astype(np.int64)
-        offset = seconds - seconds[0]
-        if (offset % step).any():
-            row = int(np.argmax(offset % step != 0))
+        if (row := self.between_steps()) is not None:
             raise DataError(
                 self.source, f"this time is not a multiple of the {step} s step", row=str(self.times[row])
             )
-        rows = offset // step
+        rows = (seconds - seconds[0]) // step
         total = int(rows[-1]) + 1
         if total == len(self.times):
             return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic import city
 
 
-def open_data(config: Config) -> Dataset:
-    """A file or folder of readings, or the synthetic city."""
-    if config.data.path != "city":
-        return load(config.data.path)
+def open_data(config: Config, path: Path | None = None) -> Dataset:
+    """A file or folder of readings, or the synthetic city.
+
+    `path` takes the place of the configured one: other readings, or the same path as a person wrote it, which
+    is how messages should name it.
+    """
+    if path is not None or config.data.path != "city":
+        d = config.data
+        return load(path or d.path, dates=d.dates, decimal=d.decimal, timezone=d.timezone)
     c = config.city
     return city(c.sensors, c.days, seed=c.seed, dropout=c.dropout, noise=c.noise)
 

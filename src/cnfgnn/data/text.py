@@ -1,38 +1,184 @@
-"""Csv as lines of fields, and pieces of files as parts of a sentence."""
+"""Text files of fields: how they are encoded, what separates the fields, how numbers are written."""
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterator
+import io
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cnfgnn.errors import DataError
 
 Row = tuple[int, list[str]]  # line number and fields
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252 (Latin-1)"}
+BINARY = re.compile(
+    r"[\x00-\x08\x0e-\x1a\x1c-\x1f]"
+)  # in no text, while Windows-1252 decodes almost anything
+MISSING = frozenset(
+    {"", "-", "--", "?", "NA", "N/A", "na", "n/a", "n.a.", "#N/A", "NaN", "nan", "NAN", "-nan"}
+    | {"NULL", "null", "Null", "None", "none"}
+)
+GROUPED = re.compile(
+    r"[+-]?[1-9]\d{0,2}(?:,\d{3})+", re.A
+)  # 1,234: a decimal comma, or one between thousands
 
 
-def text_rows(path: Path) -> Iterator[Row]:
-    """Line number and fields of every line of a csv file that is not blank."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
+@dataclass(frozen=True)
+class Text:
+    """A text file and how to read it."""
+
+    path: Path
+    head: str  # up to the second line that is not blank
+    encoding: str = "utf-8-sig"
+    separator: str = ","
+    content: str | None = None  # of a file in another encoding than UTF-8
+
+    def first_rows(self) -> list[Row]:
+        """The first two rows, or as many as there are."""
+        return list(self._parsed(io.StringIO(self.head, newline="")))
+
+    def rows(self) -> Iterator[Row]:
+        """Line number and fields of every line that is not blank."""
+        try:
+            if self.content is not None:
+                yield from self._parsed(io.StringIO(self.content, newline=""))
+                return
+            with self.path.open(encoding=self.encoding, newline="") as file:
+                yield from self._parsed(file)
+        except UnicodeDecodeError:
+            raise _no_text(self.path) from None
+        except OSError as problem:
+            raise DataError(self.path, f"it cannot be opened ({problem.strerror})") from None
+
+    def _parsed(self, lines: Iterable[str]) -> Iterator[Row]:
+        reader = csv.reader(lines, delimiter=self.separator)
+        try:
             for fields in reader:
                 if fields:
                     yield reader.line_num, fields
-    except UnicodeDecodeError:
-        raise DataError(path, "this is not UTF-8 text; save it as csv in UTF-8") from None
-    except csv.Error as problem:
-        raise DataError(path, f"this is not a csv file ({problem})", row=reader.line_num) from None
+        except csv.Error as problem:
+            raise DataError(self.path, f"this is not a csv file ({problem})", line=reader.line_num) from None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What had to be found out about the file."""
+        encoding = () if self.encoding == "utf-8-sig" else (f"text in {ENCODINGS[self.encoding]}",)
+        separator = () if self.separator == "," else (f"fields separated by {SEPARATORS[self.separator]}",)
+        return encoding + separator
+
+
+def open_text(path: Path, *, whole: bool = True) -> Text:
+    """A file with its encoding and separator; unless `whole`, its first lines alone tell whether UTF-8."""
+    try:
+        raw = path.read_bytes() if whole else _first_lines(path)
+        content = _utf_8(raw)
+        if content is None and not whole:
+            raw = path.read_bytes()
     except OSError as problem:
         raise DataError(path, f"it cannot be opened ({problem.strerror})") from None
+    if content is not None:
+        head = _head(content)
+        return Text(path, head, separator=_separator(head))
+    encoding, content = _decoded(raw, path)
+    head = _head(content)
+    return Text(path, head, encoding, _separator(head), content)
 
 
-def number(text: str) -> float | None:
+def _first_lines(path: Path) -> bytes:
+    """At least the first two lines that are not blank."""
+    lines, filled = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            lines.append(line)
+            filled += bool(line.strip())
+            if filled == 2:
+                break
+    return b"".join(lines)
+
+
+def _head(content: str) -> str:
+    lines, filled = [], 0
+    for line in io.StringIO(content, newline=""):
+        lines.append(line)
+        filled += bool(line.strip())
+        if filled == 2:
+            break
+    return "".join(lines)
+
+
+def _utf_8(raw: bytes) -> str | None:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+def _decoded(raw: bytes, path: Path) -> tuple[str, str]:
+    """Encoding and characters of a file that is not UTF-8."""
+    encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "cp1252"
+    try:
+        content = raw.decode(encoding)
+    except UnicodeDecodeError:
+        raise _no_text(path) from None
+    if BINARY.search(content):
+        raise _no_text(path)
+    return encoding, content
+
+
+def _no_text(path: Path) -> DataError:
+    return DataError(path, "this is not text in UTF-8, UTF-16 or Latin-1; save it as csv in UTF-8")
+
+
+def _separator(head: str) -> str:
+    """What separates the first two lines into as many fields each, which hold no other separator if possible.
+
+    Cells of a file with commas hold no other separator, so that such a file is always taken as one.
+    """
+    lines = [line for line in io.StringIO(head, newline="") if line.strip()]
+    found: list[tuple[tuple[bool, int, int], str]] = []
+    for separator in SEPARATORS:
+        try:
+            rows = list(csv.reader(lines, delimiter=separator))
+        except csv.Error:
+            rows = []
+        if rows:
+            counts = {len(fields) for fields in rows}
+            mixed = sum(_holds_another(cell, separator) for fields in rows for cell in fields)
+            found.append(((len(counts) == 1 and counts != {1}, -mixed, len(rows[0])), separator))
+    return max(found, key=lambda one: one[0])[1] if found else ","  # the first of equals: commas
+
+
+def _holds_another(cell: str, separator: str) -> bool:
+    """Whether a cell that is not a number with a decimal comma holds another separator, or a quote."""
+    return any(mark in cell for mark in {*SEPARATORS, '"'} - {separator}) and number(cell, ",") is None
+
+
+def number(text: str, decimal: str = ".") -> float | None:
     """The number that a text stands for; Python alone would also read 1_000 and Thai digits."""
+    if decimal == ",":
+        text = "no number" if "." in text else text.replace(",", ".")
     try:
         return float(text) if text.isascii() and "_" not in text else None
     except ValueError:
         return None
+
+
+def decimal_comma(cells: Iterable[tuple[int, str]], separator: str) -> tuple[bool, tuple[int, str] | None]:
+    """Whether numbers have decimal commas; where none can only be that, one that may be, with its line.
+
+    Who separates fields by semicolons does so because commas are in the numbers.
+    """
+    unclear: tuple[int, str] | None = None
+    for line, cell in cells:
+        if "," in cell and number(cell.strip(), ",") is not None:
+            if separator == ";" or not GROUPED.fullmatch(cell.strip()):
+                return True, None
+            unclear = unclear or (line, cell.strip())
+    return False, unclear
 
 
 def shown(text: object) -> str:

@@ -33,6 +33,8 @@ def check_site(kit: Path) -> Iterator[str]:
     readings = own.readings
     source = readings.source
     yield f"sensors: all {len(plan.sensors)} of {plan.name} are in {source}"
+    if readings.notes:
+        yield f"understood: {'; '.join(readings.notes)}"
     missing = readings.missing[(own.seconds >= own.first) & (own.seconds <= own.last)]
     if len(missing) < FEWEST_ROWS:
         raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS}")

@@ -10,11 +10,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.config import Config
 from cnfgnn.config_file import read_toml
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation import engine_files
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, Project, SitePlan, read_project
@@ -25,7 +27,7 @@ AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
 CLEANING_KEYS = ("missing_value", "outliers")  # settings of [data] that each site makes for itself
-SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", *CLEANING_KEYS)
+SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", "reading", *CLEANING_KEYS)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 ISSUED = "issued.json"  # in the server's `startup`: the serial numbers of the sites' certificates
 PROGRAM_FILE = "program.txt"  # the Python that has cnfgnn, for `start.sh` where PATH does not lead to it
@@ -129,6 +131,7 @@ def read_site(kit: str | Path) -> SitePlan:
         memory=memory,
         keep_tasks=keep,
         cleaning=data,
+        reading=_reading(content.get("reading", {}), file),
     )
 
 
@@ -141,6 +144,15 @@ def _memory(said: object, file: Path) -> int:
     if size < 1:
         raise ConfigError(f"{file}: memory", 'it must be an amount such as "512 MiB" or "2 GiB"')
     return int(size)
+
+
+def _reading(table: Any, file: Path) -> ReadingOptions:
+    """The settings under [reading]: dates, decimal and timezone, as data.* of a run has them."""
+    valid = [field.name for field in fields(ReadingOptions) if field.name != "place"]
+    for key in table if isinstance(table, dict) else ["reading"]:
+        if key not in valid:
+            raise ConfigError(f"{file}: reading", f"there is no such setting as {key!r}", valid)
+    return ReadingOptions(**table, place=str(file))
 
 
 def read_server(kit: str | Path) -> Project:

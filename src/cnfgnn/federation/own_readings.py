@@ -39,7 +39,7 @@ class OwnReadings:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        found: Readings = load_readings(kit / plan.readings).select(plan.sensors)
+        found: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
         self.readings: Readings = treated(found, plan.cleaning)
         self.findings = findings_in(found, plan.cleaning, prefix="")  # for the owner's eyes
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)

@@ -11,6 +11,7 @@ from typing import Any
 from cnfgnn.config import DataConfig
 from cnfgnn.config_file import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.transports.flare.limits import LARGEST_PIECE, PIECE
@@ -51,6 +52,8 @@ class SitePlan:
     memory: int = 0  # bytes that its hidden states and embeddings may take; 0: half of what the device has
     keep_tasks: int = KEEP_TASKS  # of which it keeps the logs: the site's own choice too
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing: likewise
+    # how to read its files: likewise
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""Which columns of a table hold times, which sensors, which readings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cnfgnn.data.text import MISSING, number
+from cnfgnn.data.times import is_clock, is_day, is_time
+from cnfgnn.errors import DataError
+
+TIME_NAMES = frozenset({"time", "timestamp", "date", "datetime"})
+ID_NAMES = frozenset(
+    {"id", "sensor_id", "sensor", "sensorid", "station", "station_id", "name", "node", "node_id", "detector"}
+    | {"detector_id", "device", "device_id", "location"}
+)
+VALUE_NAMES = frozenset(
+    {"value", "values", "val", "reading", "readings", "measurement", "wert", "valeur", "valor"}
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of a table's columns.
+
+    time     one, or two where day and clock time are apart; empty: the times are the table's index
+    sensor   the column of sensor ids, of a table that is long (a row per time and sensor) or may be
+    is_long  whether it is for certain; else it is long if a time occurs in several rows
+    others   the columns of readings
+    """
+
+    names: tuple[str, ...]
+    time: tuple[int, ...]
+    sensor: int | None
+    is_long: bool
+    others: tuple[int, ...]
+
+    @property
+    def sensor_is_named(self) -> bool:
+        return self.sensor is not None and self.names[self.sensor].lower() in ID_NAMES
+
+    @property
+    def time_name(self) -> str:
+        return " ".join(self.names[place] for place in self.time) or "time"
+
+    @property
+    def text_columns(self) -> tuple[int, ...]:
+        return self.time if self.sensor is None else (*self.time, self.sensor)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if len(self.time) < 2:
+            return ()
+        day, clock = (repr(self.names[place]) for place in self.time)
+        return (f"days in column {day} and clock times in column {clock}",)
+
+
+def layout_of(names: Sequence[str], first: Sequence[str], path: Path, *, index: bool = False) -> Layout:
+    """What the columns of a table are, by names and first row; with `index`, times are the table's index."""
+    time = () if index else _time_columns(names, first, path)
+    others = tuple(place for place in range(len(names)) if place not in time)
+    texts = [place for place in others if _is_text(first, place)]
+    named = [place for place in others if names[place].lower() in ID_NAMES]
+    values = [place for place in others if names[place].lower() in VALUE_NAMES]
+    ids = [place for place in texts if place in named] or (named if len(named) == 1 else texts)
+    if len(others) == 2 and len(ids) == 1:
+        sure = ids[0] in named and (ids[0] in texts or bool(values))
+        return Layout(tuple(names), time, ids[0], sure, tuple(p for p in others if p != ids[0]))
+    if len(others) > 2 and len(ids) == 1 and ids[0] in texts and ids[0] in named:
+        more = ", ".join(repr(names[place]) for place in others if place != ids[0])
+        problem = f"a table with a row per time and sensor has one column of values, not {more}: keep one"
+        raise DataError(path, problem)
+    return Layout(tuple(names), time, None, False, others)
+
+
+def _time_columns(names: Sequence[str], first: Sequence[str], path: Path) -> tuple[int, ...]:
+    """The places of day and clock time, or of the column that is called time, or looks like it."""
+    days = [place for place, text in enumerate(first) if is_day(text)]
+    clocks = [place for place, text in enumerate(first) if is_clock(text)]
+    if len(days) == 1 and len(clocks) == 1:
+        return days[0], clocks[0]
+    named = [place for place, name in enumerate(names) if name.lower() in TIME_NAMES]
+    if len(named) > 1:
+        pair = f"{names[named[0]]!r} and {names[named[1]]!r}"
+        problem = (
+            f"two columns of time, {pair}: keep one, or a day like 2024-01-31 and a clock time like 08:05"
+        )
+        raise DataError(path, problem)
+    times = [place for place, text in enumerate(first) if is_time(text)]
+    return ((named or (times if len(times) == 1 else [0]))[:1][0],)
+
+
+def _is_text(first: Sequence[str], place: int) -> bool:
+    """Whether a first cell is neither a number nor stands for a missing one."""
+    text = first[place].strip() if place < len(first) else ""
+    return text not in MISSING and number(text) is None and number(text, ",") is None
