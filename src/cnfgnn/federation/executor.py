@@ -26,10 +26,11 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.keeping import SHARE
 from cnfgnn.algorithm.series import Series
 from cnfgnn.config import ComputeConfig, Missing
+from cnfgnn.data.quality import out_of_range
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.cell import serve_notes
 from cnfgnn.federation.kits import read_site
-from cnfgnn.federation.own_readings import OwnReadings, digest, outliers, ranges, reached, up_to
+from cnfgnn.federation.own_readings import OwnReadings, digest, ranges, reached, up_to
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import Joined, SiteStore
@@ -116,31 +117,23 @@ class SiteNodes:
 
     def after(self, clients: Clients, verb: str) -> None:
         if verb == "forecast":
-            self._warn_of_outliers(clients)
+            self._warn_of_doubts(clients)
             self._write_forecasts(clients)
 
-    def _warn_of_outliers(self, clients: Clients) -> None:
+    def _warn_of_doubts(self, clients: Clients) -> None:
         """In the site's own log alone: a model knows nothing of readings unlike those that it was trained on,
         and a change of unit or a broken sensor looks like that."""
         assert self.terms is not None
         assert self.own is not None
-        store, data, series = clients.store, clients.data, clients.series
+        store, data = clients.store, clients.data
         joined = store.joined() if isinstance(store, SiteStore) else None
-        if joined is None or len(joined.ranges) != series.nodes:
+        if joined is None or len(joined.ranges) != clients.series.nodes:
             return
-        begin = self.terms.rows - data.horizon
-        recent = slice(begin - data.history, begin)
-        window = Series(series.values[:, recent], series.missing[:, recent], series.time_of_day[recent])
-        for node, reading in outliers(window, joined.ranges, data.scaler.std):
-            low, high = joined.ranges[node] or (0.0, 0.0)
-            logging.getLogger(__name__).warning(
-                "sensor %s read %g, far outside of the %g to %g that this run was trained on:"
-                " its forecast may be of no use",
-                self.own.readings.ids[node],
-                reading,
-                low,
-                high,
-            )
+        end = self.terms.first + (self.terms.rows - data.horizon) * self.terms.step
+        newest = self.own.up_to(end, data.history)
+        ranges = dict(zip(newest.ids, joined.ranges, strict=True))
+        for finding in out_of_range(newest, ranges, data.scaler.std):
+            logging.getLogger(__name__).warning("%s", finding)
 
     def _write_forecasts(self, clients: Clients) -> None:
         """Into the owner's folder: a row per time ahead, a column per sensor, empty for a sensor without a

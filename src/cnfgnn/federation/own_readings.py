@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class OwnReadings:
             said.append(f"the newest reading in {source} is {age} old ({shown_time(self.newest)})")
         return said
 
+    def up_to(self, end: int, steps: int) -> Readings:
+        """The readings of so many steps before a time, in seconds since 1970."""
+        recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
+        r = self.readings
+        return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
+
     def series(self, terms: Terms) -> Series:
         """On the time steps that all sites share; what this site has not measured is missing."""
         if terms.step != self.step:
@@ -132,19 +139,6 @@ def ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
     """Each node's least and greatest reading; None for one without any."""
     known = (values[~missing] for values, missing in zip(series.values, series.missing, strict=True))
     return tuple((float(some.min()), float(some.max())) if len(some) else None for some in known)
-
-
-def outliers(
-    recent: Series, trained_on: Sequence[tuple[float, float] | None], least: float
-) -> Iterator[tuple[int, float]]:
-    """Each node with a reading further outside of the range it was trained on than the range is wide, or than
-    `least`; and the reading that is furthest."""
-    for node, (now, then) in enumerate(zip(ranges(recent), trained_on, strict=True)):
-        if now is None or then is None:
-            continue
-        beyond = max((then[0] - now[0], now[0]), (now[1] - then[1], now[1]))
-        if beyond[0] > max(then[1] - then[0], least):
-            yield node, beyond[1]
 
 
 def digest(series: Series, terms: Terms) -> str:
