@@ -46,6 +46,17 @@ def test_later_ones_by_what_as_much_work_took_and_never_less_than_the_floor() ->
     assert its.deadline([SAVE], KNOWN) == LEAST
 
 
+def test_a_site_of_which_nothing_is_known_has_a_deadline_too() -> None:
+    draw = {"r_g": 1, "epoch": 0, "number": 0}
+    calls = [
+        UPDATE,
+        SCORE,
+        Call("backward", {**draw, "step": 0, "learn": False}),
+        Call("encode", {"split": "train"}),
+    ]
+    assert Pace().deadline(calls, Sizes(2)) == LEAST + 4 * FIRST_WORK
+
+
 def test_one_slow_moment_is_forgotten_in_time() -> None:
     its = Pace()
     its.learn([SAVE], KNOWN, {"save": 100.0})

@@ -63,7 +63,7 @@ def _units(calls: Sequence[Carried], known: Sizes) -> Iterator[tuple[str, float]
             count = told["until"] - told["first"]
         elif call.verb == "update":
             count = told["r_c"] * math.ceil(known.windows.get("train", 1) / known.client_batch)
-        elif "number" in told:
+        elif "number" in told and known.prepared:
             count = known.drawn(told)
         elif "split" in told:
             count = known.windows.get(told["split"], 1)
