@@ -116,6 +116,24 @@ def test_own_folder_can_be_named_by_its_file_and_by_a_string(tmp_path, monkeypat
     assert load("readings.csv").name == load(".").name == load(str(tmp_path / "lake")).name == "lake"
 
 
+def test_files_are_named_as_the_path_was_given(tmp_path, monkeypatch):
+    own(tmp_path / "lake", sensors="id,lat,lon\na,1,2\nb,x,2\n")
+    traffic(tmp_path / "roads" / "data" / "metr-la.h5")
+    adjacency(tmp_path / "roads" / "sensor_graph" / "adj_mx.pkl", ["7"], np.eye(1))
+    for place, path, named in (
+        (".", "lake", "lake/sensors.csv, line 3"),
+        (".", tmp_path / "lake", f"{tmp_path}/lake/sensors.csv, line 3"),
+        ("lake", ".", "sensors.csv, line 3"),
+        ("lake", "readings.csv", "sensors.csv, line 3"),
+        (".", "roads/data", "roads/sensor_graph/adj_mx.pkl: sensor '1'"),
+        ("roads/data", "metr-la.h5", "../sensor_graph/adj_mx.pkl: sensor '1'"),
+    ):
+        monkeypatch.chdir(tmp_path / place)
+        with pytest.raises(DataError) as caught:
+            load(path)
+        assert str(caught.value).startswith(named)
+
+
 BAD_FOLDERS = {
     "no graph": ({"sensors": None}, ": nothing says how the sensors are connected: add sensors.csv"),
     "sensor without position": (

@@ -199,6 +199,10 @@ BAD_CSV = {
     "zeros": (b"\0" * 100, "line 1: the first line has to name the columns"),
     "half of UTF-16": ("time,a\n2024-01-01,1\n".encode("utf-16")[:-1], "not text in UTF-8, UTF-16 or"),
     "UTF-32": ("time,a\n2024-01-01,1\n".encode("utf-32"), "not text in UTF-8, UTF-16 or"),
+    "UTF-8 that was cut": (
+        "time,Zürich\n2024-01-01,1\n2024-01-02,ü\n".encode()[:-2],
+        "line 3: this is UTF-8 with a damaged character",
+    ),
     "latin1 further down": (
         "time,a\n2024-01-01,1\n2024-01-02,é\n".encode("latin1"),
         "line 3, column 'a': 'é' is not a number like 12.5",

@@ -124,9 +124,23 @@ def _decoded(raw: bytes, path: Path) -> tuple[str, str]:
         content = raw.decode(encoding)
     except UnicodeDecodeError:
         raise _no_text(path) from None
+    if encoding == "cp1252" and not raw.decode("utf-8", "ignore").isascii():
+        raise DataError(
+            path, "this is UTF-8 with a damaged character; save it again", line=_damaged_line(raw)
+        )
     if BINARY.search(content):
         raise _no_text(path)
     return encoding, content
+
+
+def _damaged_line(raw: bytes) -> int:
+    """The first line that is not UTF-8."""
+    whole = len(raw)
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        whole = problem.start
+    return len(raw[:whole].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))
 
 
 def _no_text(path: Path) -> DataError:
