@@ -230,8 +230,8 @@ def train(
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None)
         check_federated(settings)
-        chosen = {"settings": settings_of(settings), "given": sorted(settings.given)}
-        task = Task("train", name or _new_name(settings), wait=wait, **chosen)
+        chosen, given_keys = settings_of(settings), sorted(settings.given)
+        task = Task("train", name or _new_name(settings), settings=chosen, given=given_keys, wait=wait)
     try:
         result = _performed(kit, task)
     except KeyboardInterrupt:

@@ -284,7 +284,7 @@ def _silent(readings: Readings, config: DataConfig) -> Iterable[Finding]:
     measured = ~readings.missing
     silent = ~measured.any(axis=0)
     if silent.any():
-        sensors = [sensor for sensor, is_so in zip(readings.ids, silent, strict=True) if is_so]
+        sensors = [readings.ids[column] for column in np.flatnonzero(silent)]
         yield Finding(
             "silent",
             f"{_sensors(sensors)}: no reading in the whole file; leave the"
@@ -294,7 +294,7 @@ def _silent(readings: Readings, config: DataConfig) -> Iterable[Finding]:
     until = _training_rows(readings, config)
     late = ~measured[:until].any(axis=0) & ~silent
     if late.any():
-        sensors = [sensor for sensor, is_so in zip(readings.ids, late, strict=True) if is_so]
+        sensors = [readings.ids[column] for column in np.flatnonzero(late)]
         first = int(measured[:, late].any(axis=1).argmax())
         yield Finding(
             "untrained",
