@@ -166,16 +166,24 @@ def _ports(kit: Path) -> list[tuple[str, int]]:
 
 
 def _check_ports_free(kit: Path) -> None:
+    """Refuse ports that another program has; those of a server that was just killed are free in a moment."""
+    until = time.monotonic() + GRACE
     for host, port in _ports(kit) if kind(kit) == "server" else []:
-        with socket.socket() as attempt:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
-            try:
-                attempt.bind((host, port))
-                attempt.listen(1)
-            except OSError as error:
-                reason = error.strerror or str(error)
-                problem = f"port {port} cannot be opened ({reason}); is another program using it?"
-                raise RunError(kit, problem) from error
+        while (problem := _cannot_listen(host, port)) and time.monotonic() < until:
+            time.sleep(0.1)
+        if problem:
+            raise RunError(kit, f"port {port} cannot be opened ({problem}); is another program using it?")
+
+
+def _cannot_listen(host: str, port: int) -> str:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
+        try:
+            attempt.bind((host, port))
+            attempt.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
 
 
 def _last_words(kit: Path) -> str:
