@@ -108,7 +108,7 @@ def test_it_is_announced_once_with_what_ends_it_earlier_and_what_is_quicker() ->
     lines = [training.outlook.announcement() for _ in training.minibatches(1)]
     (line,) = [line for line in lines if line is not None]
     assert line.startswith("about ")
-    assert ", at most 4" in line
+    assert ", roughly 4" in line
     assert "min for 50 rounds, fewer if 20 in a row are no better" in line
     assert line.endswith("--set training.rounds=10, or --method cnfgnn-plus, 12 rounds of a smaller model")
     assert "\n" not in line
@@ -155,6 +155,6 @@ def test_a_real_training_says_how_long_it_takes(tmp_path: Path) -> None:
     (line,) = [line for line in lines if line.startswith("about ")]
     first = next(line for line in lines if line.startswith("round 1/3"))
     assert lines.index(line) < lines.index(first)
-    assert " a round, at most " in line
+    assert " a round, roughly " in line
     assert "for 3 rounds" in line
     assert ", at most " in first

@@ -157,7 +157,7 @@ class Outlook:
         self.announced = True
         training, rounds = self.config.training, self.pace.rounds - self.pace.done
         count = "1 round" if rounds == 1 else f"{rounds} rounds"
-        line = f"about {duration(each)} a round, at most {duration(left)} for {count}"
+        line = f"about {duration(each)} a round, roughly {duration(left)} for {count}"
         if training.patience < training.rounds:
             line += f", fewer if {training.patience} in a row are no better than the best before"
         is_new = self.done == 0  # a resumed run keeps its settings
