@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# Before torch is imported: tensors are tiny, and tests run side by side. `torch.set_num_threads` holds for one
+# thread alone, and a pool of threads that another one starts makes forked processes hang.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
-import torch
 
 from cnfgnn.algorithm.compute import multiplies_bf16
 from cnfgnn.algorithm.methods import METHODS, preset
@@ -17,8 +21,6 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.simulation import Experiment
 from cnfgnn.transports.in_process import InProcess
-
-torch.set_num_threads(1)  # tiny tensors; and tests run side by side
 
 needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
