@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Before torch is imported: tensors are tiny, and tests run side by side. `torch.set_num_threads` holds for one
+# Before torch is imported: tests are tiny and run side by side. `torch.set_num_threads` holds for one
 # thread alone, and a pool of threads that another one starts makes forked processes hang.
 os.environ["OMP_NUM_THREADS"] = "1"
 
