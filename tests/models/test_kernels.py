@@ -25,10 +25,10 @@ KINDS = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
 STEPS = 5
 
 
-def close(actual: Tensor, expected: Tensor, kind: torch.dtype, in_float32: float = 1e-5) -> None:
+def close(actual: Tensor, expected: Tensor, kind: torch.dtype) -> None:
     """In the norm: single elements of a gradient may be as small as rounding errors of others."""
     assert torch.isfinite(actual).all()
-    tolerance = in_float32 if kind == torch.float32 else 2e-2
+    tolerance = 1e-5 if kind == torch.float32 else 2e-2
     assert (actual - expected).norm() <= tolerance * expected.norm() + 1e-6
 
 
@@ -106,18 +106,25 @@ def test_a_frozen_decoder_gives_the_gradient_of_its_start_alone(monkeypatch: pyt
     close(grads[0], grads[1], torch.float32)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("n", "e", "b", "widths", "layers", "embedding"),
+    ("kind", "n", "e", "b", "widths", "layers", "embedding"),
     [
-        (5, 12, 3, (32, 32, 16), 2, 16),
-        (7, 20, 11, (32, 64, 16), 2, 16),
-        (3, 1, 2, (16, 16), 2, 16),
-        (6, 10, 9, (32, 32, 32, 16), 3, 16),
-        (4, 6, 5, (32, 32, 16), 1, 16),
-        (5, 12, 3, (32, 32, 16), 2, 24),  # an embedding whose width is no power of two
-        (5, 12, 3, (32, 32, 16), 2, 7),
-        *([(40, 200, 48, (64, 64, 32), 2, 16), (40, 200, 48, (256, 256, 128), 2, 48)] if CUDA else []),
+        *(
+            (kind, *shape)
+            for kind in KINDS
+            for shape in [
+                (5, 12, 3, (32, 32, 16), 2, 16),
+                (7, 20, 11, (32, 64, 16), 2, 16),
+                (3, 1, 2, (16, 16), 2, 16),
+                (6, 10, 9, (32, 32, 32, 16), 3, 16),
+                (4, 6, 5, (32, 32, 16), 1, 16),
+                (5, 12, 3, (32, 32, 16), 2, 24),  # an embedding whose width is no power of two
+                (5, 12, 3, (32, 32, 16), 2, 7),
+            ]
+        ),
+        *([(kind, 40, 200, 48, (64, 64, 32), 2, 16) for kind in KINDS] if CUDA else []),
+        # the presets' widths: in float32, where no run uses kernels, rounding flips too many rectifiers
+        *([(torch.bfloat16, 40, 200, 48, (256, 256, 128), 2, 48)] if CUDA else []),
     ],
 )
 @pytest.mark.parametrize("absent", [0.0, 0.3])
@@ -152,7 +159,7 @@ def test_graph_network(
     actual = with_gradients(graph_network(gn, [w.to(kind) for w in weights], h_c, graph, mask).float())
     if kind == torch.float32:
         for ours, theirs in zip(actual, expected, strict=True):
-            close(ours, theirs, kind, 1e-4)  # rounding turns some of many rectifiers on or off
+            close(ours, theirs, kind)
         return
     with torch.autocast(DEVICE.type, torch.bfloat16):  # small gradients suffer from rounding, here as there
         rounded = with_gradients(gn(h_c, graph, present).float())
