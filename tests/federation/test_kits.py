@@ -153,7 +153,8 @@ def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> 
     file.write_text(site + 'dates = "day-first"\ntimezone = "Europe/Paris"\n')
     own = OwnReadings(kits.read_site(tmp_path), tmp_path)
     assert str(own.readings.times[0]) == "2024-02-01T01:00:00"
-    assert own.about() == {"first": own.first, "last": own.last, "step": 3600, "utc": True}
+    times = {"first": own.first, "last": own.last, "step": 3600, "utc": True, "newest": own.last}
+    assert own.about() == times | {"measured": len(own.counted), "left_out": 0}
     for wrong, sentence in {
         'zone = "Europe/Paris"': "reading: there is no such setting as 'zone'",
         'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from cnfgnn.federation import kits
 from cnfgnn.federation.handshake import Answer
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_status import SiteStatus, copy_problem, read_site_status, standing_problem
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import JOINED, SiteStore
 from cnfgnn.terminal_sites import SiteLines, sites_table
 from tests.commands import said
 from tests.federation.living import ENGINE_WARNINGS, dealt, living
@@ -139,15 +142,37 @@ def test_a_status_that_was_written_long_ago_shows_how_long(capsys: pytest.Captur
     assert "500" in capsys.readouterr().out.replace("\n", "")
 
 
+@contextmanager
+def full_disk(states: Path) -> Iterator[None]:
+    """A site's states lie on a disk of their own from now on, and it is full."""
+    before = states.rename(states.with_name("states-before"))
+    states.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(states)], check=False)
+    if done.returncode != 0:
+        pytest.skip("only root can mount a disk that fills up")
+    try:
+        for joined in before.rglob(JOINED):
+            (states / joined.parent.name).mkdir()
+            shutil.copy(joined, states / joined.parent.name)
+        with suppress(OSError), (states / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"-" * 1024)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(states)], check=True)
+
+
 @pytest.mark.slow
-def test_a_training_names_a_site_that_cannot_keep_its_state(tmp_path: Path) -> None:
+def test_a_training_names_a_site_whose_disk_is_full(tmp_path: Path) -> None:
     config = tiny()
-    with living(tmp_path, dealt(tmp_path / "data", sensors=4), {"north": [0, 1], "south": [2, 3]}) as running:
+    with (
+        living(tmp_path, dealt(tmp_path / "data", sensors=4), {"north": [0, 1], "south": [2, 3]}) as running,
+        ExitStack() as stack,
+    ):
         running.begin_training(config)
         running.during(2)
         north = running.kits["north"]
-        (north / "states").rename(north / "states-before")
-        (north / "states").write_text("")  # no folder can be made here, as on a disk that is full
+        stack.enter_context(full_disk(north / "states"))
         running.until(lambda: bool(running.site("north")["refused"]), "a refused answer")
         assert "cannot be written" in running.site("north")["problem"]
         assert "cannot be written" in said("federation", "status", running.server).replace("\n", " ")

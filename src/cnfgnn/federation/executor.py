@@ -130,7 +130,9 @@ class SiteNodes:
         if joined is None or len(joined.ranges) != clients.series.nodes:
             return
         end = self.terms.first + (self.terms.rows - data.horizon) * self.terms.step
-        newest = self.own.up_to(end, data.history)
+        newest = self.own.before(end, data.history)
+        if newest is None:
+            return
         ranges = dict(zip(newest.ids, joined.ranges, strict=True))
         for finding in out_of_range(newest, ranges, data.scaler.std):
             logging.getLogger(__name__).warning("%s", finding)

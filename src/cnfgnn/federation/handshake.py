@@ -24,6 +24,7 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 from cnfgnn.errors import DataError, RunError
 
 REACHED_WITHIN = 5.0  # seconds
+TRIES, AGAIN_AFTER = 3, 0.5  # of a handshake that breaks off, and seconds between them
 HAS_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 LONGEST_ANSWER = 1 << 16  # bytes
 ASKS, STANDING = "asks", "standing"
@@ -44,31 +45,39 @@ def ask(kit: Path, process: str = "") -> Answer:
     """Ask the server of a site's kit; `process` is by what the server knows the site's running process."""
     site, host, port = address_of(kit)
     context = _credentials(kit / "startup")
-    where = f"{host}:{port}"
-    try:
-        with (
-            socket.create_connection((host, port), REACHED_WITHIN) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            name = _common_name(secure)
-            begun = time.time()
-            secure.sendall(_hello(f"{site}.{NEVER_JOINS}{secrets.token_hex(4)}", process))
-            said = _ready(secure)
-            ended = time.time()
-    except ssl.SSLError as error:
-        problem = f"certificates do not match ({error.reason or error})"
-        if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code == HAS_EXPIRED:
-            problem = "the server's certificate has expired, tell its operator"
-        raise RunError(host, problem) from error
-    except OSError as error:
-        problem = f"port {port} cannot be reached ({error.strerror or error})"
-        raise RunError(host, problem) from error
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return _asked(context, site, host, port, process)
+        except ssl.SSLError as error:
+            problem = f"certificates do not match ({error.reason or error})"
+            final = isinstance(error, ssl.SSLCertVerificationError)
+            if final and error.verify_code == HAS_EXPIRED:
+                problem = "the server's certificate has expired, tell its operator"
+            if final or not tries_left:
+                raise RunError(host, problem) from error
+            time.sleep(AGAIN_AFTER)  # a server that is starting may break off a handshake
+        except OSError as error:
+            problem = f"port {port} cannot be reached ({error.strerror or error})"
+            raise RunError(host, problem) from error
+    raise AssertionError("at least one try")
+
+
+def _asked(context: ssl.SSLContext, site: str, host: str, port: int, process: str) -> Answer:
+    with (
+        socket.create_connection((host, port), REACHED_WITHIN) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
+        name = _common_name(secure)
+        begun = time.time()
+        secure.sendall(_hello(f"{site}.{NEVER_JOINS}{secrets.token_hex(4)}", process))
+        said = _ready(secure)
+        ended = time.time()
     clock = said.get(HandshakeKeys.TIMESTAMP)
     if type(clock) not in (int, float) or not abs(float(str(clock))) < 2**40:
         raise RunError(host, f"what answers on port {port} is not a federation's server")
     standing = said.get(STANDING)
     ahead = float(str(clock)) - (begun + ended) / 2
-    return Answer(name, where, ahead, standing if isinstance(standing, dict) else {})
+    return Answer(name, f"{host}:{port}", ahead, standing if isinstance(standing, dict) else {})
 
 
 def address_of(kit: Path) -> tuple[str, str, int]:

@@ -92,9 +92,11 @@ class OwnReadings:
             said.append(f"the newest reading in {source} is {age} old ({shown_time(self.newest)})")
         return said
 
-    def up_to(self, end: int, steps: int) -> Readings:
-        """The readings of so many steps before a time, in seconds since 1970."""
+    def before(self, end: int, steps: int) -> Readings | None:
+        """The readings of so many steps before a time, in seconds since 1970; None if there are none."""
         recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
+        if not recent.any():
+            return None
         r = self.readings
         return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
 

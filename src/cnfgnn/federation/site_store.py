@@ -45,7 +45,9 @@ class SiteStore(FolderStore):
             return Joined(int(noted["rows"]), str(noted["sha256"]), ranges)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except OSError as error:
+            raise RunError(path, f"cannot be read ({error.strerror or error})") from error
+        except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RunError(path, "is damaged and cannot be read") from error
 
     def note_joined(self, joined: Joined) -> None:
