@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 # Before torch is imported: tests are tiny and run side by side. `torch.set_num_threads` holds for one
 # thread alone, and a pool of threads that another one starts makes forked processes hang.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would every process they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np
 import pytest
