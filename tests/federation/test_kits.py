@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from cnfgnn.errors import ConfigError, DataError, StorageError
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation import engine_files, kits, processes
 from cnfgnn.federation.own_readings import OwnReadings
 from cnfgnn.federation.project import Project, SitePlan, read_project
@@ -166,6 +166,22 @@ def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> 
     file.write_text(site.replace("[reading]", "reading = 3"))
     with pytest.raises(ConfigError, match="there is no such setting"):
         kits.read_site(tmp_path)
+
+
+@pytest.mark.parametrize("party", ["server", "north"])
+def test_a_kit_of_an_earlier_version_is_refused_with_what_to_do(
+    party: str, tmp_path: Path, project: Project
+) -> None:
+    kit = kits.make_kits(project, tmp_path / "kits")[party]
+    resources = kit / "local" / "resources.json"
+    content = json.loads(resources.read_text())
+    parts = [part for part in content["components"] if part["id"] not in ("doorkeeper", "site_desk")]
+    resources.write_text(json.dumps(content | {"components": parts}))
+    with pytest.raises(
+        RunError, match=r"made by an earlier version: make new ones with cnfgnn federation init"
+    ):
+        processes.up(kit)
+    assert processes.running(kit) is None
 
 
 def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from cnfgnn.config import Config
 from cnfgnn.config_file import read_toml
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.federation import engine_files
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, Project, SitePlan, read_project
 from cnfgnn.files import write_whole
@@ -153,6 +153,20 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
         if key not in valid:
             raise ConfigError(f"{file}: reading", f"there is no such setting as {key!r}", valid)
     return ReadingOptions(**table, place=str(file))
+
+
+def check_current(kit: Path) -> None:
+    """Refuse a kit that an earlier version made: it lacks what keeps copies out and old tasks tidy."""
+    needed = engine_files.DOORKEEPER if kind(kit) == "server" else engine_files.SITE_DESK
+    try:
+        is_current = needed in (kit / "local" / "resources.json").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise RunError(kit / "local" / "resources.json", "cannot be read") from error
+    if not is_current:
+        problem = (
+            "this kit was made by an earlier version: make new ones with cnfgnn federation init PROJECT.toml"
+        )
+        raise RunError(kit, f"{problem} --authority AUTHORITY --out FOLDER")
 
 
 def read_server(kit: str | Path) -> Project:

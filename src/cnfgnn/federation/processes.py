@@ -19,7 +19,7 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
 from cnfgnn.federation.identity import identity, runs
-from cnfgnn.federation.kits import kind
+from cnfgnn.federation.kits import check_current, kind
 
 ENGINE = "nvflare.private.fed.app."
 PROGRAM = {"server": f"{ENGINE}server.server_train", "site": f"{ENGINE}client.client_train"}
@@ -46,6 +46,7 @@ def up(kit: str | Path) -> int:
         pid = running(kit)
         if pid is not None:
             return pid
+        check_current(kit)
         check_valid(kit)
         _end(_of_kit(kit))  # job processes that outlived a killed parent would answer beside the new ones
         _check_ports_free(kit)
