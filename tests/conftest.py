@@ -27,6 +27,9 @@ from cnfgnn.simulation import Experiment
 from cnfgnn.transports.in_process import InProcess
 
 needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
+# `make test` asks of these what is asked of every method: one for each strategy, and the one for own data;
+# `make test-slow` asks it of the others.
+QUICK = ("at-fedavg", "sl", "gru-central", "cnfgnn-plus")
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
 
@@ -85,6 +88,13 @@ def small(method: str, **changes: Any) -> Config:
             **changes,
         }
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        method = getattr(item, "callspec", None) and item.callspec.params.get("method")  # type: ignore[attr-defined]
+        if method in METHODS and method not in QUICK:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

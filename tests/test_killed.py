@@ -154,6 +154,7 @@ def killed_at(folder: Path, operation: int, when: str) -> bool:
     return ended(in_a_process(work)) == signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_every_change_of_a_file(when: str, straight: Callable[[str], Path], tmp_path: Path) -> None:
     operation, went_through = 0, False

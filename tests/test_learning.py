@@ -21,12 +21,7 @@ def city() -> cnfgnn.Dataset:
     return cnfgnn.city(sensors=8, days=7)
 
 
-QUICK = ("at-fedavg", "cnfgnn-plus")  # the method of the paper, and the one for people's own data
-
-
-@pytest.mark.parametrize(
-    "method", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_it_beats_the_last_value(method: str, city: cnfgnn.Dataset) -> None:
     config = preset(method).with_changes(SIZES | (GRAPH_SIZES if METHODS[method].graph_network else {}))
     result = cnfgnn.fit(city, config)

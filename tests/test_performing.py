@@ -72,7 +72,8 @@ def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
         assert [e.rmse for e in one.errors] == pytest.approx([e.rmse for e in other.errors], rel=1e-4)
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
@@ -102,6 +103,7 @@ def test_a_run_without_its_states_is_kept_as_it_ended(tmp_path: Path) -> None:
     assert {len(run.progress.history) for row in rows for run in row.runs} == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_fails_does_not_hold_up_the_others(jobs: int, tmp_path: Path) -> None:
     plan, observer = read(tmp_path, TINY + "[only.gru-local.training]\nclient_lr = 1e30\n"), Noted()

@@ -28,6 +28,8 @@ from cnfgnn.terminal import print_study
 from tests import commands
 from tests.commands import ENVIRONMENT, Unobserved
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [*commands.COMMAND, "reproduce"]
 TINY = ["--set=city.sensors=4", "--set=city.days=2", "--set=model.hidden=4", "--quick"]
 
@@ -221,7 +223,8 @@ def test_what_else_lies_where_a_run_would_is_not_touched(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_that_cannot_be_trained_leave_nothing_and_end_with_their_code(jobs: int, tmp_path: Path) -> None:
-    few = [*TINY, "--set=city.days=0.5", "--out", str(tmp_path), "--jobs", str(jobs)]
+    asked = [f"--set=training.{side}_batch=128" for side in ("client", "server")]
+    few = [*TINY, "--set=city.days=0.5", *asked, "--out", str(tmp_path), "--jobs", str(jobs)]
     ended = subprocess.run([*COMMAND, "strategies", *few], capture_output=True, text=True, env=ENVIRONMENT)
     assert ended.returncode == ConfigError.exit_code, ended.stderr
     assert "Traceback" not in ended.stderr

@@ -29,6 +29,8 @@ from cnfgnn.reproducing import NAMES, TRAINED, Wish, _experiment, reproduce
 from cnfgnn.runs import Run
 from tests.commands import Unobserved
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {
     "city.sensors": 6,
     "city.days": 2.0,

@@ -113,6 +113,7 @@ def test_the_server_knows_the_weights_that_arrived_not_those_it_sent(wire: str, 
         assert torch.equal(w.float(), strategy.theta_bar[name].float()), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
 @pytest.mark.parametrize("method", ["at-fedavg", "sl", "cnfgnn-plus"])
 def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(

@@ -74,7 +74,7 @@ class SiteLines:
     def _sites(self, status: Mapping[str, Any]) -> None:
         away = absent(status)
         for name, site in dict(status.get("sites") or {}).items():
-            if name not in away and site["refused"] and site["problem"] != self.refused.get(name):
+            if name not in away and site.get("refused") and site["problem"] != self.refused.get(name):
                 self.refused[name] = site["problem"]
                 self._say(f"{site['problem']} (answers refused so far: {site['refused']})")
         for name in self.away.keys() - away.keys():

@@ -150,6 +150,7 @@ def test_encoding_again_changes_nothing_but_the_rounding_of_h_G(
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     how: How, data: Dataset, tmp_path: Path
@@ -168,6 +169,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     assert torch.equal(final(second), final(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bf16", "recomputed"])
 def test_however_nodes_are_grouped_the_result_is_the_same(how: How, data: Dataset) -> None:
     finals = []

@@ -118,6 +118,7 @@ def test_a_process_that_ends_at_once_is_told_with_what_it_said(tmp_path: Path, p
     assert processes.running(kit) is None
 
 
+@pytest.mark.slow
 def test_scripts_find_the_program_where_path_is_short(tmp_path: Path, project: Project) -> None:
     kit = kits.make_kits(project, tmp_path / "kits with space")["north"]
     start, stop = ((kit / name).read_text() for name in ("start.sh", "stop.sh"))

@@ -209,6 +209,7 @@ def test_the_table_says_what_the_events_say(
     assert shown == [best["round"], best["loss"]]
 
 
+@pytest.mark.slow
 def test_every_sensor_has_the_errors_of_the_evaluation(
     browser: Browser,
     one: Path,
@@ -269,6 +270,7 @@ def test_runs_stand_side_by_side(
         assert shown == said(run[-1]["per_step"][5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_a_phone_needs_no_sideways_scrolling(
@@ -286,6 +288,7 @@ def test_a_phone_needs_no_sideways_scrolling(
     assert max(widths) <= 360
 
 
+@pytest.mark.slow
 def test_it_is_light_or_dark_as_the_system_says_until_a_person_chooses(browser: Browser, one: Path) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
     ink = "return document.getElementById('last-days').data[0].line.color"
@@ -315,6 +318,7 @@ def test_everything_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, 
     assert {"theme", "run", "figure", "step", "sensor", "count"} <= reached
 
 
+@pytest.mark.slow
 def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -335,6 +339,7 @@ def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
     browser.until(lambda: browser.texts("#sensor-errors dd") == ["–"] * 4)
 
 
+@pytest.mark.slow
 def test_325_sensors_are_drawn_and_chosen(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "large.html"
     path.write_text(page("large", [large_view()]), encoding="utf-8")
