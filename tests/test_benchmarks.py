@@ -38,6 +38,7 @@ def ran(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_a_round_is_measured_part_by_part() -> None:
     tiny = ["--shape", 3, 230, 5, "--device", "cpu", "--rounds", 1, "--minibatches", 1]
     rounds = ["--server-rounds", 2, "--split-epochs", 1]

@@ -286,6 +286,7 @@ def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_pat
     assert rounds_of(out) >= 2
 
 
+@pytest.mark.slow
 def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.DEVNULL, env=ENVIRONMENT)

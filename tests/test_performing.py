@@ -44,6 +44,7 @@ def read(tmp_path: Path, text: str = TINY) -> Plan:
     return Plan.read(tmp_path / "plan.toml")
 
 
+@pytest.mark.slow
 def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
     data = open_data(plan.cases()[0].config)
@@ -92,6 +93,7 @@ def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
                 assert ours.test()["overall"] == theirs.test()["overall"]
 
 
+@pytest.mark.slow
 def test_a_run_without_its_states_is_kept_as_it_ended(tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
