@@ -21,7 +21,10 @@ def city() -> cnfgnn.Dataset:
     return cnfgnn.city(sensors=8, days=7)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
+)
 def test_it_beats_the_last_value(method: str, city: cnfgnn.Dataset) -> None:
     config = preset(method).with_changes(SIZES | (GRAPH_SIZES if METHODS[method].graph_network else {}))
     result = cnfgnn.fit(city, config)

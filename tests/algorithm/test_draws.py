@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from cnfgnn.algorithm.draws import CLIENT_BATCHES, Batches, Coins, Draw, generator, mix, truth_probability
@@ -59,6 +60,7 @@ def test_the_truth_becomes_rarer_as_dcrnn_has_it() -> None:
     assert truth_probability(0, 0) == 0
 
 
+@pytest.mark.slow
 def test_coins_fall_as_often_as_the_probability_says() -> None:
     step, k = 6900, 1000.0
     tosses = [Coins(seed, 12, k, CPU)[step] for seed in range(400)]

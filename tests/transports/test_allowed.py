@@ -323,6 +323,7 @@ def outcome(experiment: Experiment) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
