@@ -113,7 +113,8 @@ def test_a_server_whose_port_is_taken_is_refused_at_once(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_process_that_ends_at_once_is_told_with_what_it_said(tmp_path: Path, project: Project) -> None:
     kit = kits.make_kits(project, tmp_path / "kits")["north"]
-    (kit / "local" / "resources.json").write_text("{")
+    resources = kit / "local" / "resources.json"
+    resources.write_text(f"{resources.read_text()}}}")
     assert "its process ended as soon as it was started" in refused("up", kit)
     assert processes.running(kit) is None
 
