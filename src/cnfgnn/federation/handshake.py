@@ -50,10 +50,11 @@ def ask(kit: Path, process: str = "") -> Answer:
             return _asked(context, site, host, port, process)
         except ssl.SSLError as error:
             problem = f"certificates do not match ({error.reason or error})"
-            final = isinstance(error, ssl.SSLCertVerificationError)
-            if final and error.verify_code == HAS_EXPIRED:
-                problem = "the server's certificate has expired, tell its operator"
-            if final or not tries_left:
+            if isinstance(error, ssl.SSLCertVerificationError):
+                if error.verify_code == HAS_EXPIRED:
+                    problem = "the server's certificate has expired, tell its operator"
+                tries_left = 0  # it will not be another one
+            if not tries_left:
                 raise RunError(host, problem) from error
             time.sleep(AGAIN_AFTER)  # a server that is starting may break off a handshake
         except OSError as error:
