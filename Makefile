@@ -24,7 +24,7 @@ test: $(READY)  ## the tests, warnings as errors, and the 20 slowest of them: a 
 	$(BIN)/python -m pytest -n auto
 
 test-slow: $(READY)  ## what takes longer: federations of real processes, whole plans of runs
-	$(BIN)/python -m pytest -m slow -n auto --dist loadgroup
+	$(BIN)/python -m pytest -m slow -n auto
 
 chaos: $(READY)  ## what a federation survives, at length
 	$(BIN)/python -m pytest -m chaos
