@@ -15,10 +15,10 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cnfgnn.federation.cell import CellChannel, serve_notes
-from cnfgnn.transports.flare.answering import Answering, Terms, _Work
-from cnfgnn.transports.flare.link import Link, Lost
-from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.federation.flare.cell import CellChannel, serve_notes
+from cnfgnn.transports.remote.endpoint import Endpoint, Terms, _Work
+from cnfgnn.transports.remote.link import Link, Lost
+from cnfgnn.transports.remote.messages import Unreachable
 
 TERMS = Terms(0, 300, 1000, "fp32", "echo")
 SECONDS = 3.0  # for each size, at least three exchanges
@@ -72,7 +72,7 @@ def _measured(pool: ThreadPoolExecutor, links: list[Link], size: int) -> float:
     return sorted(seconds[1:])[len(seconds[1:]) // 2]
 
 
-class Echoing(Answering):
+class Echoing(Endpoint):
     """Sends back what it was sent."""
 
     def _carry_out(self, work: _Work, terms: Terms) -> None:

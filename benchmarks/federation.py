@@ -29,21 +29,21 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.jobs import connect, job_folder
+from cnfgnn.federation.flare.jobs import connect, job_folder
 from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.operating import perform, session_when_ready
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.serving import RUNS, Task, settings_of
+from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.status import read_status
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.runs import Run
-from cnfgnn.simulation import simulate
+from cnfgnn.federation.task_client import perform, session_when_ready
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.simulation import simulate
 
 if __package__:  # as tests import it
     from benchmarks.shapes import OneSentence

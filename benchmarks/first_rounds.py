@@ -15,9 +15,9 @@ import time
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.folder import load
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.simulation import simulate
-from cnfgnn.training import Progress, finish, train
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import Progress, finish, train
 
 
 def main() -> None:

@@ -16,12 +16,12 @@ from itertools import islice
 
 import torch
 
-from cnfgnn.algorithm.draws import Batches, Draw
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.algorithm.randomness import Batches, Draw
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.simulation import simulate
-from cnfgnn.training import train
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
 from machine import GIB, peak_bytes
 from shapes import OneSentence, add_arguments, chosen
 

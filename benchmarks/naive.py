@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.server import Alternating
+from cnfgnn.data.batch import Batch
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork
-from cnfgnn.models.gru import Batch
 
 
 class NaiveNode(nn.Module):

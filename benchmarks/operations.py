@@ -26,10 +26,10 @@ from dataclasses import dataclass
 
 import torch
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.models.graphnet import GraphNetwork
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size
-from cnfgnn.simulation import Experiment
 
 PHASES = ("(1) update", "average", "(2) encode", "(3) split", "(4) embed", "validate")
 FLOAT = 4  # bytes: whatever products run in, states and weights are kept in float32

@@ -14,11 +14,11 @@ import time
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import ComputeConfig
+from cnfgnn.config.settings import ComputeConfig
 from cnfgnn.data.folder import load
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.simulation import simulate
-from cnfgnn.training import train
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
 from machine import without_missing
 
 PRECISIONS = ("fp32", "tf32", "bf16")

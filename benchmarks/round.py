@@ -26,14 +26,15 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.algorithm.server import Alternating
-from cnfgnn.config import ComputeConfig, Config
+from cnfgnn.config.settings import ComputeConfig, Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.simulation import Experiment, simulate
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.simulation import simulate
 from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes, without_missing
 from naive import NaiveRound
 from operations import PHASES, Shape, least_bytes, operations

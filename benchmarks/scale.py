@@ -28,8 +28,8 @@ import torch
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.own_process import keep_freed_memory
-from cnfgnn.simulation import simulate
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.simulation import simulate
 from machine import GIB, clock, forget_peak, peak_bytes
 from shapes import LENGTH, OneSentence, random_network
 

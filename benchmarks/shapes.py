@@ -12,7 +12,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
 
 LENGTH = 24  # steps of a window: 12 of history, 12 ahead

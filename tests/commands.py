@@ -7,10 +7,10 @@ import sys
 
 from typer.testing import CliRunner
 
-from cnfgnn.cli import app
+from cnfgnn.cli.main import app
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.running import Unwatched
-from cnfgnn.runs import Run
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.train import Unwatched
 
 COMMAND = [sys.executable, "-m", "cnfgnn"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}

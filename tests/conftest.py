@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 
 from cnfgnn.algorithm.compute import multiplies_bf16
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.algorithm.server import Server
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.simulation import Experiment
 from cnfgnn.transports.in_process import InProcess
+
+pytest_plugins = ["tests.tiny_runs"]  # runs on a tiny city, for tests of the page, tables and commands
 
 needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
 # `make test` asks of these what is asked of every method: one for each strategy, and the one for own data;

@@ -15,10 +15,10 @@ import pytest
 import cnfgnn
 import cnfgnn.api
 from cnfgnn import errors
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.simulation import Experiment
-from cnfgnn.training import Progress, Round, evaluate
+from cnfgnn.runs.training_loop import Progress, Round, evaluate
 from tests.conftest import small
 
 

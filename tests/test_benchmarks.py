@@ -19,10 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import cnfgnn
 from cnfgnn.algorithm.compute import multiplies_bf16
 from cnfgnn.algorithm.server import Alternating
+from cnfgnn.data.batch import Batch
 from cnfgnn.errors import ConfigError
 from cnfgnn.models.graphnet import Edges, GraphNetwork
-from cnfgnn.models.gru import Batch, NodeModel
-from cnfgnn.simulation import simulate
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.runs.simulation import simulate
 from tests.conftest import small
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

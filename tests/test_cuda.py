@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models import kernels
-from cnfgnn.simulation import simulate
-from cnfgnn.storage import MemoryStore
-from cnfgnn.training import Progress, train
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import Progress, train
 from tests.conftest import server, small
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")

@@ -14,38 +14,19 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "version",
     "errors",
-    "own_process",
+    "process_setup",
     "files",
     "config",
-    "config_file",
     "data",
     "models",
     "algorithm",
     "transports",
-    "evaluation",
-    "storage",
-    "writing",
-    "floors",
-    "simulation",
-    "training",
     "runs",
-    "running",
-    "comparing",
-    "performing",
-    "forecasting",
     "report",
-    "reproducing",
+    "studies",
     "federation",
     "api",
     "",  # the package itself: offers the Python API
-    "pace",
-    "terminal",
-    "terminal_sites",
-    "cli_settings",
-    "cli_data",
-    "cli_report",
-    "cli_plans",
-    "cli_federation",
     "cli",
     "__main__",
 ]
@@ -67,7 +48,7 @@ LATE_ONLY = {
     "pydantic",
     "tables",
 }  # never needed on the way from readings to a trained run
-ENGINE_FOLDERS = ("federation", "transports/flare")  # where the federated engine may be imported at once
+ENGINE_FOLDER = "federation/flare"  # the only place where the federated engine may be imported
 
 
 def layer_of(path: Path) -> str:
@@ -131,11 +112,16 @@ def test_the_way_to_a_trained_run_needs_no_late_package() -> None:
 
 
 def is_engine(path: Path) -> bool:
-    return any(path.is_relative_to(PACKAGE / folder) for folder in ENGINE_FOLDERS)
+    return path.is_relative_to(PACKAGE / ENGINE_FOLDER)
+
+
+def test_only_one_folder_imports_the_engine() -> None:
+    for path in FILES:
+        if not is_engine(path):
+            assert not any(name.split(".")[0] == "nvflare" for name in imports(path)), path
 
 
 def test_what_needs_the_engine_is_imported_late() -> None:
-    modules = tuple(f"cnfgnn.{folder.replace('/', '.')}" for folder in ENGINE_FOLDERS)
     for path in FILES:
-        if not is_engine(path):
-            assert not any(name.startswith(modules) for name in top_level_imports(path)), path
+        if not path.is_relative_to(PACKAGE / "federation"):
+            assert not any(name.startswith("cnfgnn.federation") for name in top_level_imports(path)), path

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from cnfgnn.__main__ import NO_READER, STOPPED
 from cnfgnn.algorithm.methods import ALIASES, METHODS
-from cnfgnn.cli import app
+from cnfgnn.cli.main import app
 from cnfgnn.errors import ConfigError, DataError, DivergedError, NodeError, RunError, StorageError
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)  # a polite kill ends as Ctrl-C does
     try:
-        from cnfgnn.cli import main as run_command
+        from cnfgnn.cli.main import main as run_command
 
         try:
             run_command()

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cnfgnn.algorithm.compute import caller_settings_restored
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
-from cnfgnn.config import (
+from cnfgnn.config.settings import (
     CityConfig,
     ComputeConfig,
     Config,
@@ -23,11 +24,12 @@ from cnfgnn.config import (
     TrainingConfig,
     Wire,
 )
+from cnfgnn.data.batch import Loss
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import (
     CnfgnnError,
@@ -38,13 +40,12 @@ from cnfgnn.errors import (
     RunError,
     StorageError,
 )
-from cnfgnn.evaluation import Errors, Scores
-from cnfgnn.forecasting import doubts, evaluate_run, forecast_run, own_data
-from cnfgnn.models.gru import Loss
-from cnfgnn.running import Unwatched, Watcher, carry_on, watched
-from cnfgnn.runs import Run
-from cnfgnn.simulation import Experiment, simulate
-from cnfgnn.training import Phase, Progress, Result, Round, finish
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import doubts, evaluate_run, forecast_run, own_data
+from cnfgnn.runs.scores import Errors, Scores
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.train import Unwatched, Watcher, carry_on, watched
+from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, finish
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ import torch
 
 from cnfgnn.algorithm import compute
 from cnfgnn.algorithm.compute import Compute, multiplies_bf16
-from cnfgnn.config import ComputeConfig, Precision
+from cnfgnn.config.settings import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
 

@@ -12,15 +12,15 @@ from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size as parameters
-from cnfgnn.report.published import (
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
+from cnfgnn.studies.published import (
     AT_METR_LA_AS_LISTED,
     COSTS,
     GFLOPS_ON_DEVICE,
     NETWORKS,
     Cost,
 )
-from cnfgnn.simulation import simulate
-from cnfgnn.training import train
 from tests.conftest import small
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cnfgnn.algorithm.methods import METHODS, check_method, method_of, preset
 from cnfgnn.errors import ConfigError
-from cnfgnn.report.published import TEST_RMSE
+from cnfgnn.studies.published import TEST_RMSE
 
 ROWS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("gru-central", "63k", "metr-la", {"client_batch": 256, "patience": 50}),

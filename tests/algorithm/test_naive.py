@@ -9,7 +9,7 @@ import torch
 from benchmarks.naive import graph_network
 from torch import Tensor
 
-from cnfgnn.algorithm.draws import (
+from cnfgnn.algorithm.randomness import (
     CLIENT_BATCHES,
     COINS,
     NODE_WEIGHTS,
@@ -19,12 +19,13 @@ from cnfgnn.algorithm.draws import (
     mix,
 )
 from cnfgnn.algorithm.server import Server
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
+from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.graphnet import Edges, GraphNetwork
-from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params
-from cnfgnn.simulation import simulate
+from cnfgnn.runs.simulation import simulate
 from tests.conftest import small
 
 HISTORY = HORIZON = 12

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.algorithm import compute
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.server import Server
-from cnfgnn.config import Config
-from cnfgnn.simulation import Experiment, simulate
-from cnfgnn.training import train
+from cnfgnn.config.settings import Config
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
 from tests.conftest import FEDERATED, network, small
 
 DATA = network(seconds=3600)  # nearly a week: something is usual

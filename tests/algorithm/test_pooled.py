@@ -8,7 +8,7 @@ import torch
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.graphnet import Edges
-from cnfgnn.simulation import simulate
+from cnfgnn.runs.simulation import simulate
 from tests.conftest import small
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.series import Series
+from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.models.params import is_personal
-from cnfgnn.simulation import Experiment, federate
-from cnfgnn.storage import MemoryStore
-from cnfgnn.training import evaluate, train
+from cnfgnn.runs.training_loop import evaluate, train
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import FEDERATED, network, small
 

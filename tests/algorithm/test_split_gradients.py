@@ -11,7 +11,7 @@ from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.server import Server
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.params import own
-from cnfgnn.simulation import simulate
+from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.in_process import InProcess
 from tests.conftest import small
 

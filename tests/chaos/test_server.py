@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from cnfgnn.federation import processes
-from cnfgnn.federation.operating import TaskError
-from cnfgnn.federation.serving import Task
+from cnfgnn.federation.server_task import Task
+from cnfgnn.federation.task_client import TaskError
 from tests.federation import faulty
 from tests.federation.living import ENGINE_WARNINGS, SITES, dealt, living
 from tests.federation.undisturbed import assert_kept_by_its_site, assert_same, config, forecasts, simulated

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.data.adjacency import read_edges, read_positions, understood
+from cnfgnn.data.columns import ID_NAMES, TIME_NAMES, VALUE_NAMES
 from cnfgnn.data.folder import load, load_readings
 from cnfgnn.data.formats import read_readings
-from cnfgnn.data.layout import ID_NAMES, TIME_NAMES, VALUE_NAMES
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError

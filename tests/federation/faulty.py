@@ -12,8 +12,8 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.federation.executor import SiteExecutor
-from cnfgnn.transports.flare.answering import Terms
+from cnfgnn.federation.flare.executor import SiteExecutor
+from cnfgnn.transports.remote.endpoint import Terms
 
 EXECUTOR = "tests.federation.faulty.FaultySite"
 FAULT = "fault"  # a file in the kit: which verb, and what becomes of it the next time that it is asked
@@ -39,11 +39,11 @@ class FaultySite(SiteExecutor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         super().handle_event(event_type, fl_ctx)
-        if self.answering is None or hasattr(self, "kit"):
+        if self.endpoint is None or hasattr(self, "kit"):
             return
         self.kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        join = self.answering.join
-        self.answering.join = lambda terms: self._spoilt(join, terms)
+        join = self.endpoint.join
+        self.endpoint.join = lambda terms: self._spoilt(join, terms)
 
     def _spoilt(self, join: Callable[[Terms], Clients], terms: Terms) -> Clients:
         clients = join(terms)

@@ -18,8 +18,8 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation.cell import CHANNEL, TOPIC, CellChannel, serve_notes
-from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.federation.flare.cell import CHANNEL, TOPIC, CellChannel, serve_notes
+from cnfgnn.transports.remote.messages import Unreachable
 
 HEARD = "heard.txt"
 TRIED = "tried.txt"

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.synthetic import city
-from cnfgnn.federation import operating, processes
-from cnfgnn.federation.engine_files import EXECUTOR
+from cnfgnn.data.synthetic.city import city
+from cnfgnn.federation import processes, task_client
 from cnfgnn.federation.example import write_example
+from cnfgnn.federation.flare.engine_files import EXECUTOR
 from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.operating import perform
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.serving import RUNS, Task, settings_of
+from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.status import ask_to_stop, read_status
-from cnfgnn.runs import Run
-from cnfgnn.writing import write_folder
+from cnfgnn.federation.task_client import perform
+from cnfgnn.runs.folder import Run
 from tests.federation import faulty
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ class Living:
     def stop(self) -> None:
         """End the task before its time."""
         ask_to_stop(self.server, str(self.status["token"]))
-        with pytest.raises(operating.TaskError, match="stopped"):
+        with pytest.raises(task_client.TaskError, match="stopped"):
             self.end()
 
     def kill_job(self, name: str) -> None:
@@ -168,7 +168,7 @@ def living(
     # sums come out the same to the last bit only where they are cut into as many parts
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # for the faulty site
-    operating.EXECUTOR = faulty.EXECUTOR if faults else EXECUTOR
+    task_client.EXECUTOR = faulty.EXECUTOR if faults else EXECUTOR
     project = read_project(write_example(folder / "example", data, sites, min_sites))
     made = make_kits(project, folder / "kits", [faulty.EXECUTOR] if faults else ())
     try:
@@ -179,7 +179,7 @@ def living(
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
-        operating.EXECUTOR = EXECUTOR
+        task_client.EXECUTOR = EXECUTOR
         os.environ.clear()
         os.environ.update(before)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored

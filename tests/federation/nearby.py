@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.executor import FORECASTS, SiteNodes
+from cnfgnn.federation.flare.executor import FORECASTS, SiteNodes
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.serving import Task, serve, settings_of
+from cnfgnn.federation.server_task import Task, serve, settings_of
 from cnfgnn.federation.status import read_status
-from cnfgnn.transports.flare.answering import Answering
-from cnfgnn.transports.flare.messages import Unreachable
+from cnfgnn.transports.remote.endpoint import Endpoint
+from cnfgnn.transports.remote.messages import Unreachable
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5]}
 
@@ -31,14 +31,14 @@ class Nearby:
         self.folder, self.sites = folder, sites
         self.kits = make_kits(read_project(write_example(folder / "example", data, sites)), folder / "kits")
         self.server = self.kits["server"]
-        self.ends: dict[str, Answering] = {}
+        self.ends: dict[str, Endpoint] = {}
         self.away: set[str] = set()
         self.stop: Callable[[], bool] = lambda: False  # whether the operator wants the task to end
 
     def restart(self, name: str) -> None:
         """A site's process that ended and was started again: it reads its files anew."""
         nodes = SiteNodes(self.kits[name])
-        self.ends[name] = Answering(nodes.join, nodes.about, nodes.after)
+        self.ends[name] = Endpoint(nodes.join, nodes.about, nodes.after)
 
     def perform(self, task: Task) -> Mapping[str, Any]:
         """Carry out a task; how it ended, as the status file says."""

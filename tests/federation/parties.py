@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import RunError
-from cnfgnn.federation import jobs, kits, processes
+from cnfgnn.federation import kits, processes
+from cnfgnn.federation.flare import jobs
 from cnfgnn.federation.project import Project, read_project
 
 ROOT = Path(__file__).parents[2]

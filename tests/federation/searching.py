@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cnfgnn.algorithm.series import Scaler
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.models.params import is_personal, part
-from cnfgnn.simulation import Experiment
 
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]

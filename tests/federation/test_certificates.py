@@ -12,8 +12,9 @@ import pytest
 
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation import certificates, kits, processes
+from cnfgnn.federation.flare import provisioning
+from cnfgnn.federation.kit_status import about_site
 from cnfgnn.federation.project import Project, read_project
-from cnfgnn.federation.standing import about_site
 from tests.commands import said
 from tests.federation.parties import awaited, free_ports, write_project
 
@@ -31,7 +32,7 @@ def refused(*arguments: object) -> str:
 
 
 def made_for(days: float, project: Project, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Path]:
-    patch.setattr(kits, "PARTY_DAYS", days)
+    patch.setattr(provisioning, "PARTY_DAYS", days)
     return kits.make_kits(project, folder)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example

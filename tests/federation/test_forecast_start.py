@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cnfgnn.federation.executor import FORECASTS
+from cnfgnn.federation.flare.executor import FORECASTS
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small
 from tests.federation.living import ENGINE_WARNINGS, dealt, living

@@ -11,9 +11,10 @@ import pytest
 from cryptography import x509
 
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
-from cnfgnn.federation import engine_files, kits, processes
-from cnfgnn.federation.own_readings import OwnReadings
+from cnfgnn.federation import kits, processes
+from cnfgnn.federation.flare import engine_files
 from cnfgnn.federation.project import Project, SitePlan, read_project
+from cnfgnn.federation.site_data import SiteData
 from tests.federation.parties import write_project
 
 
@@ -149,9 +150,9 @@ def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> 
     site = 'name = "south"\nsensors = ["a", "b"]\nreadings = "readings.csv"\n[reading]\n'
     file.write_text(site)
     with pytest.raises(DataError, match=r'dates = "day-first" under \[reading\] in .*site\.toml'):
-        OwnReadings(kits.read_site(tmp_path), tmp_path)
+        SiteData(kits.read_site(tmp_path), tmp_path)
     file.write_text(site + 'dates = "day-first"\ntimezone = "Europe/Paris"\n')
-    own = OwnReadings(kits.read_site(tmp_path), tmp_path)
+    own = SiteData(kits.read_site(tmp_path), tmp_path)
     assert str(own.readings.times[0]) == "2024-02-01T01:00:00"
     times = {"first": own.first, "last": own.last, "step": 3600, "utc": True, "newest": own.last}
     assert own.about() == times | {"measured": len(own.counted), "left_out": 0}

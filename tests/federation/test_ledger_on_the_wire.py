@@ -7,7 +7,7 @@ from benchmarks.federation import against_the_wire
 from benchmarks.wire import APPLICATION, RECORD, SEAL, _Records
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from tests.federation.living import ENGINE_WARNINGS
 
 pytestmark = ENGINE_WARNINGS

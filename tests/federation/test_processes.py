@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation import jobs, kits, processes
+from cnfgnn.federation import kits, processes
+from cnfgnn.federation.flare import jobs
 from tests.federation.parties import CONTROLLER, Echo, awaited, connected, federation
 
 pytestmark = [
@@ -179,9 +180,9 @@ def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
         assert not trace.exists()
 
 
-@pytest.mark.parametrize("module", ["launcher", "late_sites", "doorkeeper", "site_desk"])
+@pytest.mark.parametrize("module", ["launcher", "late_joiners", "admission", "connection_monitor"])
 def test_processes_that_only_start_others_do_not_load_pytorch(module: str) -> None:
-    program = f"import cnfgnn.federation.{module}, sys; sys.exit('torch' in sys.modules)"
+    program = f"import cnfgnn.federation.flare.{module}, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation.serving import Task
-from cnfgnn.forecasting import forecast_run
+from cnfgnn.federation.server_task import Task
+from cnfgnn.runs.forecast import forecast_run
 from tests.federation.living import ENGINE_WARNINGS, SITES, Living, dealt, living
 from tests.federation.undisturbed import (
     assert_kept_by_its_site,

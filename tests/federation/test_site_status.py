@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn import terminal
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import Config
+from cnfgnn.cli import progress
+from cnfgnn.cli.sites import SiteLines, sites_table
+from cnfgnn.config.settings import Config
 from cnfgnn.errors import StorageError
 from cnfgnn.federation import kits
-from cnfgnn.federation.handshake import Answer
+from cnfgnn.federation.flare.handshake import Answer
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_status import SiteStatus, copy_problem, read_site_status, standing_problem
 from cnfgnn.federation.site_store import JOINED, SiteStore
-from cnfgnn.terminal_sites import SiteLines, sites_table
 from tests.commands import said
 from tests.federation.living import ENGINE_WARNINGS, dealt, living
 from tests.federation.parties import write_project
@@ -138,7 +138,7 @@ def test_a_status_that_was_written_long_ago_shows_how_long(capsys: pytest.Captur
     then = time.time() - 5000
     site = {"sensors": 1, "present": False, "reachable": False, "last_seen": then, "latency": None}
     site |= {"windows": 0, "bytes": 0, "refused": 0, "problem": ""}
-    terminal.out().print(sites_table({"time": then, "sites": {"north": site}}))
+    progress.out().print(sites_table({"time": then, "sites": {"north": site}}))
     assert "500" in capsys.readouterr().out.replace("\n", "")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cnfgnn.algorithm.store import SiteMemoryStore
 from cnfgnn.federation.site_store import SiteStore
-from cnfgnn.storage import SiteMemoryStore
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])

@@ -11,9 +11,10 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, Retur
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation import jobs, processes
-from cnfgnn.federation.cell import CHANNEL, guard_notes, serve_notes
-from cnfgnn.federation.executor import SiteNodes
+from cnfgnn.federation import processes
+from cnfgnn.federation.flare import jobs
+from cnfgnn.federation.flare.cell import CHANNEL, guard_notes, serve_notes
+from cnfgnn.federation.flare.executor import SiteNodes
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from tests.federation.forging import HEARD, TRIED

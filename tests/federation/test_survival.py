@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.federation import processes
-from cnfgnn.federation.operating import TaskError
-from cnfgnn.federation.serving import Task
-from cnfgnn.training import Phase
+from cnfgnn.federation.server_task import Task
+from cnfgnn.federation.task_client import TaskError
+from cnfgnn.runs.training_loop import Phase
 from tests.federation import faulty
 from tests.federation.living import ENGINE_WARNINGS, dealt, living
 from tests.federation.undisturbed import assert_same, config, simulated

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from cnfgnn.errors import RunError
-from cnfgnn.federation.checking import check_site
-from cnfgnn.federation.own_readings import lone
+from cnfgnn.federation.preflight import check_site
+from cnfgnn.federation.site_data import lone
 from cnfgnn.federation.spans import Span, old_for, training_span
-from cnfgnn.runs import Run
+from cnfgnn.runs.folder import Run
 from tests.conftest import network, small
 from tests.federation.nearby import SITES, Nearby, ending, with_row
 

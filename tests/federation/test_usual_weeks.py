@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.experiment import federate
+from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import SiteStore
 from cnfgnn.models.params import is_personal
-from cnfgnn.simulation import federate
-from cnfgnn.storage import MemoryStore
 from tests.conftest import network, server, small
-from tests.transports.test_flare import GROUPS, Wires, federated
+from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
 TRAINED, ROWS, AHEAD = 130, 150, 12
 SILENT = 2  # a sensor of the site that is new

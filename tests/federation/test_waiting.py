@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from cnfgnn.cli.sites import SiteLines
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
-from cnfgnn.federation.operating import STARTS_WITHIN, connected_sites, perform
-from cnfgnn.federation.serving import Task, settings_of
-from cnfgnn.terminal_sites import SiteLines
-from cnfgnn.training import GONE_AFTER
+from cnfgnn.federation.server_task import Task, settings_of
+from cnfgnn.federation.task_client import STARTS_WITHIN, connected_sites, perform
+from cnfgnn.runs.training_loop import GONE_AFTER
 from tests.federation.living import ENGINE_WARNINGS, SITES, Living, dealt, living
 from tests.federation.undisturbed import config
 

@@ -19,13 +19,13 @@ import pytest
 from benchmarks.wire import Wire, wired
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import processes
-from cnfgnn.federation.serving import Task, settings_of
+from cnfgnn.federation.server_task import Task, settings_of
 from cnfgnn.federation.site_store import STATES
-from cnfgnn.simulation import simulate
-from cnfgnn.storage import FolderStore
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.simulation import simulate
 from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
 from tests.federation.searching import TYPES, Search, SearchOfOwn, encoded, own_of
 

@@ -10,14 +10,14 @@ import pandas as pd
 import torch
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import STATES
-from cnfgnn.runs import Run
-from cnfgnn.simulation import simulate
-from cnfgnn.storage import FolderStore
-from cnfgnn.training import Result, finish, train
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import Result, finish, train
 from tests.conftest import server
 from tests.federation.living import SITES
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
 from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.config import ModelConfig
+from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork
 

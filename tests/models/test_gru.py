@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.data.batch import Batch
+from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params, own, size
 
 N, B, HISTORY, HORIZON = 3, 4, 12, 5

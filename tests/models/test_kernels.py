@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.adam import BETA_1, BETA_2, EPS, Adam
+from cnfgnn.data.batch import Batch
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
-from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.models.gru import NodeModel
 
 CUDA = torch.cuda.is_available()
 INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from cnfgnn.models.gru import Batch, NodeModel
+from cnfgnn.data.batch import Batch
+from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, is_personal, own
 from cnfgnn.models.plus import PlusModel, node_model

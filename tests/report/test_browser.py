@@ -16,11 +16,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.forecasting import evaluate_run
 from cnfgnn.report.page import page
 from cnfgnn.report.views import views
-from cnfgnn.runs import Run
-from tests.report.conftest import large_view
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import evaluate_run
+from tests.tiny_runs import large_view
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import pytest
 
 from cnfgnn.report.packing import ABSENT, Pack
 from cnfgnn.report.page import Section, page
-from tests.report.conftest import large_view
+from tests.tiny_runs import large_view
 
 MOST = 8_000_000
 

@@ -12,15 +12,15 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DataError
-from cnfgnn.forecasting import evaluate_run
-from cnfgnn.report.looking import named_steps
+from cnfgnn.report.layout import by_edges, on_the_map
 from cnfgnn.report.page import FIGURES, figures
-from cnfgnn.report.places import by_edges, on_the_map
+from cnfgnn.report.predictions import named_steps
 from cnfgnn.report.views import RunView, view, views
-from cnfgnn.running import Unwatched, carry_on
-from cnfgnn.runs import Run
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import evaluate_run
+from cnfgnn.runs.train import Unwatched, carry_on
 from tests.conftest import network, small
-from tests.report.conftest import tiny
+from tests.tiny_runs import tiny
 
 
 @pytest.fixture(scope="module")

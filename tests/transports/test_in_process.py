@@ -11,10 +11,10 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.dispatch import ASKS, TELLS, run
 from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.series import Series
+from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.series import Series
 from cnfgnn.errors import NodeError
-from cnfgnn.storage import MemoryStore
 from cnfgnn.transports.in_process import InProcess
 
 CPU = Compute(torch.device("cpu"), torch.float64)

@@ -17,7 +17,11 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
-from cnfgnn.algorithm.draws import (
+from cnfgnn.algorithm.cuda_graphs import Memory, Replay
+from cnfgnn.algorithm.fmtl import Pull, ToAnchor, pull_of
+from cnfgnn.algorithm.memory_plan import kept_dtype, sizes
+from cnfgnn.algorithm.nodes import windows_of
+from cnfgnn.algorithm.randomness import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
     SERVER_BATCHES,
@@ -27,17 +31,13 @@ from cnfgnn.algorithm.draws import (
     decay,
     generator,
 )
-from cnfgnn.algorithm.keeping import kept_dtype, sizes
-from cnfgnn.algorithm.nodes import windows_of
-from cnfgnn.algorithm.pulling import Pull, ToAnchor, pull_of
-from cnfgnn.algorithm.replay import Memory, Replay
-from cnfgnn.algorithm.series import Prepared, Scaler, Series
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
-from cnfgnn.config import Missing, Wire
+from cnfgnn.config.settings import Missing, Wire
+from cnfgnn.data.batch import Batch
+from cnfgnn.data.series import Prepared, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.errors import NodeError
-from cnfgnn.models.gru import Batch
 from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
 from cnfgnn.models.plus import node_model
 

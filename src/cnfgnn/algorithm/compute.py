@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cnfgnn.config import ComputeConfig, Precision
+from cnfgnn.config.settings import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -10,7 +10,7 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.narrowing import narrowed, widened
+from cnfgnn.algorithm.quantize import narrowed, widened
 from cnfgnn.errors import CnfgnnError, NodeError
 
 TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")

@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.draws import SERVER_WEIGHTS, generator
-from cnfgnn.algorithm.replay import Memory, Replay, ReplayBoth
-from cnfgnn.config import ModelConfig
+from cnfgnn.algorithm.cuda_graphs import Memory, Replay, ReplayBoth
+from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
 from cnfgnn.models.options import numbers_sent

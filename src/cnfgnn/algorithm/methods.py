@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
 
 Like = Literal["metr-la", "pems-bay"]

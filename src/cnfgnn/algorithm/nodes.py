@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Number, Payload, Transport, for_rows
-from cnfgnn.algorithm.draws import Draw
 from cnfgnn.algorithm.ledger import Bytes, Direction, Item, Ledger, Purpose
-from cnfgnn.algorithm.narrowing import narrowed, widened
+from cnfgnn.algorithm.quantize import narrowed, widened
+from cnfgnn.algorithm.randomness import Draw
 from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.config import Missing, Wire
+from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params

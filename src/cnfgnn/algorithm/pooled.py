@@ -9,11 +9,11 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.draws import decay
+from cnfgnn.algorithm.cuda_graphs import Memory, Replay
 from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.replay import Memory, Replay
+from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
-from cnfgnn.config import TrainingConfig
+from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part

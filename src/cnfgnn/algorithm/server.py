@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.draws import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, decay
-from cnfgnn.algorithm.encodings import Encodings, encodings
-from cnfgnn.algorithm.keeping import How, kept_dtype
+from cnfgnn.algorithm.aggregation import Share
+from cnfgnn.algorithm.hidden_states import Encodings, encodings
 from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.memory_plan import How, kept_dtype
 from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.sharing import Share
+from cnfgnn.algorithm.randomness import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, decay
 from cnfgnn.algorithm.store import Store
-from cnfgnn.config import TrainingConfig
+from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from cnfgnn.algorithm.keeping import How
-from cnfgnn.config import Missing, Wire
-from cnfgnn.models.gru import Loss
+from cnfgnn.algorithm.memory_plan import How
+from cnfgnn.config.settings import Missing, Wire
+from cnfgnn.data.batch import Loss
 from cnfgnn.models.options import Decoder, Encoder, Options, numbers_sent
 
 

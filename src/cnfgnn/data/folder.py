@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cnfgnn.config import Dates, Decimal
+from cnfgnn.config.settings import Dates, Decimal
 from cnfgnn.data.adjacency import (
     graph_of_distances,
     graph_of_own_distances,

@@ -16,8 +16,8 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
 
+from cnfgnn.data.columns import TIME_NAMES, Layout, layout_of
 from cnfgnn.data.hdf import hdf_frame
-from cnfgnn.data.layout import TIME_NAMES, Layout, layout_of
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.tables import Table, not_a_number, readings_of

@@ -8,7 +8,7 @@ from datetime import timedelta, timezone, tzinfo
 from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
-from cnfgnn.config import Dates, Decimal
+from cnfgnn.config.settings import Dates, Decimal
 from cnfgnn.errors import ConfigError
 
 OFFSET = re.compile(r"([+-])(\d\d):([0-5]\d)", re.A)

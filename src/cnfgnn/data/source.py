@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 
 
 def open_data(config: Config, path: Path | None = None) -> Dataset:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from cnfgnn.data.layout import Layout
+from cnfgnn.data.columns import Layout
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import LARGEST, Readings
 from cnfgnn.data.text import MISSING, number, shown

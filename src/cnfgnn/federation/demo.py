@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.config import Config
+from cnfgnn.config.settings import Config
+from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.synthetic import city
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError
 from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.operating import perform
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.serving import Task, settings_of
-from cnfgnn.simulation import simulate
-from cnfgnn.storage import make_folder
-from cnfgnn.training import finish, train
-from cnfgnn.writing import write_folder
+from cnfgnn.federation.server_task import Task, settings_of
+from cnfgnn.federation.task_client import perform
+from cnfgnn.files import make_folder
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import finish, train
 
 SENSORS, DAYS = 12, 4.0
 SITES = {"north": [0, 1, 2], "east": [3, 4], "south": [5, 6, 7, 8], "west": [9, 10, 11]}

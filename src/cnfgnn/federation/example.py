@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.storage import make_folder, write_whole
-from cnfgnn.writing import write_folder, write_network
+from cnfgnn.data.export import write_folder, write_network
+from cnfgnn.files import make_folder, write_whole
 
 
 def write_example(

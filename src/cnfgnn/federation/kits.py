@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -14,18 +13,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.config import Config
-from cnfgnn.config_file import read_toml
+from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError, RunError, StorageError
-from cnfgnn.federation import engine_files
+from cnfgnn.federation.flare import engine_files
+from cnfgnn.federation.flare.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, OPERATOR, provision
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, Project, SitePlan, read_project
 from cnfgnn.files import write_whole
 
-OPERATOR = "operator@federation.cnfgnn"
-AUTHORITY_DAYS = 3650
-PARTY_DAYS = 730
-AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
 CLEANING_KEYS = ("missing_value", "outliers")  # settings of [data] that each site makes for itself
 SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", "reading", *CLEANING_KEYS)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -74,7 +70,7 @@ def make_kits(
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
         try:
-            made = _provision(project, aside / "engine", authority)
+            made = provision(project, aside / "engine", authority)
             whole = aside / "kits"
             whole.mkdir()
             if only is None:
@@ -157,7 +153,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 
 def check_current(kit: Path) -> None:
     """Refuse a kit that an earlier version made: it lacks what keeps copies out and old tasks tidy."""
-    needed = engine_files.DOORKEEPER if kind(kit) == "server" else engine_files.SITE_DESK
+    needed = engine_files.ADMISSION if kind(kit) == "server" else engine_files.CONNECTION_MONITOR
     try:
         is_current = needed in (kit / "local" / "resources.json").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -172,57 +168,6 @@ def check_current(kit: Path) -> None:
 def read_server(kit: str | Path) -> Project:
     """The project as the server's kit knows it: sites, sensors and graph, but no path of readings."""
     return read_project(Path(kit) / "local" / "project.toml")
-
-
-def _provision(project: Project, workspace: Path, authority: str | Path | None) -> Path:
-    """Let the engine make its files; what it made is in `kits`, the authority in `state`."""
-    from nvflare.lighter.constants import CtxKey
-    from nvflare.lighter.entity import Project as Parties
-    from nvflare.lighter.impl.cert import CertBuilder
-    from nvflare.lighter.impl.static_file import StaticFileBuilder
-    from nvflare.lighter.impl.workspace import WorkspaceBuilder
-    from nvflare.lighter.provisioner import Provisioner
-
-    class LastingCertificates(CertBuilder):  # type: ignore[misc]
-        """The engine's, which gives parties 360 days without asking."""
-
-        @staticmethod
-        def _generate_cert(*args: Any, valid_days: int = PARTY_DAYS, **kwargs: Any) -> Any:
-            return CertBuilder._generate_cert(*args, valid_days=valid_days, **kwargs)
-
-    parties = Parties(name=project.name, description="", props={"api_version": 3})
-    server = project.server
-    ports = {"fed_learn_port": server.port, "admin_port": server.admin_port}
-    parties.set_server(server.host, server.organisation, ports)
-    for site in project.sites:
-        parties.add_client(site.name, site.organisation or site.name.replace("-", "_"), {})
-    parties.add_admin(OPERATOR, server.organisation, {"role": "project_admin"})
-    builders = [
-        WorkspaceBuilder(),
-        StaticFileBuilder(config_folder="config", scheme="tcp"),
-        LastingCertificates(root_valid_days=AUTHORITY_DAYS),
-    ]
-    workspace.mkdir(parents=True)
-    if authority is not None:
-        state = workspace / project.name / "state"
-        state.mkdir(parents=True)
-        _bring_authority(Path(authority), state)
-    context = Provisioner(str(workspace), builders).provision(parties, logger=logging.getLogger(__name__))
-    if context.get(CtxKey.BUILD_ERROR):
-        raise StorageError(workspace, "the engine could not make the kits")
-    made = workspace / project.name
-    Path(context[CtxKey.CURRENT_PROD_DIR]).rename(made / "kits")
-    (made / "kits" / parties.get_server().name).rename(made / "kits" / "server")
-    return made
-
-
-def _bring_authority(folder: Path, state: Path) -> None:
-    """Let the engine go on with an authority that there is."""
-    try:
-        known = json.loads((folder / AUTHORITY_FILE).read_text())
-        _write_json(state / AUTHORITY_FILE, {key: str(known[key]) for key in AUTHORITY_KEYS})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(str(folder), "this is not the authority of a federation") from error
 
 
 def _take_authority(made: Path, folder: Path) -> None:

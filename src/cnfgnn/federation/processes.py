@@ -18,8 +18,8 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
-from cnfgnn.federation.identity import identity, runs
 from cnfgnn.federation.kits import check_current, kind
+from cnfgnn.federation.process_identity import identity, runs
 
 ENGINE = "nvflare.private.fed.app."
 PROGRAM = {"server": f"{ENGINE}server.server_train", "site": f"{ENGINE}client.client_train"}

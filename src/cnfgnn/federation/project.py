@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.config import DataConfig
-from cnfgnn.config_file import read_toml
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.config.toml import read_toml
 from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
-from cnfgnn.transports.flare.limits import LARGEST_PIECE, PIECE
+from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
 # The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
-from cnfgnn.transports.flare.limits import MOST_CLOCK_DIFFERENCE
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
 if TYPE_CHECKING:
-    from cnfgnn.federation.handshake import Answer
+    from cnfgnn.federation.flare.handshake import Answer
 
 SITE_STATUS = "site-status.json"
 LOCK = ".site-status.lock"

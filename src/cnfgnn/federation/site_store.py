@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from cnfgnn.algorithm.store import newest
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.storage import FolderStore, newest, write_whole
+from cnfgnn.files import write_whole
+from cnfgnn.runs.checkpoints import FolderStore
 
 STATES = "states"
 JOINED = "joined.json"

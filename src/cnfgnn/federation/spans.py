@@ -24,7 +24,7 @@ class Span:
     utc: bool
     newest: int | None = None  # the newest reading, also one that lies apart from the rest
     measured: int = 0  # steps at which the site has a reading
-    left_out: int = 0  # rows that the site has, but does not count: see OwnReadings
+    left_out: int = 0  # rows that the site has, but does not count: see SiteData
     room: int = 0  # bytes of hidden states and embeddings that the site can hold; 0: it did not say
 
     @property

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.federation.identity import identity
-from cnfgnn.runs import plain
-from cnfgnn.simulation import Experiment
-from cnfgnn.storage import write_whole
-from cnfgnn.training import Progress, Round
-from cnfgnn.transports.flare.transport import FlareTransport
+from cnfgnn.federation.process_identity import identity
+from cnfgnn.files import write_whole
+from cnfgnn.runs.folder import plain
+from cnfgnn.runs.training_loop import Progress, Round
+from cnfgnn.transports.remote.transport import RemoteTransport
 
 STATUS = "status.json"
 STOP = "stop"  # a file with the token of the task that is to end
@@ -30,7 +30,7 @@ class Status:
 
     def __init__(self, kit: Path, token: str, **about: Any) -> None:
         self.path = kit / STATUS
-        self.transport: FlareTransport | None = None  # once there is one, sites are shown
+        self.transport: RemoteTransport | None = None  # once there is one, sites are shown
         self.fields: dict[str, Any] = {"token": token, "state": "gathering", **about}
         self.fields["process"] = identity(os.getpid())
         self.fields |= {"began": time.time(), "problem": "", "exit_code": 0}
@@ -120,7 +120,7 @@ class StatusWatcher:
         )
 
 
-def _seen(transport: FlareTransport | None) -> dict[str, Any]:
+def _seen(transport: RemoteTransport | None) -> dict[str, Any]:
     if transport is None:
         return {}
     sites = {

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cnfgnn.data.batch import Batch
+from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
-from cnfgnn.models.gru import Batch, EncoderDecoder, NodeModel, fold
+from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
 from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, uniform
 
-SLOTS = 288  # of a day
-WEEKDAYS = 7
 HIDDEN_LAYERS = 2  # of a perceptron
 
 

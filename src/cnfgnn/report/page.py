@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.algorithm.series import SUMS
-from cnfgnn.report.looking import Look
+from cnfgnn.data.series import SUMS
 from cnfgnn.report.packing import Pack, squeezed
+from cnfgnn.report.predictions import Look
 from cnfgnn.report.views import RunView
-from cnfgnn.runs import plain
+from cnfgnn.runs.folder import plain
 from cnfgnn.version import __version__
 
 ASSETS = files("cnfgnn.report") / "assets"

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 
 from cnfgnn.algorithm.methods import method_of
-from cnfgnn.config_file import flat
+from cnfgnn.config.toml import flat
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.evaluation import Errors, Scores
-from cnfgnn.report.looking import Look, look
-from cnfgnn.report.places import Places, by_edges, on_the_map
-from cnfgnn.running import scores_as_dict
-from cnfgnn.runs import Run, plain
+from cnfgnn.report.layout import Places, by_edges, on_the_map
+from cnfgnn.report.predictions import Look, look
+from cnfgnn.runs.folder import Run, plain
+from cnfgnn.runs.scores import Errors, Scores
+from cnfgnn.runs.train import scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)

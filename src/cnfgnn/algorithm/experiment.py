@@ -1,0 +1,279 @@
+"""A strategy ready for its first round: the set-up that the simulator and the federation share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.aggregation import Share, average, each_neighbour, keep, neighbours
+from cnfgnn.algorithm.calls import Transport
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.algorithm.memory_plan import Held, How, Keeping, choose, sizes
+from cnfgnn.algorithm.methods import Method, check_method
+from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.pooled import Pooled
+from cnfgnn.algorithm.server import Alternating, Split
+from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.store import Store
+from cnfgnn.config.settings import Config, TrainingConfig
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.series import Scaler
+from cnfgnn.data.windows import SPLITS, Windows, check_splits
+from cnfgnn.data.windows import Split as SplitName
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.options import Options, numbers_sent
+from cnfgnn.models.params import Params
+from cnfgnn.models.plus import PlusModel, node_model
+
+
+class Strategy(Protocol):
+    """A global round, and what is needed around it: judge, keep, go back."""
+
+    reached: Callable[[int, int], None]  # told of (round, phase) where a round could go on from
+
+    def round(self, r_g: int) -> None: ...
+
+    def score(self, split: SplitName) -> Tensor: ...
+
+    def forecast(self) -> None: ...
+
+    def ready(self, split: SplitName) -> None: ...
+
+    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
+
+    def save(self, tag: str, keep: Collection[str]) -> None: ...
+
+    def restore(self, tag: str, to_learn: bool = True) -> None: ...
+
+    @property
+    def phases(self) -> tuple[int, ...]: ...
+
+    @property
+    def minibatches(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A strategy ready for its first round, with what everybody agreed on."""
+
+    config: Config
+    method: Method
+    strategy: Strategy
+    ledger: Ledger
+    scaler: Scaler
+    windows: Windows
+    seen: Tensor | None  # (n,) bool; None if every node trains
+    owners: Sequence[tuple[Tensor, Clients]] = ()  # rows and nodes of this process
+    keeping: Keeping = field(default_factory=Keeping)  # of h_c and h_G of all training windows
+
+
+def federate(
+    transport: Transport,
+    graph: Graph,
+    windows: Windows,
+    config: Config,
+    seen: Tensor | None,
+    name: str,
+    store: Store,
+    tick: Callable[[], None] = lambda: None,
+    scaler: Scaler | None = None,
+    alone: tuple[Tensor, Clients] | None = None,
+    keeping: Keeping | None = None,
+) -> Experiment:
+    """Set up a federated method over any transport; the server brings the graph and nothing else.
+
+    A run that is resumed keeps hidden states as it did: `keeping`. `alone` is the one group that holds all
+    nodes, should there be one: a study of FMTL needs it.
+    """
+    method = check_method(config)
+    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
+        raise ConfigError(
+            "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
+        )
+    compute = Compute.of(config.compute)
+    config, everyone, windows, scaler, keeping = _agree(
+        transport, windows, config, method, seen, name, scaler, keeping
+    )
+    nodes, train_graph = everyone, graph
+    if seen is not None:
+        nodes = everyone.among(seen.nonzero().flatten())
+        train_graph = graph.subgraph(nodes.rows.numpy())
+    edges = Edges.of(train_graph, compute.device, compute.dtype)
+    strategy = (Alternating if method.strategy == "alternating" else Split)(
+        nodes=nodes,
+        graph=edges,
+        everyone=everyone,
+        whole_graph=edges if seen is None else Edges.of(graph, compute.device, compute.dtype),
+        gn=_learner(config, method, compute),
+        share=_share(config.training, method, train_graph, alone),
+        training=config.training,
+        seed=config.seed,
+        windows=windows.count("train"),
+        store=store,
+        tick=tick,
+        keeping=keeping.how,
+    )
+    return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen, keeping=keeping)
+
+
+def pool(
+    transport: Transport,
+    owners: Sequence[tuple[Tensor, Clients]],
+    graph: Graph,
+    windows: Windows,
+    config: Config,
+    name: str,
+    store: Store,
+    scaler: Scaler | None = None,
+) -> Experiment:
+    """Set up a centralized method: one owner holds all nodes."""
+    method = check_method(config)
+    compute = Compute.of(config.compute)
+    config, _, windows, scaler, _ = _agree(transport, windows, config, method, None, name, scaler)
+    learner = _learner(config, method, compute)
+    edges = Edges.of(graph, compute.device, compute.dtype)
+    strategy = Pooled(owners[0][1], edges, learner, config.training, store)
+    return Experiment(config, method, strategy, Ledger(), scaler, windows, None, owners)
+
+
+def _agree(
+    transport: Transport,
+    windows: Windows,
+    config: Config,
+    method: Method,
+    seen: Tensor | None,
+    name: str,
+    scaler: Scaler | None,
+    keeping: Keeping | None = None,
+) -> tuple[Config, Nodes, Windows, Scaler, Keeping]:
+    """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
+    if scaler is None:
+        check_splits(windows, config.data.shares, name)
+    everyone = Nodes(transport)
+    moments, has = everyone.census(windows, config.data.missing)
+    training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
+    kept = {s: (has[s][training] if s == "train" else has[s]).any(dim=0).numpy() for s in SPLITS}
+    windows = windows.only(kept)
+    if windows.ahead and windows.count("test") == 0:
+        raise DataError(name, f"no sensor has a reading in the last {windows.history} steps")
+    for split in SPLITS:
+        if scaler is None and windows.count(split) == 0:
+            kind = "training" if split == "train" else split
+            raise DataError(name, f"there are no {kind} windows with readings")
+    if scaler is None:
+        config = fit_batches(config, method, windows.count("train"))
+        scaler = Scaler.of(moments[training])
+    has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
+    compute = Compute.of(config.compute)
+    everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
+    if keeping is None:
+        keeping = _keeping(config, method, compute, transport, training, windows.count("train"))
+    everyone.prepare(_settings(config, keeping.how), scaler.mean, scaler.std, windows)
+    everyone.flush()
+    return config, everyone, windows, scaler, keeping
+
+
+def fit_batches(config: Config, method: Method, windows: int) -> Config:
+    """The settings with minibatches of at most as many windows as there are to train on.
+
+    Defaults and published sizes are cut to that. A larger size that somebody gave is refused: the run would
+    not be what was asked for.
+    """
+    used = []
+    if method.strategy != "split":
+        used.append(("training.client_batch", config.training.client_batch))
+    if method.graph_network and method.federated:
+        used.append(("training.server_batch", config.training.server_batch))
+    for key, size in used:
+        if size > windows and key in config.given:
+            raise ConfigError(
+                key, f"minibatches of {size} need more than the {windows} training windows: at most {windows}"
+            )
+    fitting = {key: windows for key, size in used if size > windows}
+    return config.with_changes(fitting).with_given(config.given) if fitting else config
+
+
+def _keeping(
+    config: Config, method: Method, compute: Compute, transport: Transport, training: Tensor, windows: int
+) -> Keeping:
+    """How to keep what alternating training holds for so many windows of all nodes; others hold nothing."""
+    if not _holds(method):
+        return Keeping()
+    m, sequences = config.model, int(training.sum()) * windows
+    sites = [
+        Held(room, *_held(config, int(training[rows].sum()) * windows))
+        for room, rows in zip(transport.rooms, transport.sites, strict=True)
+    ]
+    sent = numbers_sent(m.sent, m.hidden * m.layers)  # of h_c: the rest stays at its site
+    return choose(compute, config.compute.memory, sequences * sent, sequences * m.embedding, sites)
+
+
+def _holds(method: Method) -> bool:
+    return method.strategy == "alternating" and method.graph_network
+
+
+def _held(config: Config, sequences: int) -> tuple[int, int]:
+    """Elements of h_c and of h_G that a site with so many training windows of all its nodes holds."""
+    m = config.model
+    return sequences * m.hidden * m.layers, sequences * m.embedding
+
+
+def held_by(experiment: Experiment, nodes: int) -> int:
+    """Bytes that hidden states and embeddings take at a site of so many nodes, kept as the run keeps them."""
+    if not _holds(experiment.method):
+        return 0
+    elements = _held(experiment.config, nodes * experiment.windows.count("train"))
+    return sizes(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
+
+
+def _settings(config: Config, keeping: How) -> NodeSettings:
+    model, training = config.model, config.training
+    return NodeSettings(
+        seed=config.seed,
+        hidden=model.hidden,
+        layers=model.layers,
+        embedding=model.embedding,
+        client_batch=training.client_batch,
+        server_batch=training.server_batch,
+        client_lr=training.client_lr,
+        keep_optimizer=training.optimizer_state == "kept",
+        sampling=training.sampling,
+        missing=config.data.missing,
+        keeping=keeping,
+        wire=training.wire,
+        **{name: getattr(model, name) for name in (f.name for f in fields(Options))},
+        loss=training.loss,
+        decay_rounds=training.rounds if training.schedule == "cosine" else 0,
+    )
+
+
+def model_of(config: Config) -> NodeModel | PlusModel:
+    """The node model of a configuration."""
+    m, d = config.model, config.data
+    options = Options(**{f.name: getattr(m, f.name) for f in fields(Options)})
+    return node_model(m.hidden, m.layers, m.embedding, d.history, d.horizon, options)
+
+
+def _share(
+    training: TrainingConfig, method: Method, graph: Graph, alone: tuple[Tensor, Clients] | None
+) -> Share:
+    if method.sharing != "neighbours":
+        return average if method.sharing == "average" else keep
+    if training.fmtl_norm == "plain" and alone is not None:
+        return each_neighbour(graph, training.fmtl_lambda, *alone)
+    return neighbours(graph, training.fmtl_lambda)
+
+
+def _learner(config: Config, method: Method, compute: Compute) -> GraphLearner | None:
+    if not method.graph_network:
+        return None
+    return GraphLearner(config.model, config.training.server_lr, config.seed, compute)

@@ -1,0 +1,133 @@
+"""The command line's part that looks at data and makes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cnfgnn.cli import progress
+from cnfgnn.cli.settings import ChangesOption
+from cnfgnn.config import toml
+from cnfgnn.config.settings import Config, DataConfig
+from cnfgnn.errors import DataError, RunError
+from cnfgnn.files import make_folder
+
+if TYPE_CHECKING:
+    from cnfgnn.data.dataset import Dataset
+    from cnfgnn.data.readings import Readings
+
+data_app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, help="Look at data, or make them."
+)
+
+
+@data_app.command()
+def describe(
+    path: Annotated[Path, typer.Argument(help="A file or folder of readings.")],
+    changes: ChangesOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what is in a data set: sensors, span, step, what is missing, edges, windows, what looks wrong."""
+    from cnfgnn.data.quality import findings
+    from cnfgnn.data.source import open_data
+
+    config = Config().with_changes(dict(toml.parse_change(text) for text in changes or []))
+    data = open_data(config, path)
+    facts, found = described(data, config.data), findings(data, config.data)
+    if as_json:
+        print(json.dumps(facts | {"findings": [asdict(finding) for finding in found]}))
+        return
+    table = Table(show_header=False)
+    for name, value in facts.items():
+        shown = f"{value:.2%}" if name.startswith("missing") and isinstance(value, float) else value
+        table.add_row(name.replace("_", " "), "-" if shown is None else str(shown))
+    progress.out().print(table)
+    for finding in found:
+        print(f"note: {finding}")
+
+
+def described(data: Dataset, settings: DataConfig) -> dict[str, Any]:
+    """The facts of a data set as a run takes it, by name; windows are those that some sensor has."""
+    import numpy as np
+
+    from cnfgnn.data.quality import treated_data
+
+    data = treated_data(data, settings)
+    readings, graph = data.readings, data.graph
+    known = readings.values[~readings.missing]
+    share = readings.missing.mean(axis=0)
+    minutes = readings.step / np.timedelta64(60, "s")
+    return {
+        "name": data.name,
+        "sensors": len(readings.ids),
+        "from": str(readings.times[0]),
+        "to": str(readings.times[-1]),
+        "times": "UTC" if readings.utc else "as in the file",
+        "understood": "; ".join(readings.notes) or None,
+        "rows": len(readings.times),
+        "step_minutes": float(minutes),
+        "missing": float(readings.missing.mean()),
+        "missing_at_worst": float(share.max()),
+        "worst_sensor": readings.ids[int(np.argmax(share))],
+        "mean": round(float(known.mean()), 4) if len(known) else None,
+        "edges_between_sensors": graph.edges - graph.loops,
+        "edges_to_itself": graph.loops,
+        "positions": "yes" if readings.positions is not None else "no",
+        **_where(readings),
+        **_windows(data, settings),
+    }
+
+
+def _where(readings: Readings) -> dict[str, list[float]]:
+    """From where to where the sensors are: whoever knows the place sees whether the columns are swapped."""
+    if readings.positions is None:
+        return {}
+    ends = zip(readings.positions.min(axis=0), readings.positions.max(axis=0), strict=True)
+    latitude, longitude = ([round(float(low), 4), round(float(high), 4)] for low, high in ends)
+    return {"latitude_from_to": latitude, "longitude_from_to": longitude}
+
+
+def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
+    from cnfgnn.data.series import Series
+    from cnfgnn.data.windows import SPLITS, Windows
+
+    plan = (settings.history, settings.horizon, settings.shares, data.readings.source)
+    try:
+        windows = Windows.of(len(data.readings.times), *plan)
+    except DataError:  # too few to train on may still be enough for a forecast
+        return {f"{split}_windows": 0 for split in SPLITS}
+    series = Series.of(data.readings)
+    counts = {}
+    for split in SPLITS:
+        has = series.has(windows.starts[split], windows, settings.missing)
+        counts[f"{split}_windows"] = int(has.any(axis=0).sum())
+    return counts
+
+
+@data_app.command()
+def synthesize(
+    out: Annotated[Path, typer.Argument(help="The new folder.")],
+    sensors: Annotated[int, typer.Option(help="How many.")] = 24,
+    days: Annotated[float, typer.Option(help="How long.")] = 14.0,
+    seed: Annotated[int, typer.Option(help="Another seed, another city.")] = 0,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="readings.parquet instead of readings.csv.")
+    ] = False,
+) -> None:
+    """Write a synthetic city as a folder of readings, sensors and edges."""
+    from cnfgnn.data.export import write_folder
+    from cnfgnn.data.synthetic.city import city
+
+    data = city(sensors, days, seed=seed)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(out, "is there already, and is left as it is")
+    make_folder(out)
+    write_folder(data, out, parquet)
+    print(
+        f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {data.graph.edges} edges"
+    )

@@ -1,0 +1,353 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, tables of results."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.cli.time_left import Pace
+from cnfgnn.config.settings import Config
+
+if TYPE_CHECKING:
+    from cnfgnn.algorithm.experiment import Experiment
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.training_loop import Progress as TrainingProgress
+    from cnfgnn.runs.training_loop import Round
+    from cnfgnn.studies.tables import Table as StudyTable
+
+LONG_S = 120.0  # training that takes longer says what would be quicker
+HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there is no bar
+
+
+def out() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=120)
+
+
+def watcher() -> BarWatcher | LineWatcher:
+    """A bar on a terminal, lines elsewhere."""
+    return BarWatcher() if sys.stderr.isatty() else LineWatcher()
+
+
+class BarWatcher:
+    """A bar over the minibatches of all rounds, with rate, best so far and time left."""
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.bar = Progress(
+            TextColumn("round {task.fields[r_g]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[best]}"),
+            TextColumn("{task.fields[left]}"),
+            console=Console(stderr=True),
+        )
+        done = len(progress.history)
+        self.task = self.bar.add_task(
+            "",
+            total=self.rounds * self.per_round,
+            completed=done * self.per_round,
+            r_g=f"{done + 1}/{self.rounds}",
+            rate="",
+            best="",
+            left="",
+        )
+        self.outlook = Outlook(experiment.config, done, experiment.strategy.phases)
+        self.bar.start()
+        if experiment.keeping.how != "full":
+            self.bar.print(str(experiment.keeping))
+
+    def tick(self) -> None:
+        self.outlook.pace.tick()
+        speed = self.bar.tasks[0].speed
+        rate = f"{speed:.1f} minibatches/s" if speed else ""
+        self.bar.update(self.task, advance=1, rate=rate, left=self.outlook.left())
+        self._announce()
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.outlook.pace.round_done(seconds)
+        self._announce()
+        rmse = getattr(best.validation, self.kind)
+        self.bar.update(
+            self.task,
+            completed=done.r_g * self.per_round,
+            left=self.outlook.left(best.r_g),
+            r_g=f"{min(done.r_g + 1, self.rounds)}/{self.rounds}",
+            best=f"best RMSE {rmse:.3f} (round {best.r_g})",
+        )
+
+    def _announce(self) -> None:
+        if (line := self.outlook.announcement()) is not None:
+            self.bar.print(line)
+
+    def end(self) -> None:
+        self.bar.stop()
+
+
+class LineWatcher:
+    """A line per round, and one every half minute in between."""
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
+        self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)
+        if experiment.keeping.how != "full":
+            self._say(str(experiment.keeping))
+        if self.done:
+            self._say(f"going on after round {self.done}")
+
+    def tick(self) -> None:
+        self.ticks += 1
+        self.outlook.pace.tick()
+        self._announce()
+        if time.monotonic() - self.said > HEARTBEAT_S:
+            left = self.outlook.left()
+            now = f"round {self.done + 1}/{self.rounds}: minibatch {self.ticks} of {self.per_round}"
+            self._say(f"{now}, {left}" if left else now)
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.done, self.ticks = done.r_g, 0
+        self.outlook.pace.round_done(seconds)
+        self._announce()
+        rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
+        kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
+        left = self.outlook.left(best.r_g)
+        self._say(
+            f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, best {least:.3f} in round"
+            f" {best.r_g}, {seconds:.1f} s" + (f", {left}" if left else "")
+        )
+
+    def end(self) -> None:
+        pass
+
+    def _announce(self) -> None:
+        if (line := self.outlook.announcement()) is not None:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        print(line, file=sys.stderr, flush=True)
+
+
+class Outlook:
+    """How long a training will take, in words: one line as soon as it is known, and what is left."""
+
+    def __init__(
+        self, config: Config, done: int, phases: Sequence[int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config, self.done = config, done
+        self.pace = Pace(config.training.rounds, done, phases, clock)
+        self.announced = False
+
+    def announcement(self) -> str | None:
+        """One line, once: how long it will take, what ends it earlier, and what would have been quicker."""
+        each, left = self.pace.a_round(), self.pace.left()
+        if self.announced or each is None or left is None:
+            return None
+        self.announced = True
+        training, rounds = self.config.training, self.pace.rounds - self.pace.done
+        count = "1 round" if rounds == 1 else f"{rounds} rounds"
+        line = f"about {duration(each)} a round, roughly {duration(left)} for {count}"
+        if training.patience < training.rounds:
+            line += f", fewer if {training.patience} in a row are no better than the best before"
+        is_new = self.done == 0  # a resumed run keeps its settings
+        ways = quicker(self.config) if left > LONG_S and is_new else []
+        return f"{line}; quicker: {', or '.join(ways)}" if ways else line
+
+    def left(self, best: int | None = None) -> str:
+        """What is left at most, and if no round is better than the best one; empty: it cannot be said, or
+        nothing is left."""
+        if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
+            return ""
+        said, training = f"at most {duration(seconds)} left", self.config.training
+        last = training.rounds if best is None else best + training.patience
+        if last < training.rounds and (early := self.pace.left(last)) is not None:
+            said += f" ({duration(early)} if none is better)"
+        return said
+
+
+def quicker(config: Config) -> list[str]:
+    """What takes less time than a training with these settings."""
+    rounds, beyond = config.training.rounds, preset("cnfgnn-plus")
+    ways = [f"fewer rounds, as in --set training.rounds={max(1, rounds // 5)}"] if rounds > 1 else []
+    method = method_of(config.method)
+    if method.graph_network and not method.beyond and rounds > beyond.training.rounds:
+        ways.append(f"--method {beyond.method}, {beyond.training.rounds} rounds of a smaller model")
+    return ways
+
+
+class PlanWatcher:
+    """Of several runs: one bar for all of them on a terminal; elsewhere a line when a run ends, and one every
+    half minute in between."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.at_work: dict[
+            str, tuple[float, str]
+        ] = {}  # of each run: the share that is done, and a few words
+        self.said = time.monotonic()
+
+    def plan(self, runs: int, done: int) -> None:
+        self.runs, self.ended = runs, done
+        if sys.stderr.isatty() and done < runs:
+            columns = (
+                TextColumn("{task.fields[ended]}/{task.total} runs"),
+                BarColumn(),
+                TimeRemainingColumn(),
+                TextColumn("at most"),
+                TextColumn("{task.fields[now]}"),
+            )
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.task = self.bar.add_task("", total=runs, completed=done, ended=done, now="")
+            self.bar.start()
+        if done:
+            self._say(f"{done} of {runs} runs are done already")
+
+    def watcher(self, run: Run) -> RunOfPlan:
+        return RunOfPlan(self, run.folder.name)
+
+    def process(self, run: Run) -> None:
+        done, rounds = len(run.progress.history), run.config.training.rounds
+        self.show(run.folder.name, done / rounds, f"round {min(done + 1, rounds)}/{rounds}")
+
+    def show(self, name: str, share: float, now: str) -> None:
+        """How far a run has come."""
+        self.at_work[name] = (share, f"{name}: {now}")
+        words = "; ".join(text for _, text in self.at_work.values())
+        if self.bar is not None:
+            done = self.ended + sum(share for share, _ in self.at_work.values())
+            self.bar.update(self.task, completed=done, now=words)
+        elif time.monotonic() - self.said > HEARTBEAT_S:
+            self._say(f"{self.ended} of {self.runs} runs are done; {words}")
+
+    def done(self, run: Run, problem: str | None) -> None:
+        self.ended += 1
+        self.at_work.pop(run.folder.name, None)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.ended, ended=self.ended, now="")
+        if problem is not None:
+            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: {problem}")
+        elif run.progress.history:
+            best, rounds = run.progress.best, len(run.progress.history)
+            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: best round {best.r_g} of {rounds}")
+
+    def end(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        if self.bar is not None:
+            self.bar.print(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+
+class RunOfPlan:
+    """Tells a plan's display how far one of its runs has come."""
+
+    def __init__(self, plan: PlanWatcher, name: str) -> None:
+        self.plan, self.name = plan, name
+
+    def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
+        self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
+        self.done, self.ticks = len(progress.history), 0
+        if experiment.keeping.how != "full":
+            self.plan._say(f"{self.name}: {experiment.keeping}")
+        self._show()
+
+    def tick(self) -> None:
+        self.ticks += 1
+        self._show()
+
+    def round_done(self, done: Round, best: Round, seconds: float) -> None:
+        self.done, self.ticks = done.r_g, 0
+        self._show()
+
+    def end(self) -> None: ...
+
+    def _show(self) -> None:
+        share = (self.done + min(self.ticks / self.per_round, 1.0)) / self.rounds
+        self.plan.show(self.name, min(share, 1.0), f"round {min(self.done + 1, self.rounds)}/{self.rounds}")
+
+
+def print_study(made: StudyTable) -> None:
+    """A table of the paper, every cell of it in full: on a terminal as many columns as there is room for, and
+    elsewhere all of them."""
+    console, measure = out(), Console(width=10_000).measure
+    widths = [measure(study_table(made, count)).maximum for count in range(len(made.columns) + 1)]
+    if not console.is_terminal:
+        console = Console(width=max(console.width, widths[-1]))
+    count = max(k for k, width in enumerate(widths) if k <= 2 or width <= console.width)
+    console.print(study_table(made, count))
+    if count < len(made.columns):
+        print(f"{len(made.columns) - count} more columns are in {made.name}.csv.")
+
+
+def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
+    """Some columns of it; a long one is cut, its files are whole."""
+    table = Table(title=made.title, box=SIMPLE_HEAD, padding=(0, 1))
+    for column in made.columns[:columns]:
+        table.add_column(column.label, no_wrap=True)
+    for row in made.cells()[:most]:
+        table.add_row(*row[:columns])
+    if len(made.rows) > most:
+        table.add_row(f"... {len(made.rows) - most} more")
+    return table
+
+
+def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
+    """Both kinds of errors, overall and 15, 30, 60 minutes ahead or whatever a quarter of the horizon is."""
+    steps = scores["per_step"]
+    rows = {"overall": scores["overall"]}
+    for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
+        minutes = step * step_minutes
+        name = f"{minutes / 60:g} h ahead" if minutes > 60 and minutes % 60 == 0 else f"{minutes:g} min ahead"
+        rows[name] = steps[step - 1]
+    for kind in ("seen", "unseen"):
+        if scores.get(kind):
+            rows[f"{kind} sensors"] = scores[kind]
+    return rows_table("", rows, title)
+
+
+def rows_table(first: str, rows: Mapping[str, Any], title: str | None = None) -> Table:
+    """Errors of both kinds, a row each."""
+    table = Table(first, "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE", title=title)
+    for name, errors in rows.items():
+        table.add_row(name, *error_cells(errors))
+    return table
+
+
+def error_cells(errors: Mapping[str, float | None]) -> list[str]:
+    figures = [number(errors[name]) for name in ("rmse", "mae", "masked_rmse", "masked_mae")]
+    mape = errors["masked_mape"]
+    return [*figures, "-" if mape is None or mape != mape else f"{mape:.1%}"]
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3e}"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count} B"
+
+
+def duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    return (
+        f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
+    )

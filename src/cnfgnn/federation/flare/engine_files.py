@@ -1,0 +1,150 @@
+"""What the engine's configuration files say in our kits: nothing may be submitted but our own two classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+CONTROLLER = "cnfgnn.federation.flare.controller.FederationController"
+EXECUTOR = "cnfgnn.federation.flare.executor.SiteExecutor"
+LAUNCHER = "cnfgnn.federation.flare.launcher.RestartingLauncher"
+LATE_JOINERS = "cnfgnn.federation.flare.late_joiners.LateJoiners"
+GUARD = "cnfgnn.federation.flare.guard.NotesGuard"
+ADMISSION = "cnfgnn.federation.flare.admission.AdmissionControl"
+JOB_STORE = "cnfgnn.federation.flare.job_store.BoundedJobStore"
+TIDYING = "cnfgnn.federation.flare.job_store.Tidying"
+CONNECTION_MONITOR = "cnfgnn.federation.flare.connection_monitor.ConnectionMonitor"
+HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life before the server counts a site as away
+MOST_SITES = 1000
+
+# A job must hold no code, nobody reads files at another party, and no command of the server's operator stops
+# a site's processes: those belong to its owner. There is one role; every other one may do nothing.
+OPERATOR_RIGHTS = {
+    "submit_job": "any",
+    "clone_job": "none",
+    "manage_job": "any",
+    "download_job": "none",
+    "view": "any",
+    "operate": "none",
+    "shell_commands": "none",
+    "byoc": "none",
+    "server-predeployed-flwr": "none",
+}
+
+
+def authorization() -> dict[str, Any]:
+    return {"format_version": "1.0", "permissions": {"project_admin": OPERATOR_RIGHTS}}
+
+
+def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
+    return {
+        "format_version": 2,
+        **_allow([CONTROLLER, *also_allowed]),
+        "servers": [
+            {
+                "admin_storage": "transfer",
+                "max_num_clients": MOST_SITES,
+                "heart_beat_timeout": HEARTBEAT_TIMEOUT,
+                "admin_timeout": 10.0,
+            }
+        ],
+        "components": [
+            _component(
+                "job_scheduler",
+                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                # The default looks again after ten seconds, later and later, and gives up after ten times.
+                max_jobs=1,
+                min_schedule_interval=1.0,
+                max_schedule_interval=5.0,
+                max_schedule_count=1_000_000,
+            ),
+            # Where jobs are kept is said by `up`, because the path must be absolute and kits travel.
+            _component(
+                "job_manager",
+                JOB_STORE,
+                uri_root="jobs",
+                job_store_id="job_store",
+            ),
+            _component("job_store", "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"),
+            _component(
+                "process_launcher",
+                "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
+            ),
+            _component("late_sites", LATE_JOINERS),
+            _component("guard", GUARD),
+            _component("doorkeeper", ADMISSION),
+            _component("tidying", TIDYING),
+        ],
+    }
+
+
+def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
+    """As the engine's own, with our launcher, and without the component that sends a site's logs away."""
+    return {
+        "format_version": 2,
+        **_allow([EXECUTOR, *also_allowed]),
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "components": [
+            _component(
+                "resource_manager",
+                "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+                num_of_gpus=0,
+                mem_per_gpu_in_GiB=0,
+                expiration_period=300,
+            ),
+            _component(
+                "resource_consumer",
+                "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+            ),
+            _component("process_launcher", LAUNCHER),
+            _component("site_desk", CONNECTION_MONITOR),
+        ],
+    }
+
+
+def connection_settings() -> dict[str, Any]:
+    """Jobs reach their parent process over loopback, where every user of the machine could connect as well:
+    by certificate, too."""
+    between = {"host": "localhost", "connection_security": "mtls"}
+    return {"internal": {"scheme": "tcp", "resources": between}}
+
+
+def log_settings() -> dict[str, Any]:
+    """One rotating log a process; the console holds what went wrong before logging began, and errors."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "plain": {
+                "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
+                "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
+            }
+        },
+        "handlers": {
+            "console": {
+                "class": "logging.StreamHandler",
+                "level": "ERROR",
+                "formatter": "plain",
+                "stream": "ext://sys.stdout",
+            },
+            "file": {
+                "class": "logging.handlers.RotatingFileHandler",
+                "level": "DEBUG",
+                "formatter": "plain",
+                "filename": "log.txt",
+                "mode": "a",
+                "maxBytes": 5_000_000,
+                "backupCount": 3,
+            },
+        },
+        "loggers": {"root": {"level": "INFO", "handlers": ["console", "file"]}},
+    }
+
+
+def _allow(classes: list[str]) -> dict[str, Any]:
+    return {"class_list_enforcement_mode": "enforce", "class_allow_list": classes}
+
+
+def _component(name: str, path: str, **args: Any) -> dict[str, Any]:
+    return {"id": name, "path": path, "args": args}

@@ -1,0 +1,131 @@
+"""What training costs: bytes by the paper's formulas and as counted, and operations of a node."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from cnfgnn.algorithm.cost import GIB, Size, operations, training_bytes
+from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.errors import RunError
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.runs.folder import Run
+from cnfgnn.studies.lines import METHOD, NAMES, Line, Study
+from cnfgnn.studies.paper import Outcome
+from cnfgnn.studies.published import AT_METR_LA_AS_LISTED, COSTS, GFLOPS_ON_DEVICE, NETWORKS
+from cnfgnn.studies.tables import Column, Mean, Table
+
+
+def cost(study: Study | None) -> Outcome:
+    """The published totals recomputed, operations, and (with runs) our own bytes until the best round."""
+    tables = [recomputed(), operations_of_a_node()]
+    return Outcome(tables if study is None else [*tables, counted(study)])
+
+
+def recomputed() -> Table:
+    """The paper's totals, from its own formulas and the sizes it lists."""
+    rows: list[dict[str, Any]] = []
+    for cost in (*COSTS, AT_METR_LA_AS_LISTED):
+        network = NETWORKS[cost.data]
+        size = Size(network.nodes, network.edges, cost.parameters, network.train * 64)
+        gib = training_bytes(cost.method, size, cost.rounds, cost.server_rounds) / GIB
+        rows.append(
+            {
+                "data": NAMES[cost.data],
+                "method": cost.method,
+                "parameters": cost.parameters,
+                "rounds": cost.rounds,
+                "server_rounds": cost.server_rounds,
+                "gib": gib,
+                "published": cost.gib if cost in COSTS else None,
+            }
+        )
+    columns = [Column("data", "data"), Column("method", "method"), Column("parameters", "parameters")]
+    columns += [Column("rounds", "best round"), Column("server_rounds", "R_s")]
+    columns += [Column("gib", "GiB by formula"), Column("published", "GiB published")]
+    notes = (
+        "The paper rounds node models to 63,000, 64,000 and 727,000 parameters before it multiplies.",
+        "`at` on METR-LA was published with R_s = 20, although the paper lists 1: the last line is that.",
+    )
+    return Table("cost-published", "Published bytes of training, recomputed", columns, rows, notes)
+
+
+def operations_of_a_node() -> Table:
+    """Multiply-adds of one window: on one node, and summed over METR-LA as the paper does."""
+    nodes, rows = NETWORKS["metr-la"].nodes, []
+    for (method, size), published in GFLOPS_ON_DEVICE.items():
+        model = preset(method, size).model
+        count = operations(NodeModel(model.hidden, model.layers, model.embedding))
+        each = {"method": method, "size": size, "node": count / 1e6}
+        rows.append({**each, "summed": nodes * count / 1e9, "published": published})
+    columns = [*METHOD, Column("node", "million multiply-adds a window, one node")]
+    columns += [Column("summed", f"thousand million over {nodes} nodes"), Column("published", "published")]
+    note = (
+        "The paper calls the sum over METR-LA's 207 nodes GFLOPS on device: a node does a 207th of it, and a"
+        " multiply-add is two operations."
+    )
+    return Table("cost-operations", "Operations to forecast one window", columns, rows, (note,))
+
+
+def counted(study: Study) -> Table:
+    """Our own runs, by formula and by the ledger."""
+    published = {
+        (c.method, "727k" if c.parameters == 727_000 else "63k"): c.gib
+        for c in COSTS
+        if c.data == study.network
+    }
+    rows = []
+    for line in (*study.floors, *study.lines):
+        key = line.cells["method"], line.cells.get("size") or "63k"
+        moved = [run.progress.best.training_bytes for run in line.runs]
+        rows.append(
+            line.with_cells(
+                rmse=line.mean("rmse"),
+                best=Mean.of([run.progress.best.r_g for run in line.runs]) if line.runs else None,
+                formula=Mean.of([_by_formula(run, study) / GIB for run in line.runs])
+                if _has_formula(line)
+                else None,
+                per_node=Mean.of([b.per_node / GIB for b in moved]) if moved else None,
+                per_site=Mean.of([b.per_site / GIB for b in moved]) if moved else None,
+                published=published.get(key),
+                same=_same(line, study),
+            )
+        )
+    columns = [*METHOD, Column("rmse", "RMSE, unmasked"), Column("best", "best round", 1)]
+    columns += [Column("formula", "GiB by formula"), Column("per_node", "GiB counted per node")]
+    columns += [Column("same", "to the byte"), Column("per_site", "GiB counted per site")]
+    if study.network:
+        columns.append(Column("published", f"GiB {study.published()}"))
+    notes = (
+        "Per node: a tensor shared by all nodes counts once for each node, as in the paper. Per site: what a"
+        " wire carries when one site holds all of them, as here.",
+        "FMTL's formula is of peers that send their weights along every edge; what was counted is a star, in"
+        " which a server sends each node one anchor.",
+    )
+    title = f"Bytes of training until the best round, {study.data.name}"
+    return Table("cost", title, columns, rows, (*study.notes(), *notes))
+
+
+def _by_formula(run: Run, study: Study) -> int:
+    """With the true number of parameters."""
+    start, graph = run.events()[0], study.data.graph
+    try:
+        parameters, windows = int(start["parameters"]["node"]), int(start["windows"]["train"])
+    except (KeyError, TypeError, ValueError) as error:
+        path = run.folder / "events.jsonl"
+        raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
+    edges = int((graph.senders != graph.receivers).sum())
+    size = Size(graph.nodes, edges, parameters, windows * run.config.model.hidden)
+    return training_bytes(run.config.method, size, run.progress.best.r_g, run.config.training.server_rounds)
+
+
+def _has_formula(line: Line) -> bool:
+    """The paper has none for what is beyond it."""
+    return bool(line.runs) and not method_of(line.runs[0].config.method).beyond
+
+
+def _same(line: Line, study: Study) -> str | None:
+    if not _has_formula(line) or line.cells["method"] == "gru-fmtl":
+        return None
+    off = [run.progress.best.training_bytes.per_node - _by_formula(run, study) for run in line.runs]
+    return "yes" if not any(off) else f"no, off by {statistics.fmean(off):+,.0f}"

@@ -1,0 +1,53 @@
+"""How far each method gets with how many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from cnfgnn.studies.drawing import INK, colour, dash, figure, headroom, styled
+
+Curve = Sequence[tuple[float, float]]
+"""Bytes of one node so far, and the validation error then, round by round."""
+
+
+@styled
+def error_along_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figure:
+    """The least validation error that so many bytes of a node have bought; a dot: nothing better came."""
+    fig = figure()
+    axes = fig.subplots()
+    lows, highs = [], []
+    for k, seeds in enumerate(curves.values()):
+        for curve in seeds:
+            moved, errors = (np.array(column, dtype=float) for column in zip(*curve, strict=True))
+            least = np.minimum.accumulate(errors)
+            best = int(np.nanargmin(errors))
+            axes.step(moved, least, where="post", color=colour(k), linestyle=dash(k), linewidth=1.3)
+            axes.plot(moved[best], least[best], "o", color=colour(k), markersize=4.5, markeredgecolor="white")
+            lows.append(least[best])
+            highs.append(least[0])
+    top = float(max(np.median(highs), *lows))  # the first round of the slowest would flatten all the others
+    low = float(min(lows))
+    axes.set_ylim(low - headroom(low, top, 0.08), top + headroom(low, top, 0.08))
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _amount(x)))
+    axes.set(title=title, xlabel="bytes of a node in training", ylabel="least validation RMSE so far")
+    handles = [
+        Line2D([], [], color=colour(k), linestyle=dash(k), label=name) for k, name in enumerate(curves)
+    ]
+    handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linestyle="", label="best round"))
+    fig.legend(handles=handles, loc="outside right upper")
+    return fig
+
+
+def _amount(moved: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if moved >= 0.999 * size:
+            return f"{moved / size:,.3g} {unit}"
+    return f"{moved:,.3g} B"

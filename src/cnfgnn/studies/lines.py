@@ -1,0 +1,167 @@
+"""What came out of runs as lines of tables: means over seeds, both kinds of errors, never in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from cnfgnn.algorithm.methods import Like, method_of
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.runs.baselines import daily_average, last_value
+from cnfgnn.runs.folder import Run, plain
+from cnfgnn.runs.scores import Scores
+from cnfgnn.runs.train import scores_as_dict
+from cnfgnn.studies.plan import Row, ended_early, network_of
+from cnfgnn.studies.published import NETWORKS
+from cnfgnn.studies.tables import Column, Mean, Table
+
+NAMES: Mapping[Like, str] = {"metr-la": "METR-LA", "pems-bay": "PEMS-BAY"}
+METHOD = (Column("method", "method"), Column("size", "size"))
+
+
+@dataclass(frozen=True)
+class Line:
+    """What it is, and the errors on the test split, one entry a seed."""
+
+    cells: Mapping[str, Any]
+    tests: Sequence[Mapping[str, Any]]  # as in a run's last event: overall, per_step, seen, unseen
+    runs: Sequence[Run] = ()
+
+    def mean(self, figure: str, of: str = "overall") -> Mean | None:
+        values = [test[of][figure] for test in self.tests if test.get(of)]
+        return Mean.of(values) if values and None not in values else None
+
+    def ahead(self, figure: str, step: int) -> Mean | None:
+        values = [test["per_step"][step - 1][figure] for test in self.tests]
+        return None if None in values else Mean.of(values)
+
+    def by_seed(self, figure: str) -> dict[int, float]:
+        """Overall, of each seed for which it is known: it is not where nothing was observed."""
+        tests = zip(self.runs, self.tests, strict=True)
+        found = {run.config.seed: test["overall"][figure] for run, test in tests}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def with_cells(self, **cells: Any) -> dict[str, Any]:
+        """A row of a table."""
+        return {**self.cells, **cells}
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """The rows of a plan on some data, and the forecasts that learn nothing as their floor."""
+
+    name: str
+    data: Dataset
+    like: Like
+    rows: Sequence[Row]
+    floors: Sequence[Line]
+
+    @property
+    def network(self) -> Like | None:
+        """Which of the paper's networks the data are, at least in part; whatever settings were used."""
+        return network_of(self.data)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        return [line_of(row) for row in self.rows]
+
+    def published(self) -> str:
+        """The heading over published figures, where there are any: they are of the whole network."""
+        return f"published, all {NETWORKS[self.network].nodes} sensors" if self.network else ""
+
+    def notes(self) -> tuple[str, ...]:
+        """What has to be known to read any of its tables."""
+        nodes, rows = len(self.data.readings.ids), len(self.data.readings.times)
+        said = [f"Data: {self.data.name}, {nodes} sensors, {self.data.graph.edges} edges, {rows:,} rows."]
+        if self.network is not None:
+            whole = NETWORKS[self.network]
+            span = whole.train + whole.validation + whole.test + 23
+            if (nodes, rows) != (whole.nodes, span):
+                said.append(
+                    f"A part of {NAMES[self.network]}: the paper's figures are of all {whole.nodes} sensors"
+                    f" and {span:,} rows, so compare the order of the methods, not the digits."
+                )
+            if self.like != self.network:
+                said.append(f"Trained with the settings that were published for {NAMES[self.like]}.")
+        precisions = sorted({run.config.compute.precision for row in self.rows for run in row.runs})
+        seeds = sorted({run.config.seed for row in self.rows for run in row.runs})
+        if seeds:
+            said.append(
+                f"Computed in {', '.join(precisions)}; {_counted('seed', seeds)} (mean ± standard deviation"
+                " where a line has several)."
+            )
+        short = [row.case.name for row in self.rows if any(ended_early(run, row.case) for run in row.runs)]
+        if short:
+            said.append(
+                f"Begun for fewer rounds than the plan has now, and kept as they are: {', '.join(short)}."
+            )
+        return tuple(said)
+
+
+def line_of(row: Row) -> Line:
+    cells = {
+        "method": row.case.method,
+        "size": row.case.size if len(method_of(row.case.method).sizes) > 1 else None,
+        "label": row.case.label,
+        "group": row.case.group,
+        "rounds": ", ".join(f"{run.progress.best.r_g}/{len(run.progress.history)}" for run in row.runs),
+        "minutes": Mean.of([_minutes(run) for run in row.runs]),
+        **row.case.varied,
+    }
+    return Line(cells, row.tests, row.runs)
+
+
+def _counted(what: str, numbers: Sequence[int]) -> str:
+    return f"{what}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+
+
+def _minutes(run: Run) -> float:
+    return sum(float(event.get("seconds", 0)) for event in run.events() if event["event"] == "round") / 60
+
+
+def floors(data: Dataset, config: DataConfig) -> list[Line]:
+    """The last reading repeated, and each sensor's average at that time of day."""
+
+    def line(name: str, scores: Scores) -> Line:
+        return Line({"method": name}, [plain(scores_as_dict(scores, data.readings.ids))])
+
+    return [
+        line("last value", last_value(data, config)),
+        line("daily average", daily_average(data, config)),
+    ]
+
+
+def masked_table(
+    name: str, title: str, lines: Sequence[Line], data: Dataset, what: Sequence[Column]
+) -> Table:
+    """The field's metrics, over what was observed: overall and at a quarter, half and all of the horizon."""
+    horizon = len(lines[0].tests[0]["per_step"])
+    minutes = data.readings.step.astype("timedelta64[s]").astype(int) / 60
+    steps = sorted({max(1, horizon // 4), max(1, horizon // 2), horizon})
+    columns = [*what, *_errors("all", "")]
+    for step in steps:
+        columns += _errors(f"{step * minutes:g} min", f"{step}.")
+    rows = []
+    for line in lines:
+        row: dict[str, Any] = {figure: line.mean(figure) for figure in MASKED}
+        for step in steps:
+            row |= {f"{step}.{figure}": line.ahead(figure, step) for figure in MASKED}
+        rows.append(line.with_cells(**row))
+    note = (
+        "Masked: missing readings (NaN or 0) are left out, so nothing here compares with the unmasked table."
+        " Means over seeds; their spread is in the CSV file."
+    )
+    return Table(name, title, columns, rows, (note,))
+
+
+MASKED = {"masked_mae": "MAE", "masked_rmse": "RMSE", "masked_mape": "MAPE"}
+
+
+def _errors(when: str, prefix: str) -> list[Column]:
+    return [
+        Column(f"{prefix}{figure}", f"{label} {when}", 1 if label == "MAPE" else 3, label == "MAPE", False)
+        for figure, label in MASKED.items()
+    ]

@@ -1,0 +1,255 @@
+"""Several methods on the same data, over several seeds: what a comparison file says, as cases and runs."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.algorithm.experiment import fit_batches
+from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
+from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import flat, read_changes
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Errors
+
+# where a run's readings lie, where it computes and how long it may take do not make it another run
+CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
+BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # of a run without a manifest
+PER_RUN = ("method", "size", "seed")  # settings that the plan gives each run
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a comparison: a method at a size, with the settings in which it differs from its preset."""
+
+    method: str
+    size: str
+    config: Config  # of any seed
+    varied: Mapping[str, Any] = field(default_factory=dict)  # what the plan sets this line apart by
+    label: str = ""
+    group: str = ""  # of variants that belong together
+
+    @property
+    def name(self) -> str:
+        """Of its runs' folders: the same case has the same name in every plan."""
+        size = [] if self.size == "63k" else [self.size]
+        varied = [f"{key.rpartition('.')[2]}-{value}" for key, value in self.varied.items()]
+        return "-".join([self.method, *size, *varied])
+
+    def of_seed(self, seed: int) -> Config:
+        return replace(self.config, seed=seed)
+
+    def folder(self, runs: Path, seed: int) -> Path:
+        return runs / f"{self.name}-seed{seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison file says.
+
+        methods = ["at-fedavg", "gru-local 727k"]   the lines: a method, and its size if that is not 63k
+        seeds = [1, 2, 3]
+        like = "data"       the published settings of the data set (or "metr-la", "pems-bay"); else one's own
+        inductive = true    ... those of the inductive experiment
+        [grid]              settings with a list of values each: a line for every combination
+        [[variants]]        one more line for each method (or those it names), with other settings, a label
+                            and the group of variants that it belongs to
+        [only.METHOD]       settings of one method
+        [quick]             settings with which to see whether all of it works
+
+    Every other key is a setting for all of them.
+    """
+
+    methods: tuple[tuple[str, str], ...]
+    seeds: tuple[int, ...]
+    changes: dict[str, Any]
+    source: Path
+    like: str | None = None
+    inductive: bool = False
+    variants: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        changes = read_changes(path)
+        methods, seeds = changes.pop("methods", None), changes.pop("seeds", [1])
+        if not isinstance(methods, list) or not methods or not all(isinstance(m, str) for m in methods):
+            raise ConfigError("methods", f"{path} needs a list of methods")
+        if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
+            raise ConfigError("seeds", f"{path} needs a list of whole numbers")
+        like, inductive = changes.pop("like", None), changes.pop("inductive", False)
+        if like not in (None, "data", *LIKES):
+            raise ConfigError("like", f"no settings were published for {like!r}", ["data", *LIKES])
+        variants = changes.pop("variants", [])
+        if not isinstance(variants, list) or not all(isinstance(v, dict) for v in variants):
+            raise ConfigError("variants", f"{path} needs [[variants]], a table each")
+        plan = cls(
+            methods=tuple(map(_method_and_size, methods)),
+            seeds=tuple(seeds),
+            changes=changes,
+            source=path,
+            like=like,
+            inductive=bool(inductive),
+            variants=tuple(flat(v) for v in variants),
+        )
+        for key in plan._under("only."):
+            if method_of(key.split(".")[0]).name not in [method for method, _ in plan.methods]:
+                raise ConfigError(f"only.{key}", "the comparison has no such method", dict(plan.methods))
+        plan.cases()
+        plan.quick().cases()
+        return plan
+
+    def quick(self) -> Plan:
+        """One seed, and the settings under [quick]."""
+        return replace(self.with_changes(self._under("quick.")), seeds=self.seeds[:1])
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Plan:
+        """With other settings, for all methods alike: they win over what the file says, but for what sets its
+        lines apart, or a line would not be what it is called."""
+        varied = {*PER_RUN, *self._under("grid.")}.union(*self.variants)
+        for key in changes:
+            if key in varied:
+                raise ConfigError(key, f"{self.source.name} sets this for each of its lines")
+        return replace(self, changes=self.changes | {f"all.{key}": value for key, value in changes.items()})
+
+    def cases(self, data: Dataset | None = None) -> list[Case]:
+        """The lines, with the settings published for what `data` is of if the plan asks for that."""
+        like = None if self.like is None else like_of(data, self.like)
+        return [case for method in self.methods for case in self._cases(*method, like)]
+
+    def like_published(self, name: str) -> Plan:
+        """With the settings that were published for this data set, whatever the data are."""
+        if name not in LIKES:
+            raise ConfigError("like", f"no settings were published for {name!r}", LIKES)
+        return replace(self, like=name)
+
+    def _cases(self, method: str, size: str, like: Like | None) -> Iterator[Case]:
+        sections = ("only.", "grid.", "quick.", "all.")
+        changes = {key: v for key, v in self.changes.items() if not key.startswith(sections)}
+        for key, value in self._under("only.").items():
+            name, _, setting = key.partition(".")
+            changes |= {setting: value} if method_of(name).name == method else {}
+        config = preset(method, size, like, self.inductive).with_changes(changes)
+        last = self._under("all.")
+        grid = self._under("grid.")
+        for values in product(*grid.values()):
+            yield _case(method, size, config, dict(zip(grid, values, strict=True)), last)
+        for variant in self.variants:
+            named = [method_of(name).name for name in variant.get("methods", [method])]
+            if method in named:
+                label, group = (str(variant.get(key, "")) for key in ("label", "group"))
+                settings = {key: v for key, v in variant.items() if key not in ("methods", "label", "group")}
+                yield replace(_case(method, size, config, settings, last), label=label, group=group)
+
+    def _under(self, section: str) -> dict[str, Any]:
+        return {
+            key.removeprefix(section): value for key, value in self.changes.items() if key.startswith(section)
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison with what came out, one entry a seed."""
+
+    case: Case
+    runs: tuple[Run, ...]
+
+    @property
+    def tests(self) -> list[dict[str, Any]]:
+        """The last event of each run: its best round on the test split."""
+        return [run.test() for run in self.runs]
+
+    @property
+    def errors(self) -> list[Errors]:
+        return [Errors.read(test["overall"]) for test in self.tests]
+
+    @property
+    def training_bytes(self) -> list[Bytes]:
+        """Until the best round."""
+        return [run.progress.best.training_bytes for run in self.runs]
+
+    def median(self, figure: str) -> float:
+        return float(statistics.median(getattr(errors, figure) for errors in self.errors))
+
+
+def runs_of(
+    case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path, but_for: Sequence[str] = ()
+) -> list[Run]:
+    """A run for each seed, begun now where it is not there yet; settings in `but_for` may differ in one that
+    is there."""
+    return [_run(case.folder(folder, seed), case.of_seed(seed), data, source, but_for) for seed in seeds]
+
+
+def like_of(data: Dataset | None, name: str | None = "data") -> Like:
+    """Whose published settings suit: those of that name, else PEMS-BAY's for a file of that name, else
+    METR-LA's."""
+    if name in LIKES:
+        return name
+    return (network_of(data) if data is not None else None) or "metr-la"
+
+
+def network_of(data: Dataset) -> Like | None:
+    """Which of the paper's networks the data are, at least in part, by their name."""
+    letters = re.sub("[^a-z]", "", data.name.lower())
+    return next((like for like in LIKES if like.replace("-", "") in letters), None)
+
+
+def ended_early(run: Run, case: Case) -> bool:
+    """Whether the plan has more rounds for a finished run than it was begun for."""
+    wanted, rounds = case.config.training, len(run.progress.history)
+    return rounds < wanted.rounds and run.progress.in_vain < wanted.patience
+
+
+def _method_and_size(text: str) -> tuple[str, str]:
+    name, _, size = text.partition(" ")
+    return method_of(name).name, size.strip() or "63k"
+
+
+def _case(method: str, size: str, config: Config, settings: dict[str, Any], last: dict[str, Any]) -> Case:
+    changed = config.with_changes(settings)
+    varied = {key: v for key, v in settings.items() if config.setting(key) != changed.setting(key)}
+    return Case(method, size, changed.with_changes(last), varied)
+
+
+def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Sequence[str] = ()) -> Run:
+    """The run of that name, begun now if it is not there."""
+    if not (folder / "manifest.json").exists():
+        _clear_beginning(folder)
+        return Run.create(folder, config, data)
+    run = Run.open(folder)
+    keys = {*CIRCUMSTANCES, *but_for}
+    if config.training.schedule == "cosine":  # how long it may take decides how fast it learns
+        keys.remove("training.rounds")
+    circumstances = {key: config.setting(key) for key in keys}
+    if run.config.with_changes(circumstances) not in (config, _settled(config, run)):
+        raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
+    try:
+        run.check_same_data(data)
+    except DataError as error:
+        raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
+    return run
+
+
+def _settled(config: Config, run: Run) -> Config:
+    """What a run that has begun made of these settings: minibatches fit the windows it found."""
+    if run.manifest["events"] == 0:
+        return config
+    return fit_batches(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
+
+
+def _clear_beginning(folder: Path) -> None:
+    """Remove what a kill left of a run that was just being begun: it would be in the way for good."""
+    try:
+        there = list(folder.iterdir()) if folder.is_dir() else []
+        if {path.name for path in there} <= BEGINNING:
+            for path in there:
+                path.unlink()
+    except OSError as error:
+        raise StorageError(folder, error) from error

@@ -1,0 +1,206 @@
+"""A site's end: notes in, the group's work done one request at a time, answers out in pieces."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, NamedTuple, get_args
+
+from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.dispatch import run
+from cnfgnn.config.settings import Precision
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
+from cnfgnn.transports.remote.header import Malformed
+from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, pack, unpack
+from cnfgnn.transports.remote.rules import AT_FIRST, TAG
+from cnfgnn.transports.remote.schema import Sizes, check_calls
+from cnfgnn.transports.remote.values import check_call_values
+
+SAYS_SOMETHING_AFTER = 2.0  # seconds of work
+MOST_ROWS = 1 << 28  # time steps
+MOST_BYTES = 8 << 30  # of one request, where the owner sets no other limit
+
+
+class Terms(NamedTuple):
+    """What all sites agree on before anything else: the time steps that windows are numbered by, the type in
+    which they compute, and the training that their states belong to."""
+
+    first: int  # seconds since 1970, as the sites' clocks show them
+    step: int  # seconds
+    rows: int
+    precision: str
+    run: str
+
+    @classmethod
+    def of(cls, note: Note) -> Terms:
+        precision, run = str(note.fields.get("precision")), str(note.fields.get("run"))
+        if precision not in get_args(Precision) or not TAG.fullmatch(run):
+            raise Malformed("the terms of the training cannot be meant")
+        return cls(note.whole("first"), note.whole("step"), note.whole("rows", MOST_ROWS), precision, run)
+
+
+@dataclass
+class _Work:
+    number: int
+    request: bytearray = field(default_factory=bytearray)
+    begun: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    answer: bytes = b""
+    lost: str | None = None
+    seconds: float = 0.0  # of work
+    verbs: dict[str, float] = field(default_factory=dict)  # and of each verb
+
+
+class Endpoint:
+    """Carries out what the server of one session asks of a site's nodes.
+
+    `join` makes the nodes; `after` is told of every verb once it is done.
+    """
+
+    def __init__(
+        self,
+        join: Callable[[Terms], Clients],
+        about: Callable[[], Mapping[str, Any]],
+        after: Callable[[Clients, str], None] = lambda clients, verb: None,
+        most: int = MOST_BYTES,
+    ) -> None:
+        self.join, self.about, self.after, self.most = join, about, after, most
+        self.session = ""
+        self.clients: Clients | None = None
+        self.known: Sizes | None = None
+        self._terms: Terms | None = None
+        self._work = _Work(0)
+        self._lock = threading.Lock()
+        self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
+        # One thread for all work: each thread has memory of its own that it does not give back when it ends.
+        threading.Thread(target=self._keep_working, name="work", daemon=True).start()
+
+    def answer(self, request: bytes | memoryview) -> bytes:
+        """One note; called from any thread."""
+        try:
+            note = unpack(request)
+            if note.kind == "hello":
+                busy = self._work.begun and not self._work.done.is_set()
+                return pack("hello", **{**self.about(), "clock": time.time(), "busy": busy})
+            if note.kind in ("piece", "run"):
+                return self._received(note)
+            if note.kind in ("wait", "fetch"):
+                return self._continued(note)
+            raise Malformed(f"there is no {note.kind[:40]!r}")
+        except Malformed as problem:
+            return pack("lost", reason=str(problem)[:300])
+
+    # ---- requests in pieces --------------------------------------------------------------------------
+
+    def _received(self, note: Note) -> bytes:
+        number, size, start = note.whole("number"), note.whole("size"), note.whole("start")
+        if size > self.most:
+            raise Malformed(f"a request of {size} bytes, and {self.most} are allowed")
+        terms = Terms.of(note)
+        session = str(note.fields.get("session"))
+        with self._lock:
+            work = self._work
+            if session != self.session or number != work.number:
+                if session == self.session and number < work.number:
+                    raise Malformed("an old request came late")
+                if work.begun and not work.done.is_set():
+                    raise Malformed("it is still at work on an earlier request")
+                self.session, self._work = session, (work := _Work(number))
+            if not work.begun:
+                if start != len(work.request) and start + len(note.payload) != len(work.request):
+                    raise Malformed("a piece is missing")
+                if start == len(work.request):
+                    work.request += note.payload
+                if len(work.request) > size:
+                    raise Malformed("more came than was said")
+                if note.kind == "piece":
+                    return pack("noted")
+                if len(work.request) < size:
+                    raise Malformed("a piece is missing")
+                work.begun = True
+                self._ahead.put((work, terms))
+        return self._outcome(work, note)
+
+    def _continued(self, note: Note) -> bytes:
+        work = self._work
+        if note.fields.get("session") != self.session or note.whole("number") != work.number:
+            raise Malformed("it knows nothing of this request: it began anew")
+        if note.kind == "wait":
+            return self._outcome(work, note)
+        return _piece(work, note, note.whole("start"))
+
+    def _outcome(self, work: _Work, note: Note) -> bytes:
+        if not work.done.wait(SAYS_SOMETHING_AFTER):
+            return pack("working")
+        if work.lost is not None:
+            return pack("lost", reason=work.lost)
+        return _piece(work, note, 0)
+
+    # ---- the work ------------------------------------------------------------------------------------
+
+    def _keep_working(self) -> None:
+        while True:
+            self._carry_out(*self._ahead.get())
+
+    def _carry_out(self, work: _Work, terms: Terms) -> None:
+        begun = time.perf_counter()
+        try:
+            work.answer = encode_answers(self._answers(work, terms))
+        except Malformed as problem:
+            work.lost = str(problem)[:300]
+        except CnfgnnError as problem:
+            work.answer = encode_answers([Answer("join", str(problem)[:300])])
+        except Exception as problem:  # the server must hear that it is so; what it says may quote a reading
+            logging.getLogger(__name__).exception("a request failed")
+            work.lost = f"{type(problem).__name__}, see the site's log"
+        finally:
+            work.request, work.seconds = bytearray(), time.perf_counter() - begun
+            work.done.set()
+
+    def _answers(self, work: _Work, terms: Terms) -> list[Answer]:
+        if self.clients is None or terms != self._terms:
+            self.clients, self._terms = self.join(terms), terms
+            self.known = Sizes(self.clients.series.nodes)
+        clients, known = self.clients, self.known
+        assert known is not None
+
+        def check(parts: Sequence[Part]) -> None:
+            nonlocal known
+            assert known is not None
+            if not known.prepared and parts and parts[0].verb not in AT_FIRST:
+                raise Malformed("it does not know its part yet")
+            known = check_calls(parts, known)
+
+        answers: list[Answer] = []
+        calls = decode_calls(work.request, check, self.most)
+        check_call_values(calls)
+        for call in calls:
+            begun = time.perf_counter()
+            answers.append(self._answered(clients, call))
+            work.verbs[call.verb] = work.verbs.get(call.verb, 0.0) + time.perf_counter() - begun
+            if answers[-1].problem is not None:
+                self.known = Sizes(known.n)  # what it has now is nobody's guess: it must be told anew
+                return answers
+        self.known = known
+        return answers
+
+    def _answered(self, clients: Clients, call: Call) -> Answer:
+        try:
+            (reply,) = run(clients, [call])
+            self.after(clients, call.verb)
+        except CnfgnnError as problem:
+            return Answer(call.verb, str(problem)[:300])
+        return Answer(call.verb, None, reply)
+
+
+def _piece(work: _Work, note: Note, start: int) -> bytes:
+    end = start + note.whole("piece", LARGEST_PIECE)
+    took = {verb: round(seconds, 6) for verb, seconds in work.verbs.items()}
+    about = {"size": len(work.answer), "seconds": round(work.seconds, 6), "verbs": took}
+    return pack("done", memoryview(work.answer)[start:end], **about)

@@ -1,0 +1,265 @@
+"""The server's way to all sites over the federated engine: a `Transport` like the simulator's.
+
+A site that cannot be reached, is late, has lost its state or answers what the verb does not allow is left out
+of the exchange and named in the status; the others go on. It takes part again as soon as it can be asked.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered
+from cnfgnn.algorithm.quantize import SCALE, STATES
+from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
+from cnfgnn.errors import NodeError
+from cnfgnn.models.plus import model_told
+from cnfgnn.transports.remote.codec import Answer, decode_answers, encode_calls
+from cnfgnn.transports.remote.deadlines import Pace
+from cnfgnn.transports.remote.endpoint import Terms
+from cnfgnn.transports.remote.header import Malformed
+from cnfgnn.transports.remote.link import Late, Link, Lost
+from cnfgnn.transports.remote.messages import Unreachable
+from cnfgnn.transports.remote.schema import Sizes, check_answers, largest_answer
+from cnfgnn.transports.remote.values import check_own, check_values, norm, too_large
+
+PROBED_EVERY = 1.0  # seconds
+PROBE_WITHIN = 3.0
+SHOWN_AFTER = 5.0  # seconds for which a site keeps the others waiting before the status says so
+
+
+class Stopped(Exception):
+    """The operator ended the training."""
+
+
+@dataclass(eq=False)
+class Site:
+    """A site as the server sees it."""
+
+    name: str
+    rows: Tensor
+    link: Link
+    known: Sizes
+    reachable: bool = True
+    present: bool = False  # in the last exchange
+    last_seen: float | None = None  # seconds since 1970
+    latency: float | None = None  # seconds there and back
+    windows: int = 0  # training windows of its nodes
+    refused: int = 0  # answers that could not be used
+    problem: str = ""  # the last one
+    carried: int = 0  # bytes both ways
+    room: int = 0  # bytes that it can hold of hidden states and embeddings, as it says; 0: it did not say
+    late: bool = False  # with its last request
+    busy: bool = False  # at work, by what it said last
+    asked: float | None = None  # when the request that it is at work on was sent, by the monotonic clock
+    deadline: float = 0.0  # seconds that it has for it
+    pace: Pace = field(default_factory=Pace)
+    objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what it says of itself
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be asked: a late one is not, until it is done with what it was late with."""
+        return self.reachable and not (self.late and self.busy)
+
+    @property
+    def holding_up(self) -> str:
+        """What is to be said of a site that has kept the others waiting; nothing while it has not."""
+        since = self.asked
+        seconds = 0.0 if since is None else time.monotonic() - since
+        if self.link.silent > SHOWN_AFTER:
+            return f"silent for {self.link.silent:.0f} s, away after {self.link.silent_for:.0f} s"
+        if seconds > SHOWN_AFTER:
+            return f"at work for {seconds:.0f} s, late after {self.deadline:.0f} s"
+        return ""
+
+
+class RemoteTransport:
+    """Carries calls to every site at once and waits for all that can answer."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        terms: Terms,
+        min_sites: int = 1,
+        device: torch.device | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.parties, self.terms, self.min_sites = list(sites), terms, min_sites
+        self.sites = [site.rows for site in self.parties]
+        self.device, self.stopped, self.changed = device or torch.device("cpu"), stopped, changed
+        self.setting_up = True  # until then what a site says is wrong ends it all
+        self.waiting = False  # for sites to come back
+        self.exchanges, self.verb = 0, ""
+        self.engine_seconds = 0.0  # in exchanges
+        self.site_seconds = 0.0  # of these, those in which the slowest site was at work
+        self._norm: float | None = None  # of weights known to be good
+        self._pool = ThreadPoolExecutor(max(1, len(self.parties)), "exchange")
+        self._closed = threading.Event()
+        for site in self.parties:  # a thread each: one that is silent must not delay what is known of others
+            threading.Thread(target=self._probe, args=[site], name=f"probe {site.name}", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- Transport -----------------------------------------------------------------------------------
+
+    @property
+    def rooms(self) -> list[Room]:
+        return [Room(site.name, site.room) for site in self.parties]
+
+    def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
+        if self.stopped():
+            raise Stopped
+        check_own(calls)
+        place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
+        place[rows] = torch.arange(len(rows))
+        asked = [(site, place[site.rows]) for site in self.parties if (place[site.rows] >= 0).any()]
+        for site, where in asked:
+            if (where < 0).any():
+                raise NodeError(site.name, calls[-1].verb, "only some of its nodes were asked")
+        begun, self.verb = time.perf_counter(), calls[-1].verb
+        self._learn_norm(calls)
+        cut = [(site, where, [for_rows(call, where) for call in calls]) for site, where in asked]
+        found = list(self._pool.map(lambda one: self._asked(one[0], one[2]), cut))
+        if self.stopped():  # those who were not asked to the end are not away
+            raise Stopped
+        self._weigh([site for site, _ in asked], found)
+        present = torch.zeros(len(rows), dtype=torch.bool)
+        parts = []
+        for (site, where), answers in zip(asked, found, strict=True):
+            site.present = answers is not None
+            if answers is not None:
+                present[where] = True
+                parts.append((where, answers))
+        there = [site.link.worked for site, _ in asked if site.present]
+        self.site_seconds += max(there, default=0.0)
+        replies = [
+            gathered([(where, answers[k].tensors) for where, answers in parts], len(rows))
+            for k in range(len(calls))
+        ]
+        self.exchanges += 1
+        self.engine_seconds += time.perf_counter() - begun
+        self.changed()
+        return Payload([{k: self._placed(k, t) for k, t in reply.items()} for reply in replies], present)
+
+    def wait(self, answered: Tensor) -> bool:
+        enough = min(self.min_sites, len(self.parties))
+        there = sum(bool(torch.isin(site.rows, answered).any()) for site in self.parties)
+        if there >= enough:
+            return False
+        self.waiting = True
+        self.changed()
+        time.sleep(PROBED_EVERY)  # also where all can be reached but none can be used
+        while sum(site.usable for site in self.parties) < enough:
+            if self.stopped():
+                raise Stopped
+            time.sleep(0.1)
+        self.waiting = False
+        self.changed()
+        return True
+
+    # ---- one site ------------------------------------------------------------------------------------
+
+    def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
+        """Its answers, all of them good; None if there are none."""
+        if not site.usable:
+            return None
+        try:
+            site.deadline = site.pace.deadline(calls, site.known)
+            site.asked = time.monotonic()
+            answers = self._carried(site, calls)
+        except Late as problem:
+            site.pace.missed(calls)
+            site.known, site.late, site.busy = Sizes(site.known.n), True, True
+            site.problem = f"is late with {calls[-1].verb!r} ({problem}): left out until it is done"
+            return None
+        except Unreachable as problem:
+            site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
+            return None
+        except Lost as problem:
+            site.known = Sizes(site.known.n)
+            if not site.late:
+                site.problem = f"began anew ({problem})"
+            return None
+        except Malformed as problem:
+            self._refuse(site, calls[-1].verb, str(problem))
+            return None
+        finally:
+            site.asked = None
+        site.last_seen, site.late = time.time(), False
+        if answers[-1].problem is not None:
+            site.known = Sizes(site.known.n)
+            if self.setting_up:
+                raise NodeError(site.name, answers[-1].verb, answers[-1].problem)
+            self._refuse(site, answers[-1].verb, answers[-1].problem)
+            return None
+        site.pace.learn(calls, site.known, site.link.verbs)
+        for call in calls:
+            site.known = site.known.after(call)
+        if calls[-1].verb == "census":
+            site.windows = int(answers[-1].tensors["has.train"].sum())
+        return answers
+
+    def _carried(self, site: Site, calls: Sequence[Call]) -> list[Answer]:
+        request = encode_calls(calls)
+        most = largest_answer(calls, site.known)
+        answer = site.link.carry(request, most, site.deadline, **self.terms._asdict())
+        site.carried += len(request) + len(answer)
+        answers = decode_answers(answer, lambda parts: check_answers(parts, calls, site.known))
+        check_values(answers)
+        return answers
+
+    def _refuse(self, site: Site, verb: str, reason: str) -> None:
+        site.refused += 1
+        site.problem = str(NodeError(site.name, verb, reason))
+        site.known = Sizes(site.known.n)  # it is told its part anew before it is asked again
+
+    def _weigh(self, sites: Sequence[Site], found: list[list[Answer] | None]) -> None:
+        """Leave out weights that are far larger than everybody's."""
+        weights = {
+            site.name: answers[-1].tensors
+            for site, answers in zip(sites, found, strict=True)
+            if answers is not None and answers[-1].verb == "weights"
+        }
+        heavy = too_large(weights, self._norm)
+        for k, site in enumerate(sites):
+            if site.name in heavy:
+                self._refuse(site, "weights", heavy[site.name])
+                found[k] = None
+
+    def _learn_norm(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if call.verb == "load":
+                self._norm = norm(call.tensors)
+            elif call.verb == "prepare":
+                seed = int(call.numbers["seed"])
+                self._norm = norm(model_told(call.numbers).init(generator(seed, NODE_WEIGHTS)))
+
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        """Hidden states and gradients go to where the graph network is."""
+        return tensor.to(self.device) if name.removesuffix(SCALE) in STATES else tensor
+
+    def _probe(self, site: Site) -> None:
+        """Ask a site now and then how it is: one that was away comes back by it."""
+        while not self._closed.wait(PROBED_EVERY):
+            if site.holding_up:
+                self.changed()
+            begun = time.perf_counter()
+            try:
+                said = site.link.hello(PROBE_WITHIN)
+            except (Unreachable, Malformed):
+                continue
+            site.latency, site.last_seen = time.perf_counter() - begun, time.time()
+            site.busy = said.get("busy") is True
+            if objection := site.objection(said):
+                site.problem = objection
+            site.reachable = not objection

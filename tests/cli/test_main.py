@@ -1,0 +1,335 @@
+"""The command line as a person meets it: what it prints, where it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from cnfgnn.runs.folder import Run
+from tests.commands import COMMAND, ENVIRONMENT, said
+
+SMALL = [f"--set=model.{name}=4" for name in ("hidden", "embedding")] + ["--set=model.gn_widths=[6, 5]"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A person's folder: hourly readings with gaps, text ids, no edges."""
+    place = tmp_path_factory.mktemp("data") / "harbour"
+    said("data", "synthesize", place, "--sensors", 4, "--days", 3)
+    frame = pd.read_csv(place / "readings.csv", index_col="time", parse_dates=["time"])
+    hourly = frame.resample("15min").mean()
+    hourly.columns = pd.Index(["north quay", "south quay", "bridge", "town hall"])
+    hourly.iloc[20:26, 1] = float("nan")
+    hourly = hourly.drop(hourly.index[40:45])  # a hole in time
+    hourly.to_csv(place / "readings.csv")
+    sensors = pd.read_csv(place / "sensors.csv")
+    sensors["id"] = hourly.columns
+    sensors.to_csv(place / "sensors.csv", index=False)
+    (place / "edges.csv").unlink()
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "first"
+    said("train", folder, "--out", out, "--set=training.rounds=2", *SMALL)
+    return out
+
+
+def test_a_newcomer_gets_from_a_folder_to_forecasts(folder: Path, run: Path, tmp_path: Path) -> None:
+    described = json.loads(said("data", "describe", folder, "--json"))
+    assert described["sensors"] == 4
+    assert described["step_minutes"] == 15
+    assert described["rows"] == 288
+    assert 0 < described["missing"] < 0.1
+    out = tmp_path / "forecasts.csv"
+    assert "12 steps" in said("forecast", run, folder, "--out", out)
+    frame = pd.read_csv(out, index_col="time", parse_dates=["time"])
+    assert list(frame.columns) == ["north quay", "south quay", "bridge", "town hall"]
+    last = pd.read_csv(folder / "readings.csv")["time"].iloc[-1]
+    assert frame.index[0] - pd.Timestamp(last) == pd.Timedelta(minutes=15)
+    assert frame.notna().all().all()
+
+
+def test_forecasts_can_be_parquet(folder: Path, run: Path, tmp_path: Path) -> None:
+    said("forecast", run, folder, "--out", tmp_path / "f.parquet")
+    assert pd.read_parquet(tmp_path / "f.parquet").shape == (12, 4)
+    assert "csv, .parquet" in said("forecast", run, folder, "--out", tmp_path / "f.xlsx", fails=True)
+
+
+def test_a_run_remembers_its_data(run: Path) -> None:
+    events = Run.open(run).events()
+    judged = json.loads(said("evaluate", run, "--json"))
+    assert judged["overall"] == events[-1]["overall"]
+    assert set(judged["per_node"]) == {"north quay", "south quay", "bridge", "town hall"}
+    assert len(judged["per_step"]) == 12
+    assert json.loads(said("evaluate", run, "--split", "train", "--json"))["overall"] != judged["overall"]
+    table = said("evaluate", run, "--per-node", "--per-step")
+    assert "steps ahead" in table
+    assert "town hall" in table
+    assert "3 h ahead" in table
+
+
+def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "manifest.json").write_text("{")
+    (tmp_path / "good").symlink_to(run)
+    listed = said("runs", tmp_path)
+    assert "at-fedavg" in listed
+    assert "finished" in listed
+    assert "damaged" in listed.replace("\n", "")
+    assert "no runs" in said("runs", tmp_path / "nowhere")
+
+
+def test_an_unused_run_leaves_what_was_there_before(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "sub"
+    mine.mkdir(parents=True)
+    no_validation = ["--set=data.shares=[0.8, 0.0, 0.2]", *SMALL]
+    assert "no validation windows" in said("train", folder, "--out", mine, *no_validation, fails=True)
+    assert mine.is_dir()
+    assert "no validation windows" in said(
+        "train", folder, "--out", mine.parent / "a" / "b", *no_validation, fails=True
+    )
+    assert [path.name for path in mine.parent.iterdir()] == ["sub"]
+
+
+def test_a_run_without_a_round_can_be_neither_judged_nor_asked(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    told = said("train", folder, "--out", out, "--set=training.client_lr=1e30", *SMALL, fails=True)
+    assert "round 1 is not a number: begin a new run" in told
+    for command in ("evaluate", "forecast"):
+        assert "no finished round" in said(command, out, fails=True)
+
+
+def test_a_folder_of_another_country_is_trained_on_and_forecast(tmp_path: Path) -> None:
+    """Semicolons, decimal commas, Latin-1, days first, a zone: told once, kept, and used again by the run."""
+    there, zone = tmp_path / "see", "--set=data.timezone=Europe/Zurich"
+    there.mkdir()
+    times = pd.date_range("2024-10-26", periods=120, freq="30min", tz="Europe/Zurich")
+    values = [f"{10 + k % 48 / 10:.1f}".replace(".", ",") for k in range(len(times))]
+    rows = [f"{time:%d.%m.%Y;%H:%M};{value};{value}" for time, value in zip(times, values, strict=True)]
+    readings = there / "readings.csv"
+    readings.write_bytes("\n".join(["Datum;Zeit;Zürich;Genève", *rows[::-1]]).encode("latin-1"))
+    (there / "sensors.csv").write_bytes("id;lat;lon\nZürich;47,4;8,5\nGenève;46,2;6,1\n".encode("latin-1"))
+    told = said("data", "describe", there, fails=True)
+    assert "readings.csv, line " in told
+    assert "--set data.timezone=Europe/Paris" in told
+    described = json.loads(said("data", "describe", there, zone, "--json"))
+    assert (described["times"], described["rows"], described["missing"]) == ("UTC", 120, 0)
+    for part in ("semicolons", "decimal commas", "Latin-1", "day-first", "'Zeit'", "Zurich", "turned round"):
+        assert part in described["understood"]
+    run = tmp_path / "run"
+    batches = [f"--set=training.{name}_batch=16" for name in ("client", "server")]
+    done = subprocess.run(
+        [*COMMAND, "train", "see", zone, "--out", str(run), "--set=training.rounds=1", *batches, *SMALL],
+        capture_output=True,
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    line = f"see/readings.csv: {described['understood']}"
+    assert line in done.stderr.decode().splitlines()
+    start = json.loads((run / "events.jsonl").read_text().splitlines()[0])
+    assert "; ".join(start["data"]["understood"]) == described["understood"]
+    readings.write_bytes(
+        "\n".join(["Datum;Zeit;Zürich;Genève", *rows[:30]]).replace("26.10.", "05.10.").encode()
+    )
+    assert "--set data.dates=day-first" in said(
+        "forecast", run, there, "--out", tmp_path / "f.csv", fails=True
+    )
+    said("forecast", run, there, "--set=data.dates=day-first", "--out", tmp_path / "f.csv")
+    assert pd.read_csv(tmp_path / "f.csv")["time"].iloc[0] == "2024-10-05 13:00:00+00:00"
+
+
+def test_times_with_an_offset_come_back_as_utc_and_say_so(folder: Path, run: Path, tmp_path: Path) -> None:
+    there = tmp_path / "zoned"
+    there.mkdir()
+    frame = pd.read_csv(folder / "readings.csv")
+    frame["time"] = [f"{time}+02:00" for time in frame["time"]]
+    frame.to_csv(there / "readings.csv", index=False)
+    (there / "sensors.csv").write_bytes((folder / "sensors.csv").read_bytes())
+    assert json.loads(said("data", "describe", there, "--json"))["times"] == "UTC"
+    said("forecast", run, there, "--out", tmp_path / "f.csv")
+    first = pd.read_csv(tmp_path / "f.csv")["time"].iloc[0]
+    assert first.endswith("+00:00")
+    assert pd.Timestamp(first) - pd.Timestamp(frame["time"].iloc[-1]) == pd.Timedelta(minutes=15)
+
+
+def test_few_rows_can_be_described(folder: Path, tmp_path: Path) -> None:
+    lines = (folder / "readings.csv").read_text().splitlines()[:15]
+    (tmp_path / "readings.csv").write_text("\n".join(lines))
+    (tmp_path / "sensors.csv").write_bytes((folder / "sensors.csv").read_bytes())
+    assert json.loads(said("data", "describe", tmp_path, "--json"))["train_windows"] == 0
+
+
+def test_settings_are_printed_as_a_file_that_can_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "all.toml"
+    file.write_text(said("settings", "--method", "gru-local", "--size", "727k"))
+    out = tmp_path / "run"
+    tiny = ["--set=city.sensors=2", "--set=city.days=2", "--set=model.hidden=3", "--set=training.rounds=1"]
+    said("train", "--config", file, "--out", out, *tiny)
+    assert (Run.open(out).config.size, Run.open(out).config.model.layers) == ("727k", 2)
+
+
+def test_methods_and_version_are_told() -> None:
+    assert "CNFGNN (AT + FedAvg)" in said("methods")
+    assert said("--version").startswith("cnfgnn ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "nowhere"], "no such file or folder"),
+        (["train", "--method", "cnn"], "there is no method 'cnn'"),
+        (["train", "--set", "training.epochs=3"], "training.epochs: there is no setting 'epochs'"),
+        (["train", "--set", "training.rounds=no"], "training.rounds: takes a whole number"),
+        (["train", "--set", "method=at"], "method: give it as --method"),
+        (["train", "--set", f"seed=1{'0' * 400}"], "seed: takes a whole number"),
+        (["train", "--set", f"seed=1{'0' * 5000}"], "seed: takes a whole number"),
+        (["train", "--set", "seed=100000000000000000000"], "seed: must be below 2^63"),
+        (["train", "--set", "model.hidden=1000000000"], "model.hidden: a width of at most 65536"),
+        (["train", "--like", "mnist"], "metr-la, pems-bay"),
+        (["train", "--device", "cuda:77"], "compute.device: 'cuda:77' is not available"),
+        (["train", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["train", "--resume", "nowhere"], "is not a run"),
+        (["evaluate", "nowhere"], "is not a run"),
+        (["forecast", "nowhere"], "is not a run"),
+        (["compare", "nowhere.toml"], "nowhere.toml"),
+        (["data", "describe", "nowhere"], "no such file or folder"),
+        (["data", "synthesize", ".", "--sensors", "3"], "is there already"),
+        (["data", "synthesize", "new", "--sensors", "0"], "city.sensors"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "something").touch()
+    told = said(*arguments, fails=True)
+    assert sentence in told
+    assert "\n" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["something"]  # and nothing was left behind
+
+
+def test_a_resumed_run_keeps_its_settings(run: Path) -> None:
+    assert "keeps the settings" in said("train", "--resume", run, "--seed", 3, fails=True)
+
+
+def test_a_new_run_takes_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=training.rounds=1", *SMALL]
+    for _ in range(2):
+        said("train", *tiny)
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_settings_come_from_preset_file_changes_and_options_in_that_order(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('method = "gru-fedavg"\nseed = 5\n[training]\nrounds = 7\npatience = 3\n')
+    out = tmp_path / "run"
+    tiny = ["--set=city.sensors=2", "--set=city.days=2", "--set=model.hidden=3", "--set=training.rounds=1"]
+    said("train", "--config", file, "--seed", 6, "--out", out, *tiny)
+    config = Run.open(out).config
+    assert (config.method, config.seed, config.training.rounds, config.training.patience) == (
+        "gru-fedavg",
+        6,
+        1,
+        3,
+    )
+    assert config.training.client_batch == 256  # the preset's
+
+
+# ---- real processes ---------------------------------------------------------------------------------------
+
+
+def long_run(out: Path, *more: str) -> list[str]:
+    tiny = [
+        "--set=city.sensors=3",
+        "--set=city.days=1",
+        "--set=training.rounds=400",
+        "--set=training.patience=400",
+    ]
+    return [*COMMAND, "train", "--out", str(out), *tiny, *SMALL, *more]
+
+
+def wait_for(condition: object, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, "the process ended before its time"
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+def rounds_of(folder: Path) -> int:
+    return len(Run.open(folder).progress.history) if (folder / "manifest.json").exists() else 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(long_run(out), stderr=subprocess.PIPE, env=ENVIRONMENT)
+    wait_for(lambda: rounds_of(out) >= 2, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert f"train --resume {out}".encode() in errors
+    assert rounds_of(out) >= 2
+
+
+@pytest.mark.slow
+def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(long_run(out), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    try:
+        wait_for(lambda: rounds_of(out) >= 1, process)
+        second = subprocess.run(
+            [*COMMAND, "train", "--resume", str(out)], capture_output=True, env=ENVIRONMENT
+        )
+        assert second.returncode == 4
+        assert second.stderr.decode().strip().endswith(f"is in use by process {process.pid}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path) -> None:
+    (tmp_path / "readings.csv").write_text("time,a\n2024-01-01,1\n2024-01-01,x\n")
+    done = subprocess.run([*COMMAND, "train", str(tmp_path)], capture_output=True, env=ENVIRONMENT)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1
+    assert "readings.csv, line 3, column 'a'" in lines[0]
+
+
+def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        long_run(tmp_path / "run"),
+        stderr=terminal,
+        stdout=terminal,
+        env=ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "150"},
+    )
+    os.close(terminal)
+    shown = b""
+    end = time.monotonic() + 60
+    try:
+        while not (b"best RMSE" in shown and b"minibatches/s" in shown and b"at most" in shown):
+            assert time.monotonic() < end, shown[-2000:]
+            if select.select([controller], [], [], 0.2)[0]:
+                shown += os.read(controller, 65536)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+    assert b"round " in shown

@@ -1,0 +1,117 @@
+"""`cnfgnn report` as a person meets it: what it writes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cnfgnn.cli.main import app
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.export import write_folder
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.runs.folder import Run
+from tests.conftest import network
+from tests.tiny_runs import tiny
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+
+
+def refused(*arguments: object) -> tuple[int, str]:
+    """The exit code and the one sentence."""
+    result = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert isinstance(result.exception, CnfgnnError), result.output
+    assert "\n" not in str(result.exception)
+    return result.exception.exit_code, str(result.exception)
+
+
+def test_it_writes_one_page_and_says_where(run_folders: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    result = CliRunner().invoke(app, ["report", *map(str, run_folders), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert result.output == f"report {out}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert "<title>at-fedavg, gru-fedavg</title>" in out.read_text(encoding="utf-8")
+
+
+def test_a_run_whose_data_are_gone_is_shown_without_them(
+    run_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = Path(shutil.copytree(run_folders[0], tmp_path / "copy"))
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace('path = "city"', 'path = "gone.h5"'))
+    result = CliRunner().invoke(app, ["report", "copy"])
+    assert result.exit_code == 0, result.output
+    assert "copy: without forecasts, because gone.h5: there is no such file or folder" in result.output
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_data_that_have_moved_can_be_named(data: Dataset, tmp_path: Path) -> None:
+    write_folder(data, tmp_path)
+    moved, out = tmp_path / "moved", tmp_path / "page.html"
+    train = ["train", str(tmp_path), "--method", "gru-fedavg", "--out", str(tmp_path / "run")]
+    small = ["--set=model.hidden=3", "--set=training.rounds=1", "--set=training.client_batch=32"]
+    assert CliRunner().invoke(app, [*train, *small]).exit_code == 0
+    moved.mkdir()
+    for path in [p for p in tmp_path.iterdir() if p.is_file()]:
+        shutil.move(path, moved)
+    arguments = ["report", str(tmp_path / "run"), "--out", str(out)]
+    assert "without forecasts" in CliRunner().invoke(app, arguments).output
+    found = CliRunner().invoke(app, [*arguments, "--data", str(moved)])
+    assert found.output == f"report {out}\n"
+
+
+def test_bad_input_is_one_sentence_and_exit_code_two(
+    run_folders: list[Path], city_data: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    Run.create(tmp_path / "begun", tiny("gru-fedavg"), city_data)
+    write_folder(network(), tmp_path / "empty")
+    out = tmp_path / "page.html"
+    out.write_text("what was there")
+    for arguments, sentence in (
+        ([tmp_path], "is not a run"),
+        ([run_folders[0], tmp_path / "nowhere"], "is not a run"),
+        ([tmp_path / "begun"], "has no finished round yet"),
+        ([run_folders[0], "--data", tmp_path / "empty"], "its sensors are not those of"),
+        ([run_folders[0], "--data", tmp_path / "nowhere"], "no such file or folder"),
+    ):
+        code, told = refused(*arguments, "--out", out)
+        assert code == 2
+        assert sentence in told
+    assert out.read_text() == "what was there"
+    damaged = Path(shutil.copytree(run_folders[0], tmp_path / "damaged"))
+    (damaged / "events.jsonl").write_bytes(b"")
+    assert refused(damaged, "--out", out) == (
+        2,
+        f"{damaged / 'events.jsonl'}: is damaged: events that the run had written are gone",
+    )
+
+
+def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
+    run_folders: list[Path], tmp_path: Path
+) -> None:
+    code, told = refused(run_folders[0], "--out", tmp_path / "nowhere" / "page.html")
+    assert code == 5
+    assert "there is no such folder" in told
+
+
+def test_the_process_ends_with_that_code(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cnfgnn", "report", str(tmp_path), "--out", str(tmp_path / "page.html")],
+        capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.decode() == f"cnfgnn: {tmp_path}: is not a run: it has no manifest.json\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_ends_with_a_page() -> None:
+    assert "cnfgnn report $(DEMO)/*-seed* --out $(DEMO)/report.html" in MAKEFILE.read_text()

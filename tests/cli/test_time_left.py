@@ -1,0 +1,160 @@
+"""How long training will take is said early and settles within three rounds, by a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.cli.progress import Outlook, quicker
+from cnfgnn.cli.time_left import Pace
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.runs.simulation import simulate
+from tests.commands import said
+from tests.conftest import small
+
+PHASES, MINIBATCH_S = (4, 11), (0.5, 2.0)
+ENCODE_S, JUDGE_S, WARM_UP_S = 1.5, 2.0, 30.0
+UNEVEN = (0.8, 1.2)  # minibatches take turns
+ROUND_S = ENCODE_S + JUDGE_S
+ROUND_S += sum(s * UNEVEN[k % 2] for n, s in zip(PHASES, MINIBATCH_S, strict=True) for k in range(n))
+
+
+class Training:
+    """Rounds of alternating training: the first one also warms up, and one of them is held up."""
+
+    def __init__(self, rounds: int, held_up: Sequence[int] = ()) -> None:
+        self.now, self.rounds, self.held_up = 100.0, rounds, held_up
+        self.outlook = Outlook(
+            preset("cnfgnn").with_changes({"training.rounds": rounds}), 0, PHASES, lambda: self.now
+        )
+        self.pace: Pace = self.outlook.pace
+
+    def minibatches(self, r_g: int) -> Iterator[int]:
+        """After each minibatch of a round, its number."""
+        self.now += WARM_UP_S if r_g == 1 else 0
+        for phase, (count, seconds) in enumerate(zip(PHASES, MINIBATCH_S, strict=True)):
+            self.now += ENCODE_S if phase else 0
+            for number in range(count):
+                self.now += seconds * UNEVEN[number % 2]
+                self.pace.tick()
+                yield number + phase * PHASES[0]
+
+    def round(self, r_g: int) -> None:
+        begun = self.now
+        for _ in self.minibatches(r_g):
+            pass
+        self.now += JUDGE_S + (300.0 if r_g in self.held_up else 0)
+        self.pace.round_done(self.now - begun)
+
+
+def test_nothing_is_said_before_every_kind_of_minibatch_was_seen() -> None:
+    training = Training(50)
+    can_tell = [number for number in training.minibatches(1) if training.pace.a_round() is not None]
+    assert can_tell == list(range(PHASES[0] + 3, sum(PHASES)))
+
+
+def test_within_the_first_round_minibatches_tell_how_long_a_round_takes() -> None:
+    training = Training(50)
+    told = [training.pace.a_round() for _ in training.minibatches(1)]
+    for seconds in told[PHASES[0] + 3 :]:
+        assert seconds == pytest.approx(WARM_UP_S + ROUND_S, rel=0.1)
+
+
+def test_it_settles_within_three_rounds() -> None:
+    training = Training(50)
+    for r_g in (1, 2, 3):
+        training.round(r_g)
+        left = training.pace.left()
+        assert left is not None
+        truth = (50 - r_g) * ROUND_S
+        assert left == pytest.approx(truth, rel=0.02) if r_g > 1 else left > truth
+
+
+def test_one_round_that_was_held_up_does_not_count() -> None:
+    training = Training(20, held_up=[4])
+    for r_g in range(1, 7):
+        training.round(r_g)
+    assert training.pace.a_round() == pytest.approx(ROUND_S, rel=0.02)
+
+
+def test_what_is_left_falls_within_a_round_and_is_never_negative() -> None:
+    training = Training(3)
+    training.round(1)
+    training.round(2)
+    left = [training.pace.left() for _ in training.minibatches(3)]
+    assert left == sorted(left, reverse=True)  # type: ignore[type-var]
+    assert left[-1] is not None
+    assert 0 <= left[-1] < ROUND_S / 4
+    training.now += 1000.0
+    assert training.pace.left() == 0.0
+
+
+def test_a_single_minibatch_of_a_kind_is_enough_if_there_are_no_others() -> None:
+    now = [0.0]
+    pace = Pace(10, 0, (1, 2), lambda: now[0])
+    for seconds in (3.0, 5.0, 5.0):
+        assert pace.a_round() is None
+        now[0] += seconds
+        pace.tick()
+    assert pace.a_round() == 13.0
+    assert pace.left() == pytest.approx(130.0 - 13.0)
+
+
+def test_it_is_announced_once_with_what_ends_it_earlier_and_what_is_quicker() -> None:
+    training = Training(50)
+    lines = [training.outlook.announcement() for _ in training.minibatches(1)]
+    (line,) = [line for line in lines if line is not None]
+    assert line.startswith("about ")
+    assert ", roughly 4" in line
+    assert "min for 50 rounds, fewer if 20 in a row are no better" in line
+    assert line.endswith("--set training.rounds=10, or --method cnfgnn-plus, 12 rounds of a smaller model")
+    assert "\n" not in line
+    training.round(1)
+    assert training.outlook.announcement() is None
+
+
+def test_what_patience_would_leave_is_told_beside_the_most() -> None:
+    training = Training(50)
+    for r_g in (1, 2, 3):
+        training.round(r_g)
+    minutes = ROUND_S / 60
+    assert training.outlook.left(3) == (
+        f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min if none is better)"
+    )
+    assert training.outlook.left(40) == f"at most {47 * minutes:.0f} min left"
+
+
+def test_quicker_ways_are_quicker() -> None:
+    beyond = preset("cnfgnn-plus")
+    for name in METHODS:
+        for way in quicker(preset(name)):
+            if "cnfgnn-plus" in way:
+                assert METHODS[name].graph_network
+                assert beyond.training.rounds < preset(name).training.rounds
+                assert max(beyond.model.gn_widths) < min(preset(name).model.gn_widths)
+    assert quicker(preset("cnfgnn").with_changes({"training.rounds": 1})) == []
+    assert not any("cnfgnn-plus" in way for way in quicker(beyond))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_phases_are_the_minibatches_of_a_round(method: str, data: Dataset) -> None:
+    ticks: list[int] = []
+    strategy = simulate(data, small(method), tick=lambda: ticks.append(1)).strategy
+    strategy.round(1)
+    strategy.score("validation")  # some methods hand out a round's work only when its result is asked for
+    assert len(ticks) == sum(strategy.phases) == strategy.minibatches
+    assert len(strategy.phases) == (2 if method in ("at", "at-fedavg") else 1)
+
+
+def test_a_real_training_says_how_long_it_takes(tmp_path: Path) -> None:
+    tiny = ["--set=city.sensors=3", "--set=city.days=2", "--set=training.rounds=3", "--set=model.hidden=4"]
+    lines = said("train", "--out", tmp_path / "run", *tiny, "--set=model.embedding=4").splitlines()
+    (line,) = [line for line in lines if line.startswith("about ")]
+    first = next(line for line in lines if line.startswith("round 1/3"))
+    assert lines.index(line) < lines.index(first)
+    assert " a round, roughly " in line
+    assert "for 3 rounds" in line
+    assert ", at most " in first

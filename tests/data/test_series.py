@@ -1,0 +1,127 @@
+"""Missing readings are filled, skipped and counted as the treatment says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.data.series import SUMS, Prepared, Scaler, Series, fill
+from cnfgnn.data.windows import Windows
+from cnfgnn.runs.scores import Scores
+
+NAN = np.nan
+CPU = torch.device("cpu")
+
+
+def series(rows: list[list[float]], zero_is_missing: bool = True) -> Series:
+    values = np.array(rows)
+    missing = np.isnan(values) | ((values == 0) & zero_is_missing)
+    return Series(values, missing, np.linspace(0, 1, values.shape[1], endpoint=False))
+
+
+def windows(starts: list[int], history: int = 2, horizon: int = 2) -> Windows:
+    part = np.array(starts)
+    return Windows({"train": part, "validation": part, "test": part}, history, horizon)
+
+
+def test_a_gap_is_filled_with_the_last_reading_before_it() -> None:
+    values = np.array([[NAN, 1.0, NAN, NAN, 4.0, NAN]])
+    expected = np.array([[NAN, 1.0, 1.0, 1.0, 4.0, 4.0]])
+    np.testing.assert_array_equal(fill(values, np.isnan(values)), expected)
+
+
+def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
+    s = series([[10.0, 0.0, NAN, 30.0]])
+    data = Prepared(s, Scaler(0.0, 1.0), "as-truth", windows([0]), torch.float64, CPU)
+    batch = data.batch("train", torch.tensor([0]))[0]
+    assert batch.x[0, 0, :, 0].tolist() == [10.0, 0.0]
+    assert batch.y[0, 0].tolist() == [0.0, 30.0]
+    assert batch.weight is None
+
+
+def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None:
+    s = series([[10.0, 0.0, NAN, 30.0]])
+    data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
+    batch = data.batch("train", torch.tensor([0]))[0]
+    assert batch.x[0, 0, :, 0].tolist() == [10.0, 10.0]
+    assert batch.weight is not None
+    assert batch.weight[0, 0].tolist() == [0.0, 1.0]
+
+
+def test_before_the_first_reading_stands_the_mean() -> None:
+    s = series([[NAN, NAN, 7.0, 9.0]])
+    data = Prepared(s, Scaler(5.0, 2.0), "masked", windows([0]), torch.float64, CPU)
+    assert data.batch("train", torch.tensor([0]))[0].x[0, 0, :, 0].tolist() == [0.0, 0.0]
+
+
+def test_the_scale_counts_training_inputs_once_each() -> None:
+    s = series([[1.0, 2.0, 3.0, 99.0, 99.0], [5.0, NAN, 0.0, 99.0, 99.0]])
+    moments = s.moments(windows([0, 1]), "masked")  # rows 0, 1, 2
+    assert moments.tolist() == [[3.0, 6.0, 14.0], [1.0, 5.0, 25.0]]
+    as_truth = s.moments(windows([0, 1]), "as-truth")  # NaN is filled with 5 and counted, 0 is a value
+    assert as_truth.tolist() == [[3.0, 6.0, 14.0], [3.0, 10.0, 50.0]]
+
+
+def test_the_scale_is_that_of_all_nodes_together() -> None:
+    moments = torch.tensor([[3.0, 6.0, 14.0], [1.0, 6.0, 36.0]])
+    scaler = Scaler.of(moments)
+    values = np.array([1.0, 2.0, 3.0, 6.0])
+    assert scaler.mean == pytest.approx(values.mean())
+    assert scaler.std == pytest.approx(values.std())
+
+
+@pytest.mark.parametrize("moments", [[[4.0, 20.0, 100.0]], [[0.0, 0.0, 0.0]]])
+def test_constant_or_absent_readings_do_not_blow_up_the_scale(moments: list[list[float]]) -> None:
+    assert Scaler.of(torch.tensor(moments)).std == 1.0
+
+
+def test_a_window_needs_an_observed_input_and_an_observed_target() -> None:
+    s = series([[1.0, NAN, NAN, NAN, 5.0, NAN, NAN]])
+    w = windows([0, 1, 2, 3])
+    assert s.has(w.starts["train"], w, "masked").tolist() == [[False, False, False, False]]
+    s = series([[1.0, NAN, NAN, 4.0, 5.0, NAN, NAN]])
+    assert s.has(w.starts["train"], w, "masked").tolist() == [[True, False, True, False]]
+    assert s.has(w.starts["train"], w, "as-truth").tolist() == [[True, False, True, False]]
+    zeros = series([[1.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]])
+    assert zeros.has(w.starts["train"], w, "as-truth").all()
+
+
+def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(50, 10, (3, 40))
+    values[rng.random((3, 40)) < 0.2] = 0.0
+    values[rng.random((3, 40)) < 0.1] = np.nan
+    s = series(values.tolist())
+    w = windows(list(range(30)), 5, 4)
+    has = s.has(w.starts["test"], w, "masked")
+    data = Prepared(s, Scaler(48.0, 9.0), "masked", w, torch.float64, CPU)
+    y_hat = torch.from_numpy(rng.normal(0, 1, (3, 30, 4)))
+    scores = Scores(data.errors(y_hat, "test", torch.arange(30)))
+
+    rows = np.arange(30)[:, None] + 5 + np.arange(4)
+    truth = np.nan_to_num(fill(s.values, np.isnan(s.values)), nan=48.0)[:, rows]
+    observed = ~s.missing[:, rows] & has[:, :, None]
+    everything = np.broadcast_to(has[:, :, None], truth.shape)
+    error = y_hat.numpy() * 9 + 48 - truth
+    overall = scores.overall
+    assert overall.rmse == pytest.approx(np.sqrt(np.square(error[everything]).mean()))
+    assert overall.mae == pytest.approx(np.abs(error[everything]).mean())
+    assert overall.masked_rmse == pytest.approx(np.sqrt(np.square(error[observed]).mean()))
+    assert overall.masked_mae == pytest.approx(np.abs(error[observed]).mean())
+    assert overall.masked_mape == pytest.approx(
+        (np.abs(error) / np.where(truth == 0, 1, truth))[observed].mean()
+    )
+    third = error[:, :, 2][observed[:, :, 2]]
+    assert scores.at(3).masked_mae == pytest.approx(np.abs(third).mean())
+    assert scores.per_node[1].mae == pytest.approx(np.abs(error[1][everything[1]]).mean())
+    assert len(scores.per_horizon) == 4
+    assert scores.sums.shape == (3, 4, len(SUMS))
+
+
+def test_a_true_zero_counts_in_the_error_but_has_no_percentage() -> None:
+    s = series([[1.0, 1.0, 0.0, 2.0]], zero_is_missing=False)
+    data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
+    scores = Scores(data.errors(torch.ones(1, 1, 2).double(), "test", torch.tensor([0])))
+    assert scores.overall.masked_mae == 1.0
+    assert scores.overall.masked_mape == 0.5

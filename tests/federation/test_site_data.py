@@ -1,0 +1,171 @@
+"""Sites whose readings have gaps and other spans: windows are agreed by time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.export import write_folder
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.federation.kits import make_kits, read_site
+from cnfgnn.federation.preflight import check_site
+from cnfgnn.federation.project import SitePlan, read_project
+from cnfgnn.federation.server_task import check_federated
+from cnfgnn.federation.site_data import SiteData
+from cnfgnn.federation.spans import Span, span_of
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.transports.remote.endpoint import Endpoint, Terms
+from tests.conftest import network, server, small
+from tests.federation.parties import write_project
+from tests.transports.remote.test_transport import GROUPS, Wires, federated
+
+KEPT = ((0, 150), (20, 110), (40, 150))  # the rows that each site has
+HOLE = slice(60, 75)  # of the first site's, not even in its file
+
+
+def cut(data: Dataset, rows: np.ndarray) -> Dataset:
+    r = data.readings
+    readings = Readings(r.times[rows], r.ids, r.values[rows], r.missing[rows], r.positions, r.source)
+    return replace(data, readings=readings)
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> tuple[Dataset, list[SiteData]]:
+    """The whole as nobody has it, with NaN where its owner has nothing, and each site's own."""
+    data, owned = network(), []
+    values = data.readings.values.copy()
+    for k, (group, (first, last)) in enumerate(zip(GROUPS, KEPT, strict=True)):
+        rows = np.arange(first, last)
+        if k == 0:
+            rows = np.setdiff1d(rows, np.arange(150)[HOLE])
+        gone = np.setdiff1d(np.arange(150), rows)
+        values[np.ix_(gone, group)] = np.nan
+        ids = [data.readings.ids[i] for i in group]
+        folder = tmp_path / f"site-{k}"
+        folder.mkdir()
+        write_folder(cut(data.select(ids), rows), folder)
+        owned.append(SiteData(SitePlan(f"site-{k}", tuple(ids), str(folder)), tmp_path))
+    r = data.readings
+    whole = replace(data, readings=replace(r, values=values, missing=np.isnan(values)))
+    return whole, owned
+
+
+def spans(owned: list[SiteData]) -> dict[str, Span]:
+    return {f"site-{k}": Span(own.first, own.last, own.step, False) for k, own in enumerate(owned)}
+
+
+@pytest.mark.parametrize("method", ["at-fedavg", "sl", "gru-fedavg", "gru-local"])
+@pytest.mark.parametrize("missing", ["masked", "as-truth"])
+def test_ragged_sites_train_as_the_simulator_does_on_the_whole_with_holes(
+    method: str, missing: str, ragged: tuple[Dataset, list[SiteData]]
+) -> None:
+    whole, owned = ragged
+    config = small(method, **{"data.missing": missing})
+    span = span_of(spans(owned))
+    assert span.rows == 150
+    wires = Wires(whole, config)
+    terms = Terms(span.first, span.step, span.rows, config.compute.precision, "run")
+    compute = Compute.of(config.compute)
+
+    def end(own: SiteData, name: str) -> Endpoint:
+        return Endpoint(lambda terms: Clients(own.series(terms), compute, MemoryStore(), name), dict)
+
+    wires.ends = [end(own, f"site-{k}") for k, own in enumerate(owned)]
+    transport = wires.transport()
+    transport.terms = terms
+    experiment, same = federated(wires, transport), simulate(whole, config, groups=GROUPS)
+    has = server(experiment).nodes.present("train")
+    assert has is not None
+    assert not has[1, :8].any()  # it began later: a node without a window takes part as absent
+    assert not has[0].all()  # its hole is longer than a window's inputs
+    assert has[3:].any(dim=0).sum() < has.shape[1]
+    for one in (experiment, same):
+        for r_g in (1, 2):
+            server(one).round(r_g)
+    torch.testing.assert_close(
+        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+    )
+
+
+def test_other_steps_and_times_between_the_others_are_refused(
+    ragged: tuple[Dataset, list[SiteData]],
+) -> None:
+    own = ragged[1][0]
+    with pytest.raises(DataError, match="every 300 s, and the others' every 600 s"):
+        own.series(Terms(own.first, 600, 150, "fp32", "run"))
+    with pytest.raises(DataError, match="do not fall on the others' steps"):
+        own.series(Terms(own.first - 7, 300, 150, "fp32", "run"))
+
+
+def test_a_site_must_say_where_its_readings_are_and_have_its_sensors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"site\.toml: readings"):
+        SiteData(SitePlan("north", ("s0",), None), tmp_path)
+    write_folder(network(), tmp_path)
+    with pytest.raises(DataError, match="'s9'"):
+        SiteData(SitePlan("north", ("s0", "s9"), str(tmp_path)), tmp_path)
+    with pytest.raises(DataError, match="no such file or folder"):
+        SiteData(SitePlan("north", ("s0",), str(tmp_path / "nowhere")), tmp_path)
+
+
+def test_a_site_takes_absurd_readings_for_missing_unless_it_says_otherwise(tmp_path: Path) -> None:
+    data = network(n=2, dropout=0.0)
+    values = data.readings.values.copy()
+    values[70, 1], values[::10, 0] = 99999, -999
+    write_folder(replace(data, readings=replace(data.readings, values=values)), tmp_path)
+    (tmp_path / "local").mkdir()
+    toml = 'name = "a"\nsensors = ["s0", "s1"]\nreadings = "readings.csv"\n'
+
+    def missing(more: str) -> list[int]:
+        (tmp_path / "local" / "site.toml").write_text(toml + more)
+        own = SiteData(read_site(tmp_path), tmp_path)
+        terms = Terms(own.first, own.step, 150, "fp64", "run")
+        assert np.array_equal(own.series(terms).missing, own.readings.missing.T)
+        return own.readings.missing.sum(axis=0).tolist()
+
+    assert missing("") == [0, 1]
+    assert missing('outliers = "keep"\nmissing_value = -999') == [15, 0]
+    assert missing("missing_value = [-999, 99999]") == [15, 1]
+    with pytest.raises(ConfigError, match=r"site.toml: outliers: cannot be 'drop' \(valid: missing, keep\)"):
+        missing('outliers = "drop"')
+
+
+def test_the_server_cannot_decide_which_readings_of_a_site_are_missing() -> None:
+    for change in ({"data.outliers": "keep"}, {"data.missing_value": [-999]}):
+        with pytest.raises(ConfigError, match=r"each site says .* in its local/site.toml"):
+            check_federated(small("at-fedavg", **change))
+    check_federated(small("at-fedavg"))
+
+
+def test_check_says_at_the_site_what_looks_wrong_with_its_readings(tmp_path: Path) -> None:
+    made = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["south"]
+    data = network(n=3, rows=200, dropout=0.0)
+    values = data.readings.values.copy()
+    values[70, 1], values[::10, 2] = 99999, -999
+    write_folder(replace(data, readings=replace(data.readings, values=values)), tmp_path)
+    toml = made / "local" / "site.toml"
+    toml.write_text(f'name = "south"\nsensors = ["s2", "s1"]\nreadings = "{tmp_path / "readings.csv"}"\n')
+
+    def notes() -> list[str]:
+        lines: list[str] = []
+        with pytest.raises(RunError, match="cannot be reached"):  # the last thing it asks for is the server
+            lines.extend(check_site(made))
+        return [line for line in lines if line.startswith("note: ")]
+
+    absurd, code, where = notes()
+    assert absurd.startswith(
+        "note: sensor s1: 1 reading of 99999 at 2024-01-01T05:50:00 is treated as missing"
+    )
+    assert code.startswith("note: sensor s2: -999 occurs 20 times")
+    assert code.endswith("set missing_value=-999")
+    assert where == f"note: missing_value and outliers are set in {toml}"
+    toml.write_text(f"{toml.read_text()}missing_value = -999\n")
+    assert len(notes()) == 2

@@ -1,0 +1,109 @@
+"""Training stops when it should, keeps its best round, and resumes to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.config.settings import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import DivergedError
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.runs.training_loop import Progress, evaluate, train
+from tests.conftest import network, small
+
+
+def through_a_file(progress: Progress) -> Progress:
+    """The same progress as a manifest would bring it back."""
+    return Progress(list(progress.history), json.loads(json.dumps(progress.ledger)))
+
+
+@pytest.mark.parametrize("optimizer_state", ["fresh", "kept"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    method: str, optimizer_state: str, tmp_path: Path
+) -> None:
+    data = network(seconds=3600)  # nearly a week: something is usual
+    if METHODS[method].strategy == "split" and optimizer_state == "fresh":
+        optimizer_state = "kept"
+    config = small(method, **{"training.rounds": 4, "training.optimizer_state": optimizer_state})
+
+    def start(folder: str) -> Experiment:
+        return simulate(data, config, store=lambda name: FolderStore(tmp_path / folder / name))
+
+    whole = start("whole")
+    straight = train(whole)
+    first = start("parts")
+    stopped = through_a_file(train(first, rounds=2))
+    second = start("parts")  # a new process would begin like this
+    resumed = train(second, stopped)
+    assert resumed.history == straight.history
+    assert torch.equal(whole.strategy.score("test"), second.strategy.score("test"))
+    states = sorted((tmp_path / "whole").rglob("*.safetensors"))
+    assert {path.parent.name for path in states} >= {"server"}
+    for path in states:  # weights and optimisers of the server and, with federated methods, of every node
+        other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
+        assert other.read_bytes() == path.read_bytes(), path.relative_to(tmp_path)
+
+
+def test_the_best_round_comes_back(data: Dataset) -> None:
+    config = small("at-fedavg", **{"training.rounds": 5, "training.client_lr": 0.05})
+    experiment = simulate(data, config)
+    progress = train(experiment)
+    best = progress.best
+    assert best.loss == min(r.loss for r in progress.history)
+    experiment.strategy.restore(best.tag)
+    again = evaluate(experiment, "validation")
+    assert again.overall == best.validation
+
+
+def test_training_stops_after_patience_rounds_without_a_better_one(data: Dataset) -> None:
+    config = small("gru-fedavg", **{"training.rounds": 40, "training.patience": 2, "training.client_lr": 0.5})
+    progress = train(simulate(data, config))
+    assert len(progress.history) == progress.best.r_g + 2 < 40
+
+
+def test_a_finished_run_does_not_train_on(data: Dataset) -> None:
+    config: Config = small("gru-fedavg")
+    experiment = simulate(data, config)
+    progress = train(experiment)
+    assert len(train(experiment, progress).history) == config.training.rounds
+
+
+def test_rounds_are_reported_as_they_end(data: Dataset) -> None:
+    seen: list[int] = []
+    train(simulate(data, small("gru-local")), on_round=lambda progress: seen.append(progress.history[-1].r_g))
+    assert seen == [1, 2]
+
+
+def test_owners_keep_the_last_two_rounds_and_the_best(data: Dataset) -> None:
+    stores: dict[str, MemoryStore] = {}
+    config = small("at", **{"training.rounds": 6, "training.client_lr": 0.08, "training.patience": 6})
+    experiment = simulate(data, config, store=lambda name: stores.setdefault(name, MemoryStore()))
+    progress = train(experiment)
+    expected = {progress.best.tag, *(done.tag for done in progress.history[-2:])}
+    assert set(stores) == {"server", "site-0"}
+    for store in stores.values():
+        assert expected <= set(store.states) <= expected | {done.tag for done in progress.history[-3:]}
+
+
+def test_a_loss_that_is_no_number_stops_training_and_keeps_the_rounds_before(data: Dataset) -> None:
+    stores: dict[str, MemoryStore] = {}
+    config = small("gru-fedavg", **{"training.rounds": 30})
+    experiment = simulate(data, config, store=lambda name: stores.setdefault(name, MemoryStore()))
+
+    def poison(progress: Progress) -> None:
+        if len(progress.history) == 2:
+            for w in experiment.owners[0][1].theta.values():
+                w.fill_(float("nan"))
+
+    with pytest.raises(DivergedError, match="round 3"):
+        train(experiment, on_round=poison)
+    assert {"round-00002"} <= set(stores["server"].states) <= {"round-00001", "round-00002"}
