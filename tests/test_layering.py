@@ -18,6 +18,7 @@ ORDER = [
     "files",
     "config",
     "data",
+    "privacy",
     "models",
     "algorithm",
     "transports",
