@@ -94,7 +94,7 @@ def test_a_new_sigma_applies_to_new_readings(tmp_path: Path) -> None:
 def test_two_owners_draw_different_noise(tmp_path: Path) -> None:
     true = some_readings()
     one, other = (CopyStore(tmp_path / name).blur(true, 5.0).values for name in ("one", "other"))
-    assert not np.isclose(one, other)[~true.missing].any()
+    assert np.isclose(one, other)[~true.missing].mean() < 0.1  # on a grid some meet by chance
 
 
 @settings(max_examples=20, deadline=None)
