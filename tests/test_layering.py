@@ -23,6 +23,7 @@ ORDER = [
     "algorithm",
     "transports",
     "runs",
+    "attack",
     "report",
     "studies",
     "federation",
