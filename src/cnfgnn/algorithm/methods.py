@@ -174,7 +174,7 @@ def preset(
         raise ConfigError("size", f"{method.name} has no size {size!r}", method.sizes)
     if like is not None and like not in LIKES:
         raise ConfigError("like", f"no settings were published for {like!r}", LIKES)
-    changes: dict[str, Any] = {"method": method.name, "size": size}
+    changes: dict[str, Any] = {"method": method.name}
     if not method.graph_network:
         changes |= {"model.embedding": 0, **BASELINE_SIZES[size]}
     if method.strategy == "split":
