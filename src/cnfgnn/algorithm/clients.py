@@ -7,7 +7,6 @@ of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -77,22 +76,22 @@ class Clients:
         return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
 
     def prepare(self, mean: float, std: float, **more: Any) -> None:
-        self.settings = s = NodeSettings(**{f.name: more.pop(f.name) for f in fields(NodeSettings)})
+        self.settings = s = NodeSettings.from_numbers(more)
         self.wire = s.wire
         windows = windows_of(**more)
         device = self.compute.device
         told, count = (s.missing, windows, self.compute.dtype, device), windows.count("train")
-        self.data = Prepared(self.series, Scaler(mean, std), *told, s.gaps, s.profile)
+        self.data = Prepared(self.series, Scaler(mean, std), *told, s.model.gaps, s.model.profile)
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
-        self.model = node_model(s.hidden, s.layers, s.embedding, windows.history, windows.horizon, s.options)
-        self.sent = s.numbers_sent
+        self.model = node_model(s.model, windows.history, windows.horizon)
+        self.sent = s.model.sent_width
         self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.pulling = None, None, None
         self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
         sequences = self.series.nodes * count
-        h_c, h_G = sequences * s.hidden * s.layers, sequences * s.embedding
+        h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
         self._held = sizes(h_c, h_G, self.compute.dtype)[s.keeping]
 
     # ---- Algorithm 2 --------------------------------------------------------------------------------

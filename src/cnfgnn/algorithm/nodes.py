@@ -89,7 +89,7 @@ class Nodes:
 
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale, number the windows and initialise weights from the seed."""
-        numbers = {**vars(settings), **_plan(windows), "mean": mean, "std": std}
+        numbers = {**settings.to_numbers(), **_plan(windows), "mean": mean, "std": std}
         self.wire = settings.wire
         self._lesson = {"prepare": [self._tell("prepare", "set-up", numbers, _starts(windows))]}
 

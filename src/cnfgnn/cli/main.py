@@ -230,9 +230,12 @@ def settings(
     method: Annotated[str, typer.Option(help="See `cnfgnn methods`.")] = "cnfgnn",
     node_size: Annotated[str, typer.Option("--size", help="63k or 727k: GRU baselines.")] = "63k",
     like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
+    include_hidden: Annotated[
+        bool, typer.Option("--all", help="Include the settings for studies of deviations from the paper.")
+    ] = False,
 ) -> None:
-    """Print every setting of a method with its value, as a TOML file that --config takes."""
-    print(toml.dump(preset(method, node_size, like_of(like))), end="")
+    """Print the settings of a method and what they mean, as a TOML file for --config."""
+    print(toml.dump_explained(preset(method, node_size, like_of(like)), include_hidden), end="")
 
 
 @app.command()

@@ -41,7 +41,7 @@ def resolve(
     from_file = toml.read_changes(config) if config else {}
     name = method or from_file.pop("method", "cnfgnn")
     from_file.pop("method", None)
-    size = node_size or from_file.get("size", "63k")
+    size = node_size or from_file.pop("size", "63k")  # a file of an earlier version may name it
     from_file.pop("size", None)
     defaults = preset(name, size, like_of(like))
     settings = defaults.with_changes(from_file)  # what a file says must hold by itself

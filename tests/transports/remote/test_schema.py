@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import ASKS, TELLS
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError
@@ -47,8 +47,9 @@ WINDOWS = {"train": 20, "validation": 7, "test": 9}
 STARTS = {split: torch.arange(count)[None] for split, count in WINDOWS.items()}
 PLAN = {"history": 12, "horizon": HORIZON, "ahead": False}
 DRAW = {"r_g": 1, "epoch": 0, "number": 0}
-SETTINGS = NodeSettings(1, HIDDEN, LAYERS, EMBEDDING, 8, BATCH, 1e-3, False, 0.0, "masked", "full", "full")
-PREPARE = Call("prepare", {**vars(SETTINGS), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
+MODEL = ModelConfig(HIDDEN, LAYERS, EMBEDDING)
+SETTINGS = NodeSettings(1, "masked", MODEL, 8, BATCH, 1e-3, 0.0, "square", "full")
+PREPARE = Call("prepare", {**SETTINGS.to_numbers(), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
 THETA = NodeModel(HIDDEN, LAYERS, EMBEDDING).init(torch.Generator())
 OWN = {name: w.expand(N, *w.shape[1:]) for name, w in THETA.items()}
 ANCHORS = {f"anchor.{name}": w for name, w in OWN.items()}
@@ -94,7 +95,7 @@ def test_every_verb_has_a_rule_and_an_example() -> None:
 
 
 def test_prepare_carries_every_setting() -> None:
-    assert {f.name for f in dataclasses.fields(NodeSettings)} <= set(schema.NUMBERS["prepare"])
+    assert set(SETTINGS.to_numbers()) <= set(schema.NUMBERS["prepare"])
 
 
 @pytest.mark.parametrize("good", GOOD, ids=lambda c: c.verb)

@@ -7,13 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any, get_args
 
-from cnfgnn.algorithm.memory_plan import How
-from cnfgnn.config.settings import MOST_UNITS, Missing, Wire
-from cnfgnn.data.batch import Loss
+from cnfgnn.algorithm.settings import NODE_SETTING_RULES
+from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.models.options import Decoder, Encoder
 
-MOST_LAYERS, MOST_STEPS = 100, 1 << 16
+MOST_STEPS = 1 << 16
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # a site makes a file name of it
 
 Rule = Callable[[Any], bool]
@@ -52,23 +50,7 @@ _MISSING: dict[str, Rule] = {"missing": _one_of(*get_args(Missing))}
 _PLAN: dict[str, Rule] = {"history": _whole(1, MOST_STEPS), "horizon": _whole(1, MOST_STEPS), "ahead": _flag}
 _SPLIT: dict[str, Rule] = {"split": _one_of(*SPLITS)}
 _SETTINGS: dict[str, Rule] = {
-    "seed": _whole(0),
-    "hidden": _whole(1, MOST_UNITS),
-    "layers": _whole(1, MOST_LAYERS),
-    "embedding": _whole(0, MOST_UNITS),
-    "client_batch": _whole(1),
-    "server_batch": _whole(1),
-    "client_lr": _real(0),
-    "keep_optimizer": _flag,
-    "sampling": lambda value: _real()(value) and value >= 0,
-    "keeping": _one_of(*get_args(How)),
-    "wire": _one_of(*get_args(Wire)),
-    "encoder": _one_of(*get_args(Encoder)),
-    "decoder": _one_of(*get_args(Decoder)),
-    **dict.fromkeys(("change", "gaps", "profile", "personal_head"), _flag),
-    **dict.fromkeys(("calendar", "personal", "sent"), _whole(0, MOST_UNITS)),
-    "loss": _one_of(*get_args(Loss)),
-    "decay_rounds": _whole(0),
+    **NODE_SETTING_RULES,
     "mean": _real(),
     "std": _real(0),
 }

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import torch
 
 from cnfgnn.algorithm.quantize import SCALE
+from cnfgnn.algorithm.settings import NodeSettings, model_from_numbers
 from cnfgnn.config.settings import Wire
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.models.options import numbers_sent
 from cnfgnn.models.params import shared
-from cnfgnn.models.plus import model_told
 from cnfgnn.transports.remote.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
 from cnfgnn.transports.remote.rules import AT_FIRST, NUMBERS, OF_A_PART
 
@@ -83,16 +82,16 @@ class Sizes:
         """What is known once this call, which has been checked, is carried out."""
         if call.verb != "prepare":
             return self
-        hidden, layers, sent = (call.numbers[name] for name in ("hidden", "layers", "sent"))
+        model = NodeSettings.from_numbers(call.numbers).model
         with torch.device("meta"):  # shapes alone
-            theta = model_told(call.numbers).init(torch.Generator())
+            theta = model_from_numbers(call.numbers).init(torch.Generator())
         if self.n * sum(w.numel() for w in theta.values()) > MOST_PARAMETERS:
             raise Refused("prepare", "the model is too large")
         return replace(
             self,
             prepared=True,
-            hidden=numbers_sent(sent, hidden * layers),
-            embedding=call.numbers["embedding"],
+            hidden=model.sent_width,
+            embedding=model.embedding,
             horizon=call.numbers["horizon"],
             client_batch=call.numbers["client_batch"],
             server_batch=call.numbers["server_batch"],

@@ -19,8 +19,8 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered
 from cnfgnn.algorithm.quantize import SCALE, STATES
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
+from cnfgnn.algorithm.settings import model_from_numbers
 from cnfgnn.errors import NodeError
-from cnfgnn.models.plus import model_told
 from cnfgnn.transports.remote.codec import Answer, decode_answers, encode_calls
 from cnfgnn.transports.remote.deadlines import Pace
 from cnfgnn.transports.remote.endpoint import Terms
@@ -242,7 +242,7 @@ class RemoteTransport:
                 self._norm = norm(call.tensors)
             elif call.verb == "prepare":
                 seed = int(call.numbers["seed"])
-                self._norm = norm(model_told(call.numbers).init(generator(seed, NODE_WEIGHTS)))
+                self._norm = norm(model_from_numbers(call.numbers).init(generator(seed, NODE_WEIGHTS)))
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         """Hidden states and gradients go to where the graph network is."""
