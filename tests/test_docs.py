@@ -85,3 +85,9 @@ def settings() -> list[str]:
     for name, value in cnfgnn.Config().as_dict().items():
         keys += [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
     return keys
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = cnfgnn.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^## {re.escape(version)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
