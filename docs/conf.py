@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import typer.main
 from sphinx.application import Sphinx
@@ -85,8 +85,17 @@ def from_the_root(name: str) -> str:
 # ---- settings ---------------------------------------------------------------------------------------------
 
 
+class Row(NamedTuple):
+    """A setting as the page shows it."""
+
+    key: str
+    kind: str
+    default: str
+    meaning: str
+
+
 def settings_page() -> str:
-    """Every setting with its type and default, a table per section."""
+    """Every setting with its type, default and meaning, a table per section."""
     lines = [
         "# Settings",
         "",
@@ -95,37 +104,48 @@ def settings_page() -> str:
         " values that a method uses. The defaults below are those of `Config()`; the presets of the methods"
         " change some of them.",
     ]
-    for section, rows in setting_rows():
-        lines += ["", f"## `{section}`" if section else "## Top level", ""]
-        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{key}` | {kind} | `{default}` | {meaning} |" for key, kind, default, meaning in rows]
+    section = None
+    for row in setting_rows():
+        of_row = row.key.rpartition(".")[0]
+        if of_row != section:
+            section = of_row
+            lines += ["", f"## `{section}`" if section else "## Top level", ""]
+            lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+        lines.append(f"| `{row.key}` | {row.kind} | `{row.default}` | {escaped(row.meaning)} |")
     return "\n".join(lines) + "\n"
 
 
-def setting_rows() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    """The sections and, for each setting in them, its key, type, default and meaning."""
-    top = settings.Config()
-    names = [field.name for field in dataclasses.fields(top) if field.name != "given"]
-    sections = [name for name in names if dataclasses.is_dataclass(getattr(top, name))]
-    yield "", [row(top, name, name) for name in names if name not in sections]
-    for name in sections:
-        section = getattr(top, name)
-        fields = [field.name for field in dataclasses.fields(section)]
-        yield name, [row(section, field, f"{name}.{field}") for field in fields]
+def setting_rows() -> list[Row]:
+    if not hasattr(settings, "settings_table"):
+        return rows_of_dataclasses()
+    rows = []
+    for declared in settings.settings_table(include_hidden=True):
+        kind = ", ".join(f"`{choice}`" for choice in declared.choices) or declared.type_name
+        if declared.range and not declared.choices:
+            kind += f", {declared.range}"
+        rows.append(Row(declared.key, kind, toml_value(declared.default), declared.help))
+    return rows
 
 
-def row(section: Any, name: str, key: str) -> tuple[str, str, str, str]:
-    return key, kind_of(section, name), toml_value(getattr(section, name)), meaning_of(section, name)
+def rows_of_dataclasses() -> list[Row]:
+    """From the fields themselves, where settings are not declared with a sentence of help."""
+    top, rows = settings.Config(), []
+    for field in dataclasses.fields(top):
+        value = getattr(top, field.name)
+        if dataclasses.is_dataclass(value):
+            names = [inner.name for inner in dataclasses.fields(value)]
+            rows += [row_of_field(value, name, f"{field.name}.{name}") for name in names]
+        elif field.name != "given":
+            rows.append(row_of_field(top, field.name, field.name))
+    return rows
 
 
-def kind_of(section: Any, name: str) -> str:
+def row_of_field(section: Any, name: str, key: str) -> Row:
     kind = get_type_hints(type(section))[name]
-    choices = get_args(kind)
-    if isinstance(getattr(section, name), tuple):
-        return f"list of {choices[0].__name__}"
-    if choices:
-        return ", ".join(f"`{choice}`" for choice in choices)
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}[kind.__name__]
+    words = ", ".join(f"`{choice}`" for choice in get_args(kind) if isinstance(choice, str))
+    return Row(
+        key, words or escaped(str(getattr(kind, "__name__", kind))), toml_value(getattr(section, name)), ""
+    )
 
 
 def toml_value(value: Any) -> str:
@@ -134,13 +154,6 @@ def toml_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(str, value)) + "]"
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def meaning_of(section: Any, name: str) -> str:
-    """The comment beside the field in config/settings.py."""
-    source = inspect.getsource(type(section))
-    found = re.search(rf"^    {name}: .*?  # (.*)$", source, re.MULTILINE)
-    return found[1].replace("|", "\\|") if found else ""
 
 
 # ---- exit codes and commands ------------------------------------------------------------------------------
