@@ -13,6 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Each layer may import itself and what stands before it.
 ORDER = [
     "version",
+    "exit_codes",
     "errors",
     "process_setup",
     "files",

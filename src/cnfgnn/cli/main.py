@@ -20,6 +20,7 @@ import cnfgnn
 from cnfgnn.algorithm.methods import ALIASES, METHODS, method_of, preset
 from cnfgnn.cli import progress
 from cnfgnn.cli.data import data_app
+from cnfgnn.cli.demo import demo
 from cnfgnn.cli.federation import federation_app
 from cnfgnn.cli.report import report
 from cnfgnn.cli.settings import (
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
+app.command()(demo)
 app.command()(compare)
 app.command()(reproduce)
 app.command()(report)
