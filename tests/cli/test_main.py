@@ -200,6 +200,7 @@ def test_methods_and_version_are_told() -> None:
         (["train", "--like", "mnist"], "metr-la, pems-bay"),
         (["train", "--device", "cuda:77"], "compute.device: 'cuda:77' is not available"),
         (["train", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["settings", "--method", "at", "--size", "727k"], "size: at has no size '727k' (valid: 63k)"),
         (["train", "--resume", "nowhere"], "is not a run"),
         (["evaluate", "nowhere"], "is not a run"),
         (["forecast", "nowhere"], "is not a run"),

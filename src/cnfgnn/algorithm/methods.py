@@ -63,8 +63,9 @@ ALIASES: Mapping[str, str] = {"cnfgnn": "at-fedavg", "centralized": "gru-gn-cent
 
 def method_of(name: str) -> Method:
     """The method with this name or alias."""
-    name = ALIASES.get(name, name)
-    if name not in METHODS:
+    if isinstance(name, str):  # a file may hold anything
+        name = ALIASES.get(name, name)
+    if not isinstance(name, str) or name not in METHODS:
         raise ConfigError("method", f"there is no method {name!r}", [*METHODS, *ALIASES])
     return METHODS[name]
 
