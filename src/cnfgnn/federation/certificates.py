@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 REVOKED = "revoked.json"  # in the server's kit: serial numbers of the certificates that it refuses
 WARN_WITHIN = timedelta(days=30)
-RENEWAL = "see docs/federation.md, Renew certificates"
+RENEWAL = "see docs/federation.md, Renew certificates or add a site"
 
 
 @dataclass(frozen=True)
