@@ -21,7 +21,7 @@ from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.task_client import run_task
+from cnfgnn.federation.task_client import Watch, run_task
 from cnfgnn.files import make_folder
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import finish, train
@@ -30,8 +30,6 @@ SENSORS, DAYS = 12, 4.0
 SITES = {"north": [0, 1, 2], "east": [3, 4], "south": [5, 6, 7, 8], "west": [9, 10, 11]}
 KILLED_SITE, KILLED_IN_ROUND = "east", 2
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # five processes compute on this machine at the same time
-
-Watch = Callable[[Mapping[str, Any]], None]
 
 
 def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], None]) -> dict[str, Any]:

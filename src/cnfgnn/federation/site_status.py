@@ -29,7 +29,7 @@ MOST_PROBLEMS = 5  # how many of the latest problems the file keeps
 
 
 class SiteStatus:
-    """The status file of one kit. A full disk stops nobody: then the file is not updated."""
+    """The status file of one kit. If it cannot be written, the site continues without an update."""
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit

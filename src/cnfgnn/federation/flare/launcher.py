@@ -22,11 +22,11 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.retention import REJOIN, remove_old_tasks
 from cnfgnn.files import write_whole
 
-# The job finished, was aborted, or can never run here: then the job itself is wrong, and all must know.
-FINAL_EXIT_CODES = (0, 9, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
+ABORTED = 9  # the engine's exit code of a job that was aborted
+# A restart is pointless after these: the job finished, was aborted, or is invalid and can never run here.
+FINAL_EXIT_CODES = (0, ABORTED, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
 STABLE_UPTIME = 60.0  # seconds of uptime after which the crash counter resets
 LONGEST_PAUSE = 30.0  # seconds between restarts
-ABORTED = 9  # the engine's exit code of a job that was aborted
 
 
 class RestartingHandle(JobHandleSpec):  # type: ignore[misc]
