@@ -35,7 +35,7 @@ def test_a_site_killed_in_any_phase_rejoins_while_the_others_continue(whole: boo
 
 
 def test_rounds_continue_without_an_absent_site_and_it_can_rejoin_later(tmp_path: Path) -> None:
-    data, c = city_on_disk(tmp_path / "city", days=2), config(30)
+    data, c = city_on_disk(tmp_path / "city", days=2), config(40)
     with running_federation(tmp_path, data, faults=True) as sites:
         sites.begin_training(c)
         sites.during(2)
@@ -65,7 +65,7 @@ def test_training_finishes_without_a_site_that_never_rejoins(tmp_path: Path) -> 
 
 
 def test_training_pauses_below_min_sites_and_continues_when_sites_rejoin(tmp_path: Path) -> None:
-    data, c = city_on_disk(tmp_path / "city", days=2), config(20)
+    data, c = city_on_disk(tmp_path / "city", days=2), config(40)
     with running_federation(tmp_path, data, min_sites=2, faults=True) as sites:
         sites.begin_training(c)
         sites.block("north", 3)

@@ -11,7 +11,9 @@ import torch
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import fingerprint
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs.checkpoints import FolderStore
@@ -104,8 +106,19 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
 
 
 def assert_within_noise(error: float, data: Dataset, config: Config) -> None:
-    """The error differs from the undisturbed one by at most the spread of three seeds."""
-    seeds = range(config.seed, config.seed + 3)
-    errors = [simulated(data, config.with_changes({"seed": seed})).test.overall.rmse for seed in seeds]
+    """A disturbed training is another draw, like another seed: its error may exceed the largest of three
+    undisturbed seeds by at most their spread. A lower error is fine."""
+    errors = [undisturbed_error(data, config.with_changes({"seed": config.seed + k})) for k in range(3)]
     print(f"test error {error:.4f}, undisturbed {errors}")
-    assert abs(error - errors[0]) <= max(errors) - min(errors)
+    assert error <= max(errors) + (max(errors) - min(errors))
+
+
+_ERRORS: dict[tuple[str, str], float] = {}
+
+
+def undisturbed_error(data: Dataset, config: Config) -> float:
+    """The test error in the simulator, which several tests ask for: it is simulated once."""
+    key = fingerprint(data), dump(config)
+    if key not in _ERRORS:
+        _ERRORS[key] = simulated(data, config).test.overall.rmse
+    return _ERRORS[key]
