@@ -29,6 +29,7 @@ version = release = cnfgnn.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["figures"]
+highlight_language = "none"  # unless a block names one
 default_role = "code"  # docstrings write code in single backticks
 
 myst_heading_anchors = 4  # links to headings are checked

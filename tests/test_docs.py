@@ -27,6 +27,15 @@ def test_the_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.Mo
         exec(compile(example, "docs/api.md", "exec"), names)
 
 
+def test_the_first_example_is_the_readmes_which_runs_too() -> None:
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "getting-started.md").read_text(), re.DOTALL
+    )
+    readme = (ROOT / "README.md").read_text()
+    for line in example.splitlines():
+        assert line.split("  #")[0] in readme
+
+
 def test_every_public_name_is_documented() -> None:
     described = re.findall(r"^\.\. (?:auto\w+|py:data):: cnfgnn\.(\w+)", API, re.MULTILINE)
     documented = {*described, *(name for name, _ in LITERALS)}
