@@ -100,3 +100,11 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = cnfgnn.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert re.search(rf"^## {re.escape(version)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["docs/algorithm.md", "docs/performance.md", "CONTRIBUTING.md", "README.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml))`", (ROOT / page).read_text())
+    for path in named:
+        if "NAME" not in path:
+            assert (ROOT / path).is_file() or (ROOT / "src" / "cnfgnn" / path).is_file(), path
