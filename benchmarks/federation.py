@@ -1,12 +1,11 @@
-"""A federation of real processes on this machine: the way alone, whole rounds, the ledger against the wire.
+"""A federation of real processes on this machine: exchanges, rounds, and the ledger against the network.
 
-Three tables. **Exchanges**: a payload of each size goes to every site and comes back, all sites at once, with
-nothing done at them. **Rounds**: at-fedavg on the synthetic city; seconds of its last round, how many
-exchanges it took, how much of it was spent in exchanges while no site was at work (the engine, our codec, the
-wire), and the simulator's round beside it, on one thread. **Ledger**: bytes of the TCP streams between the
-sites and the server, counted by a relay, against the per-site ledger, while one round of 207 sensors and a
-week of readings in four sites is trained, validated and tested; sign-on, heartbeats and the job itself are on
-the wire too.
+It prints three tables. **Exchanges**: a payload of each size goes to every site and comes back, all sites at
+once, with nothing to compute. **Rounds**: at-fedavg on the synthetic city, with the seconds of the last
+round, its number of exchanges, the time spent in exchanges while no site was computing (engine, codec,
+network), and the simulator's round on one thread. **Ledger**: one round of 207 sensors and a week of readings
+at four sites, with validation and test; the bytes of the TCP streams, counted by a relay, against the
+per-site ledger. The streams also carry sign-on, heartbeats and the job itself.
 
     python benchmarks/federation.py
     python benchmarks/federation.py --table exchanges --sites 2 --payloads 32 1024
@@ -45,7 +44,7 @@ from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 
-if __package__:  # as tests import it
+if __package__:  # imported by tests
     from benchmarks.shapes import OneSentence
     from benchmarks.wire import Wire, wired
 else:
@@ -54,13 +53,13 @@ else:
 
 TABLES = ("exchanges", "rounds", "ledger")
 HERE = Path(__file__).parent
-ECHO = ("echoing.EchoServer", "echoing.EchoSite")
+ECHO = ("echo_job.EchoServer", "echo_job.EchoSite")
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class Federated:
-    """Kits whose processes run, and the wires in between, where there are any."""
+    """Kits with running processes, and the relays between them if there are any."""
 
     kits: Mapping[str, Path]
     wires: Mapping[str, Wire]
@@ -75,7 +74,7 @@ class Federated:
 def federated(
     data: Dataset, sites: Mapping[str, Sequence[int]], counted: bool = False
 ) -> Iterator[Federated]:
-    """The data dealt out to processes of this machine, which all end with it."""
+    """Distribute the data to processes on this machine and stop all of them at the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="federation-")))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -89,13 +88,13 @@ def federated(
 
 
 def shared_out(sites: int, sensors: int) -> dict[str, list[int]]:
-    """All sensors in a row, in parts as equal as can be."""
+    """Split the sensors, in order, into parts of nearly equal size."""
     cuts = [sensors * k // sites for k in range(sites + 1)]
     return {f"site-{k + 1}": list(range(cuts[k], cuts[k + 1])) for k in range(sites)}
 
 
 def trained(there: Federated, config: Config, name: str = "one") -> tuple[Run, Mapping[str, Any]]:
-    """A training from beginning to end, and what its status said last."""
+    """Run a whole training and return it with its last status."""
     run_task(there.server, Task("train", name, settings=settings_of(config)), lambda status: None)
     return Run.open(there.server / RUNS / name), read_status(there.server) or {}
 
@@ -104,7 +103,7 @@ def trained(there: Federated, config: Config, name: str = "one") -> tuple[Run, M
 
 
 def exchanges(sites: int, payloads: Sequence[int]) -> dict[int, float]:
-    """KiB of a payload -> seconds of an exchange with all sites."""
+    """Map the KiB of a payload to the seconds of an exchange with all sites."""
     parts = shared_out(sites, sites)
     with federated(city(sites, 1.0), parts) as there:
         file = there.folder / "echo.json"
@@ -168,7 +167,7 @@ def rounds(sites: int, each: int, days: float) -> dict[str, float]:
 
 
 def simulated(data: Dataset, config: Config, groups: list[list[int]]) -> float:
-    """Seconds of the simulator's second round with validation."""
+    """Seconds of the simulator's second round, with validation."""
     experiment = simulate(data, config, groups=groups)
     for r_g in (1, 2):
         begun = time.perf_counter()
@@ -205,7 +204,7 @@ def table_of_rounds(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def against_the_wire(data: Dataset, sites: int, config: Config) -> dict[str, Any]:
-    """Bytes of one training: by the ledger, in our messages, and in the TCP streams of all sites."""
+    """Bytes of one training: in the ledger, in our messages, and in the TCP streams of all sites."""
     with federated(data, shared_out(sites, len(data.readings.ids)), counted=True) as there:
         run, status = trained(there, config)
         wire = sum(one.bytes for one in there.wires.values())
@@ -242,13 +241,13 @@ def main() -> None:
     parser.add_argument("--table", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--sites", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--payloads", type=int, nargs="+", default=[32, 1024, 10240], help="KiB, each way")
-    parser.add_argument("--each", type=int, nargs="+", default=[1, 8], help="sensors a site, for rounds")
+    parser.add_argument("--each", type=int, nargs="+", default=[1, 8], help="sensors per site, for rounds")
     parser.add_argument("--round-days", type=float, default=2.0, help="of the city, for rounds")
     parser.add_argument("--method", nargs="+", default=["gru-fedavg", "at-fedavg"], help="for the ledger")
     parser.add_argument("--sensors", type=int, default=207, help="of the city, for the ledger")
     parser.add_argument("--days", type=float, default=7, help="of the city, for the ledger")
     parser.add_argument("--ledger-sites", type=int, default=4)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
     torch.set_num_threads(1)
     make = {"exchanges": table_of_exchanges, "rounds": table_of_rounds, "ledger": table_of_ledger}

@@ -1,4 +1,4 @@
-"""What the machine can do, measured in the same run: large products, copies, and the memory it took."""
+"""What the machine can do, measured in the same run: large products, copies and peak memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from cnfgnn.algorithm.compute import multiplies_bf16
 
 GIB = 2**30
-WITHIN = 4.0  # seconds that a calibration takes at most, but for a single call that takes longer
+WITHIN = 4.0  # seconds for a calibration, unless a single call takes longer
 SMALLEST_PRODUCT = 128
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, once everything asked of the device is done."""
+    """Seconds on a clock, read after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -26,13 +26,13 @@ def clock(device: torch.device) -> float:
 def best_of(
     work: Callable[[], object], device: torch.device, tries: int = 5, each: int = 3, within: float = WITHIN
 ) -> float:
-    """Seconds of one call: the least of several tries, each the mean of a few calls.
+    """Seconds of one call: the smallest of several attempts, each the mean of a few calls.
 
-    A call that is slow is tried less often, and one that takes longer than `within` counts by itself.
+    A slow call gets fewer attempts; one that takes longer than `within` is measured once.
     """
     begun = clock(device)
     work()
-    first = clock(device) - begun  # it may have to warm up
+    first = clock(device) - begun  # the first call may include warm-up
     if first > within:
         return first
     seconds, until = [], begun + within
@@ -45,10 +45,10 @@ def best_of(
 
 
 def gemm_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of one large square matrix product (2 n^3 of them), as torch does it.
+    """Operations per second of one large square matrix product (2 n^3 operations) in torch.
 
-    On a CPU the product is doubled in size until it takes a good while or is large enough: what a server does
-    in a moment takes a small processor, or one that emulates bf16, minutes.
+    On a CPU the size is doubled until the product takes long enough to measure or is large enough: a small
+    processor, or one that emulates bf16, would take minutes for the largest size.
     """
     largest = 8192 if device.type == "cuda" else 2048
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -68,14 +68,14 @@ def gemm_rate(device: torch.device, precision: str) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second through memory: each copied byte is read once and written once."""
+    """Bytes per second through memory; a copied byte is read once and written once."""
     x = torch.ones((GIB if device.type == "cuda" else GIB // 4) // 4, device=device)
     y = torch.empty_like(x)
     return 2 * x.numel() * x.element_size() / best_of(lambda: y.copy_(x), device)
 
 
 def without_missing(precisions: Sequence[str], device: torch.device) -> list[str]:
-    """The precisions that this device computes in; says which are left out."""
+    """The precisions that this device supports; prints which are left out."""
     if device.type != "cpu" or "bf16" not in precisions or multiplies_bf16():
         return list(precisions)
     print("bf16 is left out: this processor has no bf16 instructions", flush=True)
@@ -83,14 +83,14 @@ def without_missing(precisions: Sequence[str], device: torch.device) -> list[str
 
 
 def forget_peak(device: torch.device) -> None:
-    """Begin a new peak, where the device can: the process's own only grows."""
+    """Reset the peak where the device can; the peak of a process cannot be reset."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 def peak_bytes(device: torch.device) -> int:
-    """On CUDA since `forget_peak`, of tensors; on the CPU since the process began, of everything."""
+    """Peak memory: on CUDA of tensors since `forget_peak`, on a CPU of the whole process since it started."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

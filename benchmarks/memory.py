@@ -1,7 +1,7 @@
-"""Peak memory of one global round of at-fedavg, by default at METR-LA's full shape (207 x 34,272).
+"""Peak memory of one round of at-fedavg, by default at METR-LA's full shape (207 x 34,272).
 
-Memory peaks where the hidden states and embeddings of every training window are held beside one minibatch, so
-`--minibatches` may cut epochs short without changing it; encoding, propagating and scoring are always whole.
+Memory peaks while the hidden states and embeddings of all training windows are held beside one minibatch, so
+`--minibatches` can cut epochs short without changing the peak. Encoding, propagating and scoring are not cut.
 
     python benchmarks/memory.py --minibatches 3
     python benchmarks/memory.py --minibatches 3 --memory 1          # GiB: compute.memory
@@ -27,7 +27,7 @@ from shapes import OneSentence, add_arguments, chosen
 
 
 def cut_short(minibatches: int) -> None:
-    """Have every epoch of training end after so many; round 0 stands for all windows and stays whole."""
+    """End every training epoch after so many minibatches; round 0 means all windows and is not cut."""
     whole = Batches.epoch
 
     def epoch(self: Batches, r_g: int, epoch: int) -> Iterator[Draw]:
@@ -43,7 +43,9 @@ def main() -> None:
     parser.set_defaults(days=119)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--memory", type=float, default=0.0, help="compute.memory, GiB")
-    parser.add_argument("--minibatches", type=int, default=None, help="of each epoch; all if not given")
+    parser.add_argument(
+        "--minibatches", type=int, default=None, help="minibatches in each epoch (default: all)"
+    )
     options = parser.parse_args()
 
     if options.minibatches is not None:

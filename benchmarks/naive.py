@@ -1,7 +1,7 @@
-"""A plain CNFGNN to measure and to test against: a loop over nodes with torch.nn.GRU, concatenated edges.
+"""A plain CNFGNN to compare with: a loop over nodes with torch.nn.GRU, and concatenated edge inputs.
 
-It is what one would write first, and does what a round does phase by phase. It runs in float32, free running
-(no scheduled sampling), and is handed minibatches that are cut already.
+It is the straightforward implementation of a round, phase by phase, in float32 and without scheduled
+sampling. It is given minibatches that are already cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork
 
 
 class NaiveNode(nn.Module):
-    """One node's encoder-decoder as one would write it first."""
+    """One node's encoder and decoder, written in the straightforward way."""
 
     def __init__(self, hidden: int = 64, embedding: int = 64) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class NaiveNode(nn.Module):
         return state
 
     def decode(self, batch: Batch, node: int, h_c: Tensor, h_G: Tensor) -> Tensor:
-        """A node's forecasts, free running: (b t)."""
+        """A node's forecasts without scheduled sampling: (b t)."""
         state = torch.cat([h_c, h_G], dim=-1)[None]
         frame, steps = batch.x[node, :, -1:], []
         for t in range(batch.y.shape[2]):
@@ -48,7 +48,7 @@ class NaiveNode(nn.Module):
 
 
 class NaiveRound:
-    """A round of at-fedavg in pieces that can be timed apart."""
+    """A round of at-fedavg in pieces that can be timed separately."""
 
     def __init__(self, strategy: Alternating, clients: Clients) -> None:
         self.server, self.clients = strategy, clients
@@ -61,11 +61,11 @@ class NaiveRound:
         self.embedding = settings.embedding
 
     def pieces(self) -> dict[str, tuple[Callable[[], object], float]]:
-        """Of each phase one minibatch (or as many windows), and how many of them make the phase."""
+        """For each phase, a function that runs one minibatch (or as many windows), and how many it has."""
         s, data = self.server, self.clients.data
         client, server = s.client_batches, s.batches
-        judged = len(data.starts["validation"])
-        chunk = min(server.size, judged)
+        validated = len(data.starts["validation"])
+        chunk = min(server.size, validated)
         trained = client[next(client.epoch(1, 0))]
         served = server[next(server.epoch(1, 0))]
         validation = torch.arange(chunk, device=trained.device)
@@ -76,11 +76,11 @@ class NaiveRound:
             "(2) encode": (lambda: self.encode("train", trained), client.windows / len(trained)),
             "(3) split": (lambda: self.split(served, h_c), s.server_rounds * len(server)),
             "(4) embed": (lambda: self.embed(h_c), server.windows / len(served)),
-            "validate": (lambda: self.judge(validation), judged / chunk),
+            "validate": (lambda: self.validate(validation), validated / chunk),
         }
 
     def update(self, windows: Tensor) -> None:
-        """Phase (1), one minibatch: every node in turn."""
+        """Phase (1), one minibatch: one node after another."""
         batch, _ = self.clients.data.batch("train", windows)
         h_G = torch.zeros(len(windows), self.embedding, device=windows.device)
         for i, (node, adam) in enumerate(zip(self.nodes, self.adams, strict=True)):
@@ -90,12 +90,12 @@ class NaiveRound:
 
     @torch.no_grad()
     def encode(self, split: Split, windows: Tensor) -> Tensor:
-        """Phase (2): h_c of some windows, every node in turn."""
+        """Phase (2): h_c of some windows, one node after another."""
         batch, _ = self.clients.data.batch(split, windows)
         return torch.stack([node.encode(batch.x[i]) for i, node in enumerate(self.nodes)])
 
     def split(self, windows: Tensor, h_c: Tensor) -> None:
-        """Phase (3), one minibatch: h_G, every node's gradient in turn, one step of the graph network."""
+        """Phase (3), one minibatch: h_G, the nodes' gradients one by one, a step of the Graph Network."""
         batch, _ = self.clients.data.batch("train", windows)
         h_G = graph_network(self.gn, h_c, self.server.graph)
         leaf = h_G.detach().requires_grad_()
@@ -111,8 +111,8 @@ class NaiveRound:
         return graph_network(self.gn, h_c, self.server.graph)
 
     @torch.no_grad()
-    def judge(self, windows: Tensor) -> Tensor:
-        """Validation of some windows: encode, embed, and decode every node in turn."""
+    def validate(self, windows: Tensor) -> Tensor:
+        """Validate some windows: encode, embed and decode one node after another."""
         batch, _ = self.clients.data.batch("validation", windows)
         h_c = self.encode("validation", windows)
         h_G = self.embed(h_c)
@@ -121,7 +121,7 @@ class NaiveRound:
 
 
 def average(nodes: Sequence[nn.Module]) -> None:
-    """Everybody's weights become their mean."""
+    """Replace the weights of all nodes by their mean."""
     states = [node.state_dict() for node in nodes]
     mean = {name: sum(state[name] for state in states) / len(states) for name in states[0]}
     for node in nodes:
@@ -129,7 +129,7 @@ def average(nodes: Sequence[nn.Module]) -> None:
 
 
 def graph_network(gn: GraphNetwork, h_c: Tensor, edges: Edges, zero_u: int = 0) -> Tensor:
-    """(n b h) -> (n b h), every edge's inputs side by side; `u` begins as so many zeros."""
+    """(n b h) -> (n b h), with the inputs of every edge concatenated; `u` starts as zeros."""
     senders, receivers, (n, b) = edges.senders.node, edges.receivers.node, h_c.shape[:2]
     v, e, u = h_c, edges.weights.expand(-1, b, 1), h_c.new_zeros(1, b, zero_u)
     for block in gn.blocks:

@@ -1,6 +1,6 @@
-"""How much work a round is: operations of its products, and the bytes that must pass through memory.
+"""The work in a round: operations of its matrix products, and bytes that must pass through memory.
 
-Operations count a multiply-add as 2 and leave out everything that is no product. With n nodes, e edges, w
+A multiply-add counts as 2 operations; everything but matrix products is left out. With n nodes, e edges, w
 training windows, history t, horizon T, hidden sizes h (encoder) and s = h + width of h_G (decoder), d = 2
 inputs, and a graph network whose layers have MLPs of widths a-b-c over v, e', u inputs:
 
@@ -12,12 +12,12 @@ inputs, and a graph network whose layers have MLPs of widths a-b-c over v, e', u
 
     (1) update    R_c 3 n w (encoder + decoder)       forward, and backward for weights and for inputs
     (2) encode    n w encoder
-    (3) split     R_s w (3 network + 2 n decoder)     the decoder's weights stand still: backward for inputs
+    (3) split     R_s w (3 network + 2 n decoder)     the decoder's weights are fixed: backward for inputs
     (4) embed     w network
     validate      n v (encoder + decoder) + v network, over v validation windows
 
-Bytes are the least that a phase can move: what it takes in read once and what it gives written once, for each
-minibatch where there are minibatches, because weights and optimiser states of all nodes fit no cache.
+Bytes are the least that a phase can move: every input is read once and every output written once, for each
+minibatch if there are minibatches, because the weights and optimiser states of all nodes do not fit a cache.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import size
 
 PHASES = ("(1) update", "average", "(2) encode", "(3) split", "(4) embed", "validate")
-FLOAT = 4  # bytes: whatever products run in, states and weights are kept in float32
+FLOAT = 4  # bytes: states and weights are float32 in every precision
 
 
 @dataclass(frozen=True)
 class Shape:
-    """All that the counts take in; by default the model of the paper."""
+    """The sizes that the counts depend on; the defaults are the paper's model."""
 
     nodes: int
     edges: int
-    windows: int  # that train
-    judged: int  # that validate
+    windows: int  # of the training split
+    validated: int  # windows of the validation split
     client_batch: int = 128
     server_batch: int = 48
     client_rounds: int = 1
@@ -81,14 +81,14 @@ def network(s: Shape) -> int:
         products += s.edges * (layer * s.widths[max(-2, -len(s.widths))] * first + rest - last)
         products += s.nodes * (2 * v * first + last) + u * first
         products += s.nodes * ((out + v) * first + rest) + u * first
-        if layer + 1 < s.layers:  # the last global update would feed nothing
+        if layer + 1 < s.layers:  # nothing uses the last global update
             products += (2 * out + u) * first + rest
         v, u = v + out, u + out
     return 2 * (products + s.nodes * v * s.embedding)
 
 
 def operations(s: Shape) -> dict[str, float]:
-    """Of each phase of a round, and of the round."""
+    """Operations of each phase, and of the round."""
     sequences = s.nodes * s.windows
     counts = {
         "(1) update": s.client_rounds * 3 * sequences * (encoder(s) + decoder(s)),
@@ -96,19 +96,19 @@ def operations(s: Shape) -> dict[str, float]:
         "(2) encode": sequences * encoder(s),
         "(3) split": s.server_rounds * (s.windows * 3 * network(s) + 2 * sequences * decoder(s)),
         "(4) embed": s.windows * network(s),
-        "validate": s.judged * (s.nodes * (encoder(s) + decoder(s)) + network(s)),
+        "validate": s.validated * (s.nodes * (encoder(s) + decoder(s)) + network(s)),
     }
     return {phase: float(counts[phase]) for phase in PHASES} | {"round": float(sum(counts.values()))}
 
 
 def least_bytes(s: Shape) -> dict[str, float]:
-    """That each phase of a round must move through memory."""
+    """Bytes that each phase must move through memory."""
     states, embeddings = s.nodes * s.windows * s.hidden, s.nodes * s.windows * s.embedding
     windows = s.nodes * s.windows * (s.history + s.horizon)  # of readings, cut anew for each minibatch
     node, server = s.nodes * _node_parameters(s), _server_parameters(s)
     client_steps = s.client_rounds * -(-s.windows // s.client_batch)
     server_steps = s.server_rounds * -(-s.windows // s.server_batch)
-    judged = s.nodes * s.judged
+    validated = s.nodes * s.validated
     counts = {
         # weights and both moments read and written at every step; windows and their h_G read
         "(1) update": client_steps * 6 * node + s.client_rounds * (windows + embeddings),
@@ -117,7 +117,7 @@ def least_bytes(s: Shape) -> dict[str, float]:
         # h_c read by the server and by the nodes; h_G and its gradient written by one and read by the other
         "(3) split": server_steps * 6 * server + s.server_rounds * (windows + 2 * states + 4 * embeddings),
         "(4) embed": states + embeddings,
-        "validate": judged * (s.history + s.horizon + 2 * s.hidden + 2 * s.embedding),
+        "validate": validated * (s.history + s.horizon + 2 * s.hidden + 2 * s.embedding),
     }
     in_bytes = {phase: float(FLOAT * counts[phase]) for phase in PHASES}
     return in_bytes | {"round": sum(in_bytes.values())}

@@ -1,6 +1,6 @@
 """The same training in each precision: validation RMSE after a few rounds of at-fedavg, for several seeds.
 
-fp32 is float32 throughout (PyTorch's "highest"); the last column is the mean's distance from it.
+fp32 is float32 throughout (PyTorch's "highest"). The last column compares the mean with that of fp32.
 
     python benchmarks/precision.py metr-la-29.h5 --like metr-la
 """

@@ -1,15 +1,15 @@
-"""One global round of at-fedavg with validation, phase by phase, beside a naive version of the whole round.
+"""One round of at-fedavg with validation, phase by phase, beside a naive version of the whole round.
 
-For each precision: seconds, operations and their rate, its share of the rate of one large matrix product
-measured in the same run, the least bytes that must pass through memory, the floor that both set (the larger
-of operations / product rate and bytes / copy bandwidth), bytes that crossed between server and nodes, and
-peak memory. What is counted, and how, stands in operations.py.
+For each precision it reports seconds, operations and their rate, the share of the rate of one large matrix
+product in the same run, the least bytes that must pass through memory, the floor that follows (the larger of
+operations / product rate and bytes / copy bandwidth), bytes sent between server and nodes, and peak memory.
+operations.py says how these are counted.
 
 The naive version (naive.py: a loop over nodes with torch.nn.GRU) runs a few minibatches of each phase, or as
-many windows, and each phase is scaled to the number of them that it has; the average is run whole. With
-`--split-epochs` fewer epochs of phase (3) than R_s are run of ours and scaled, too.
+many windows, and each phase is scaled up to its full number; averaging runs in full. With `--split-epochs`,
+our own version, too, runs fewer epochs of phase (3) than R_s and is scaled up.
 
-    python benchmarks/round.py data.h5                          # METR-LA, PEMS-BAY or one's own
+    python benchmarks/round.py data.h5                          # METR-LA, PEMS-BAY or your own data
     python benchmarks/round.py --shape 207 34272 1722 --precision fp32 tf32 bf16 --json
     python benchmarks/round.py --shape 325 52116 2694 --server-rounds 20 --split-epochs 1
 """
@@ -49,7 +49,7 @@ def strategy_of(experiment: Experiment) -> Alternating:
 
 
 def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, float]:
-    """Seconds of each phase of a round: what Alternating.round does, with a clock in between."""
+    """Seconds of each phase of a round: the steps of Alternating.round with a clock between them."""
     s = strategy_of(experiment)
     assert s.gn is not None
     device = s.graph.weights.device
@@ -81,7 +81,7 @@ def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, flo
 
 
 def crossed(experiment: Experiment, before: list[list[Any]], scale: float) -> dict[str, int]:
-    """Bytes that a round moved between server and nodes in training; `scale` for epochs left out."""
+    """Bytes that a round sent between server and nodes in training; `scale` makes up for omitted epochs."""
     known = {tuple(row[:3]): row[3:] for row in before}
     totals = [0.0, 0.0]
     for purpose, verb, direction, *amounts in experiment.ledger.state():
@@ -94,7 +94,7 @@ def crossed(experiment: Experiment, before: list[list[Any]], scale: float) -> di
 
 
 def measured(data: Dataset, config: Config, options: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
-    """Everything about the last of a few rounds in one precision."""
+    """All measurements of the last of a few rounds in one precision."""
     compute = Compute.of(config.compute)
     gemm = gemm_rate(compute.device, config.compute.precision)
     gc.collect()
@@ -125,7 +125,7 @@ def measured(data: Dataset, config: Config, options: argparse.Namespace, bandwid
 
 
 def naive_seconds(data: Dataset, config: Config, times: int) -> dict[str, float]:
-    """Each phase of the naive round, scaled from a few of its pieces."""
+    """Seconds of each phase of the naive round, scaled up from a few pieces."""
     experiment = simulate(data, config)
     _, clients = experiment.owners[0]
     seconds = {}
@@ -139,7 +139,7 @@ def naive_seconds(data: Dataset, config: Config, times: int) -> dict[str, float]
 
 
 def table(result: dict[str, Any], naive: dict[str, float] | None) -> str:
-    """A row for each phase, and one for the round."""
+    """A table with a row for each phase and one for the round."""
     rows = [
         "| | seconds | TFLOP | TFLOP/s | of a product | least GiB | floor s | over floor | naive s | ratio |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -161,13 +161,17 @@ def arguments() -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", nargs="+", default=["fp32"], choices=PRECISIONS)
-    parser.add_argument("--rounds", type=int, default=2, help="the last one is reported")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds to run; the last one is reported")
     parser.add_argument("--client-rounds", type=int, default=1, help="R_c")
     parser.add_argument("--server-rounds", type=int, default=1, help="R_s")
-    parser.add_argument("--split-epochs", type=int, help="of phase (3), scaled to R_s; all if not given")
+    parser.add_argument(
+        "--split-epochs", type=int, help="epochs of phase (3) to run, scaled up to R_s (default: all)"
+    )
     parser.add_argument("--memory", type=float, default=0.0, help="compute.memory, GiB")
-    parser.add_argument("--minibatches", type=int, default=2, help="of the naive version; 0 leaves it out")
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument(
+        "--minibatches", type=int, default=2, help="minibatches of the naive version; 0 skips it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
     for name, least in (("rounds", 1), ("minibatches", 0), ("split_epochs", 1)):
         if (value := getattr(options, name)) is not None and value < least:
@@ -176,7 +180,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure, telling how it goes."""
+    """Measure and print progress."""
     data = chosen(options)
     device = Compute.of(ComputeConfig(options.device)).device
     bandwidth = copy_bandwidth(device)

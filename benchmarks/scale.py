@@ -1,17 +1,16 @@
-"""Time and memory of a round against nodes, edges and windows: what one costs, however many there are.
+"""How the time and memory of a round grow with nodes, edges and windows.
 
-Three sweeps; in each one number grows and the others stand still (with the nodes, the degree stands still).
-Every point is measured in a process of its own, the second round of two, in seconds of the processor on one
-thread (on CUDA, of the clock): others on the machine then matter little. Memory is the peak of that process
-beyond what it had after a round of a tiny network, that is, without Python, torch and their threads. The
-model is a small one (hidden size 16), so that 20,000 nodes, each with its weights and optimiser, fit into a
-few GiB.
+In each of three sweeps, one number grows and the others are fixed (in the sweep over nodes, the degree is
+fixed). Every point is the second of two rounds in a process of its own, in processor seconds on one thread
+(on CUDA, in wall-clock seconds), so that other work on the machine matters little. Memory is the peak of the
+process minus what it had after a round of a tiny network, which leaves out Python, torch and their threads.
+The model is small (hidden size 16), so that 20,000 nodes with weights and optimisers fit into a few GiB.
 
     python benchmarks/scale.py --json
     python benchmarks/scale.py --sweep nodes --nodes 200 2000 20000
 
-The last line of each table is the ratio of what one unit costs at the largest size to what it costs at the
-smallest: 1 is linear, less than 1 means that fixed costs are spread.
+The last line of each table compares the cost per unit at the largest size with that at the smallest: 1 is
+linear growth, and less than 1 means that fixed costs are spread over more units.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BATCH = {"training.client_batch": 8, "training.server_batch": 8}
 
 
 def point(nodes: int, edges: int, windows: int, device: str, method: str) -> dict[str, float]:
-    """Seconds of a round with validation, and the bytes it took at the peak."""
+    """Seconds of a round with validation, and its peak memory in bytes."""
     changes: dict[str, Any] = {**MODEL, **BATCH, "compute.device": device, "training.rounds": 1}
     if method == "gru-fmtl":
         changes["model.embedding"] = 0
@@ -66,7 +65,7 @@ def point(nodes: int, edges: int, windows: int, device: str, method: str) -> dic
 
 
 def points(sweep: str, options: argparse.Namespace) -> list[tuple[int, int, int]]:
-    """Nodes, edges and windows of each point."""
+    """The nodes, edges and windows of each point."""
     if sweep == "nodes":
         return [(n, options.degree * n, options.fixed_windows) for n in options.nodes]
     if sweep == "edges":
@@ -75,7 +74,7 @@ def points(sweep: str, options: argparse.Namespace) -> list[tuple[int, int, int]
 
 
 def swept(sweep: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Every point of a sweep, each in its own process, as a table."""
+    """Measure every point of a sweep in a process of its own and print them as a table."""
     print(f"\n| {sweep} | seconds | GiB | us per {sweep[:-1]} | KiB per {sweep[:-1]} |")
     print("|---|---|---|---|---|", flush=True)
     rows = []
@@ -84,7 +83,7 @@ def swept(sweep: str, options: argparse.Namespace) -> dict[str, Any]:
         command += ["--device", options.device, "--method", options.method, "--threads", str(options.threads)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            sys.exit(done.returncode)  # it has said why
+            sys.exit(done.returncode)  # it has printed the reason
         row = json.loads(done.stdout.splitlines()[-1])
         row["seconds_each"], row["bytes_each"] = row["seconds"] / row[sweep], row["bytes"] / row[sweep]
         rows.append(row)
@@ -104,13 +103,17 @@ def main() -> None:
     parser.add_argument("--edges", type=int, nargs="+", default=[20_000, 40_000, 80_000, 160_000])
     parser.add_argument("--windows", type=int, nargs="+", default=[200, 800, 3_200])
     parser.add_argument("--degree", type=int, default=8, help="edges per node")
-    parser.add_argument("--fixed-nodes", type=int, default=500, help="where edges or windows vary")
-    parser.add_argument("--fixed-windows", type=int, default=96, help="where nodes or edges vary")
+    parser.add_argument(
+        "--fixed-nodes", type=int, default=500, help="nodes in the sweeps over edges and windows"
+    )
+    parser.add_argument(
+        "--fixed-windows", type=int, default=96, help="windows in the sweeps over nodes and edges"
+    )
     parser.add_argument("--method", default="at-fedavg", choices=["at-fedavg", "at", "gru-fmtl"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--point", type=int, nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="end with one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
     try:
         if options.point:

@@ -1,4 +1,4 @@
-"""What is measured: readings from a file, the synthetic city, or a random network of any shape."""
+"""The data to measure with: readings from a file, the synthetic city, or a random network of any shape."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LENGTH = 24  # steps of a window: 12 of history, 12 ahead
 
 
 class OneSentence(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with the arguments, without a page of usage before it."""
+    """Report wrong arguments in one sentence, without printing the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", nargs="?", help="a file or folder of readings; else the synthetic city")
+    parser.add_argument("data", nargs="?", help="a file or folder of readings (default: the synthetic city)")
     parser.add_argument("--sensors", type=int, default=207, help="of the city")
     parser.add_argument("--days", type=float, default=7, help="of the city")
     parser.add_argument(
         "--shape", type=int, nargs=3, metavar=("SENSORS", "STEPS", "EDGES"), help="a random network instead"
     )
-    parser.add_argument("--windows", type=int, help="only the first ones, of all three splits together")
+    parser.add_argument("--windows", type=int, help="use only the first windows of all three splits together")
 
 
 def chosen(options: argparse.Namespace) -> Dataset:
@@ -47,7 +47,7 @@ def chosen(options: argparse.Namespace) -> Dataset:
 
 
 def cut(data: Dataset, windows: int) -> Dataset:
-    """The first steps, as many as give so many windows."""
+    """Keep only the first steps, as many as so many windows need."""
     readings, steps = data.readings, windows + LENGTH - 1
     there = len(readings.times) - LENGTH + 1
     if not 1 <= windows <= there:
@@ -62,9 +62,9 @@ def cut(data: Dataset, windows: int) -> Dataset:
 
 
 def random_network(sensors: int, steps: int, edges: int, seed: int = 0) -> Dataset:
-    """Random walks on a random directed graph: the shape is all that it has of a real one.
+    """Random walks on a random directed graph; only its shape is that of a real network.
 
-    It takes a second where the city, which simulates traffic, takes minutes.
+    It takes a second; the city, which simulates traffic, takes minutes at this size.
     """
     if sensors < 1 or steps < LENGTH or not 0 <= edges <= sensors**2:
         raise ConfigError(
@@ -78,7 +78,7 @@ def random_network(sensors: int, steps: int, edges: int, seed: int = 0) -> Datas
     missing = np.zeros(values.shape, dtype=np.bool_)
     readings = Readings(times, ids, values, missing, source="random network")
     pairs = np.zeros(0, dtype=np.int64)
-    if edges > sensors**2 // 2:  # few pairs are left out: choose among all of them
+    if edges > sensors**2 // 2:  # nearly all pairs are edges: choose among all of them
         pairs = rng.permutation(sensors**2)[:edges]
     while len(pairs) < edges:
         pairs = np.unique(np.concatenate([pairs, rng.integers(0, sensors**2, edges)]))

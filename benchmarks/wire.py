@@ -1,4 +1,4 @@
-"""A counting wire: a relay on loopback between a site and its server that counts TLS records."""
+"""A relay on loopback between a site and its server that counts bytes and TLS records."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-CLIENT = "startup/fed_client.json"  # where a site's kit says how to reach its server
+CLIENT = "startup/fed_client.json"  # the file in a site's kit with the server's address
 CHUNK = 1 << 18
 RECORD = 5  # bytes of a TLS record's own header
 APPLICATION = 23  # the type of records that carry data; in TLS 1.3 also most of a handshake
-SEAL = 17  # bytes by which such a record is longer than what it carries: its real type and a tag
+SEAL = 17  # bytes that a record has beside its data: its real type and a tag
 
 
 class Way:
-    """What went one way through the wire, over all connections."""
+    """What passed through the relay in one direction, over all connections."""
 
     def __init__(self) -> None:
         self.bytes = 0  # of the TCP streams
-        self.carried = 0  # bytes inside of TLS records of data, at most a handshake's more than was sent
+        self.carried = 0  # bytes inside TLS data records; at most a handshake more than was sent
 
 
 class Wire:
-    """Passes every connection to its port on to a server, until it is closed."""
+    """Forward every connection on a port to the server until closed."""
 
     def __init__(self, server: int) -> None:
         self.server, self.connections = server, 0
@@ -81,13 +81,13 @@ class Wire:
 
 
 class _Records:
-    """Follows the records of one stream."""
+    """Track the TLS records of one stream."""
 
     def __init__(self) -> None:
         self.header, self.left = b"", 0
 
     def read(self, data: bytes) -> int:
-        """Bytes carried by the data records that begin in these."""
+        """Bytes carried by the data records that begin in this chunk."""
         carried, place = 0, 0
         while place < len(data):
             if self.left:
@@ -112,7 +112,7 @@ def _end(one: socket.socket) -> None:
 
 @contextmanager
 def wired(kit: Path) -> Iterator[Wire]:
-    """Have a site's kit reach its server through a wire; before the site is started."""
+    """Make a site's kit reach its server through a relay; call it before the site is started."""
     wire = Wire(server_port(kit))
     connect_to(kit, wire.port)
     try:
@@ -122,12 +122,12 @@ def wired(kit: Path) -> Iterator[Wire]:
 
 
 def server_port(kit: Path) -> int:
-    """The port at which a site's kit looks for its server."""
+    """The port of the server in a site's kit."""
     return int(_service(kit)[1]["target"].rsplit(":", 1)[1])
 
 
 def connect_to(kit: Path, port: int) -> None:
-    """Have a site's kit look for its server at another port of the same host."""
+    """Change the port of the server in a site's kit."""
     config, service = _service(kit)
     service["target"] = f"{service['target'].rsplit(':', 1)[0]}:{port}"
     (kit / CLIENT).write_text(json.dumps(config))

@@ -29,6 +29,7 @@ version = release = cnfgnn.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["figures"]
+highlight_language = "none"  # unless a block names one
 default_role = "code"  # docstrings write code in single backticks
 
 myst_heading_anchors = 4  # links to headings are checked
@@ -40,6 +41,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = f"cnfgnn {version}"

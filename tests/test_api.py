@@ -1,4 +1,4 @@
-"""A few lines of Python run a method end to end."""
+"""The public Python API: it trains, resumes, evaluates and forecasts, and exports every type it uses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_settings_are_changed_by_name_and_unknown_ones_refused() -> None:
 
 
 class Listener:
-    """A watcher that writes down what it is told, and is interrupted where it is asked to."""
+    """A watcher that records what it is told and can interrupt the training."""
 
     def __init__(self, stopped_at: int | None = None) -> None:
         self.told: list[object] = []
@@ -116,12 +116,12 @@ def test_everything_promised_is_there() -> None:
         assert getattr(cnfgnn, name) is not None
 
 
-# Their insides are the machinery that docs/algorithm.md describes, or the files of a run.
+# Opaque to users: their members are internals of the algorithm and of run folders.
 CLOSED = {"Experiment", "Run"}
 
 
 def signatures(name: str) -> Iterator[tuple[str, ModuleType]]:
-    """The annotations, as they are written, of a public function, or of the fields and methods of a class."""
+    """The annotations, as written, of a public function or of the fields and methods of a public class."""
     thing = inspect.unwrap(getattr(cnfgnn, name))
     module = inspect.getmodule(thing)
     if module is None or not module.__name__.startswith("cnfgnn"):
@@ -137,7 +137,7 @@ def signatures(name: str) -> Iterator[tuple[str, ModuleType]]:
 
 
 def named(annotation: str, module: ModuleType) -> set[str]:
-    """What an annotation names that is ours: classes of the package, and its aliases of literals."""
+    """The names in an annotation that belong to the package: its classes and its aliases of literals."""
     found = set()
     for node in ast.walk(ast.parse(annotation)):
         if isinstance(node, ast.Name) and (thing := vars(module).get(node.id)) is not None:
@@ -164,7 +164,7 @@ def test_every_error_that_is_documented_can_be_caught_by_its_name() -> None:
 
 
 def test_type_checkers_know_the_package_as_it_is(tmp_path: Path) -> None:
-    """The imports of the package are late, and written twice: for Python and for type checkers."""
+    """The package imports its names lazily and lists them twice: for Python and for type checkers."""
     tree = ast.parse(Path(cnfgnn.__file__).read_text())
     (late,) = [node for node in tree.body if isinstance(node, ast.If)]
     (imported,) = [node for node in late.body if isinstance(node, ast.ImportFrom)]

@@ -1,4 +1,4 @@
-"""Benchmarks run, count what they say they count, and compare with something that computes the same."""
+"""Benchmarks run, count operations correctly, and compare with a version that computes the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(Path(cnfgnn.__file__).parents[1]),
 }
-METR_LA = Shape(nodes=207, edges=1722, windows=23_974, judged=3_425)
+METR_LA = Shape(nodes=207, edges=1722, windows=23_974, validated=3_425)
 
 
 def ran(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -122,7 +122,7 @@ def test_a_round_of_metr_la_is_a_hundred_tera_operations() -> None:
 
 def test_operations_are_those_that_torch_counts() -> None:
     """Small products, such as those of two inputs, may be done another way: a few percent either side."""
-    shape = Shape(nodes=7, edges=20, windows=5, judged=1, hidden=16, embedding=24, widths=(48, 40, 32))
+    shape = Shape(nodes=7, edges=20, windows=5, validated=1, hidden=16, embedding=24, widths=(48, 40, 32))
     model = NodeModel(shape.hidden, 1, shape.embedding)
     theta = model.init(torch.Generator())
     x, y = torch.randn(shape.nodes, shape.windows, 12, 2), torch.randn(shape.nodes, shape.windows, 12)

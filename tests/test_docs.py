@@ -27,6 +27,15 @@ def test_the_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.Mo
         exec(compile(example, "docs/api.md", "exec"), names)
 
 
+def test_the_first_example_is_the_readmes_which_runs_too() -> None:
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "getting-started.md").read_text(), re.DOTALL
+    )
+    readme = (ROOT / "README.md").read_text()
+    for line in example.splitlines():
+        assert line.split("  #")[0] in readme
+
+
 def test_every_public_name_is_documented() -> None:
     described = re.findall(r"^\.\. (?:auto\w+|py:data):: cnfgnn\.(\w+)", API, re.MULTILINE)
     documented = {*described, *(name for name, _ in LITERALS)}
@@ -91,3 +100,11 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = cnfgnn.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert re.search(rf"^## {re.escape(version)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["docs/algorithm.md", "docs/performance.md", "CONTRIBUTING.md", "README.md"])
+def test_files_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|md|toml))`", (ROOT / page).read_text())
+    for path in named:
+        if "NAME" not in path:
+            assert (ROOT / path).is_file() or (ROOT / "src" / "cnfgnn" / path).is_file(), path

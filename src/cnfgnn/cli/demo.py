@@ -16,7 +16,7 @@ def demo(
 ) -> None:
     """Train three methods on a small synthetic city, print a table and write a page.
 
-    Needs no data and takes about a minute on two cores. Runs that have already finished are kept, so a
+    It needs no data and takes a few minutes at most. Runs that have already finished are kept, so a
     second call only prints the table and writes the page again.
     """
     from cnfgnn.studies.experiments import experiment_file

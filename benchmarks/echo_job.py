@@ -1,4 +1,4 @@
-"""A job that measures the way alone: payloads there and back, with nothing done at the sites."""
+"""A job that measures communication only: payloads go to the sites and come back, and nothing is computed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cnfgnn.transports.remote.link import Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable
 
 TERMS = Terms(0, 300, 1000, "fp32", "echo")
-SECONDS = 3.0  # for each size, at least three exchanges
+SECONDS = 3.0  # spent on each size, with at least three exchanges
 
 
 class EchoServer(Controller):
-    """Writes a file: bytes of a payload -> seconds of one exchange with all sites, the median."""
+    """Write a file that maps the bytes of a payload to the median seconds of an exchange with all sites."""
 
     def __init__(self, file: str, sites: list[str], sizes: list[int]) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def _measured(pool: ThreadPoolExecutor, links: list[Link], size: int) -> float:
     return sorted(seconds[1:])[len(seconds[1:]) // 2]
 
 
-class Echoing(Endpoint):
-    """Sends back what it was sent."""
+class EchoEndpoint(Endpoint):
+    """Send every payload back."""
 
     def _carry_out(self, work: _Work, terms: Terms) -> None:
         work.answer = bytes(work.request)
@@ -83,8 +83,8 @@ class Echoing(Endpoint):
 class EchoSite(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
-            echoing = Echoing(self.joined, dict)
-            serve_requests(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id(), echoing.answer)
+            endpoint = EchoEndpoint(self.joined, dict)
+            serve_requests(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id(), endpoint.answer)
 
     def joined(self, terms: Terms) -> Any:
         raise NotImplementedError
