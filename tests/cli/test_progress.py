@@ -58,4 +58,4 @@ def test_elsewhere_rounds_are_not_told_one_by_one(
     assert capsys.readouterr().err == ""
     clock[0] = 31.0  # half a minute later it says that it is alive
     carried_through(plan, "two")
-    assert capsys.readouterr().err == "1 of 2 runs are done; two: round 1/4\n"
+    assert capsys.readouterr().err == "1 of 2 runs finished; two: round 1/4\n"

@@ -52,6 +52,15 @@ def test_help_and_settings_wait_for_no_slow_package(arguments: list[str]) -> Non
     assert done.stdout
 
 
+def test_training_needs_neither_pages_nor_figures(tmp_path: Path) -> None:
+    small = ["city.sensors=2", "city.days=1", "training.rounds=1", "model.hidden=3", "model.embedding=3"]
+    changes = [f"--set={change}" for change in [*small, "model.gn_widths=[4]"]]
+    command = [sys.executable, "-c", LISTED, "train", "--out", str(tmp_path / "run"), *changes]
+    code, *imported = run(*command, capture_output=True).stderr.decode().splitlines()[-1].split()
+    assert code == "0"
+    assert not {"matplotlib", "plotly", "nvflare"} & set(imported)
+
+
 @pytest.mark.parametrize("module", ["cnfgnn", "cnfgnn.cli.main", "cnfgnn.__main__"])
 def test_importing_the_package_or_its_command_line_imports_no_slow_package(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"

@@ -272,7 +272,7 @@ def test_a_stopped_plan_says_how_to_go_on_and_keeps_what_was_begun(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in errors
-    assert b"the same command goes on" in errors
+    assert b"the same command continues" in errors
     assert {path.name for path in (tmp_path / "runs").iterdir()} == set(_begun(tmp_path))
     assert not any(map(_alive, _owners(tmp_path)))
 

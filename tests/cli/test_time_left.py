@@ -109,7 +109,7 @@ def test_it_is_announced_once_with_what_ends_it_earlier_and_what_is_quicker() ->
     (line,) = [line for line in lines if line is not None]
     assert line.startswith("about ")
     assert ", roughly 4" in line
-    assert "min for 50 rounds, fewer if 20 in a row are no better" in line
+    assert "min for 50 rounds, or until 20 rounds in a row bring no improvement" in line
     assert line.endswith("--set training.rounds=10, or --method cnfgnn-plus, 12 rounds of a smaller model")
     assert "\n" not in line
     training.round(1)
@@ -122,7 +122,7 @@ def test_what_patience_would_leave_is_told_beside_the_most() -> None:
         training.round(r_g)
     minutes = ROUND_S / 60
     assert training.outlook.left(3) == (
-        f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min if none is better)"
+        f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min without improvement)"
     )
     assert training.outlook.left(40) == f"at most {47 * minutes:.0f} min left"
 
