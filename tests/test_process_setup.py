@@ -1,4 +1,4 @@
-"""Calls from Python leave the process they run in as it was; processes of our own set what suits us."""
+"""Calls from Python leave their process unchanged; our own processes change process-wide settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a process sets for good, which only a process of our own may: the command line, a server, a site.
+"""Process-wide settings that cannot be undone: for our own processes only (command line, server, site).
 
-Quick to import, because the command line does it first.
+This module imports little, because the command line imports it first.
 """
 
 from __future__ import annotations
@@ -10,33 +10,34 @@ import functools
 import os
 import signal
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
-PARENT = "CNFGNN_PARENT"  # tells a process of a plan who started it
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
+PARENT = "CNFGNN_PARENT"  # environment variable with the process id of the plan that started this process
 
 
 def end_with_parent() -> None:
-    """In a process that a plan has started: receive SIGTERM when the plan's process dies, even by kill -9.
+    """In a process that a plan has started, ask for SIGTERM when the plan's process dies, even by kill -9.
 
-    Otherwise this process would keep its run locked, and the plan could not be continued.
+    Otherwise this process would keep its run locked, and the plan could not be resumed.
     """
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
     if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if str(os.getppid()) != parent:  # it was gone before we could ask
+    if str(os.getppid()) != parent:  # the parent died before the request
         raise KeyboardInterrupt
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Have glibc keep the memory of freed tensors for the next ones; whether it could.
+    """Make glibc reuse the memory of freed tensors; returns whether that is possible.
 
-    By default every tensor above 32 MiB is mapped from the kernel and given back: its pages are zeroed and
-    faulted in anew each time, which takes longer than the arithmetic on them (docs/performance.md). Another C
-    library has no such switch, and nothing changes. As it cannot be undone, `cnfgnn.fit` does not do it.
+    By default glibc maps every tensor above 32 MiB from the kernel and returns it afterwards. The kernel then
+    zeroes and faults in its pages each time, which takes longer than the arithmetic on them
+    (docs/performance.md). Other C libraries have no such switch, and nothing changes there. Because it cannot
+    be undone, `cnfgnn.fit` does not call this.
     """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of mallopt(3)
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # parameters of mallopt(3)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

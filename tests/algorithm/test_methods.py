@@ -40,7 +40,7 @@ def test_published_settings(name: str, size: str, like: Any, expected: dict[str,
     assert (config.training.client_lr, config.training.server_lr) == (1e-3, 1e-3)
 
 
-def test_every_published_row_can_be_had() -> None:
+def test_every_published_row_has_a_preset() -> None:
     for like, rows in TEST_RMSE.items():
         for name, size in rows:
             assert check_method(preset(name, size, like)).name == name  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_inductive_runs_take_twenty_server_rounds() -> None:
     assert preset("gru-fedavg", like="metr-la", inductive=True).training.patience == 20
 
 
-def test_one_s_own_data_are_masked_and_run_free() -> None:
+def test_other_data_are_masked_and_trained_without_scheduled_sampling() -> None:
     for name in METHODS:
         config = preset(name)
         assert config.data.missing == "masked"

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, where it writes, how it ends."""
+"""The command line as a user sees it: what it prints, where it writes, how it ends."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_an_unused_run_leaves_what_was_there_before(folder: Path, tmp_path: Path
     assert [path.name for path in mine.parent.iterdir()] == ["sub"]
 
 
-def test_a_run_without_a_round_can_be_neither_judged_nor_asked(folder: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_finished_round_can_be_neither_evaluated_nor_forecast(
+    folder: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     told = said("train", folder, "--out", out, "--set=training.client_lr=1e30", *SMALL, fails=True)
     assert "round 1 is not a number: begin a new run" in told
@@ -110,7 +112,7 @@ def test_a_run_without_a_round_can_be_neither_judged_nor_asked(folder: Path, tmp
         assert "no finished round" in said(command, out, fails=True)
 
 
-def test_a_folder_of_another_country_is_trained_on_and_forecast(tmp_path: Path) -> None:
+def test_a_folder_in_another_locale_is_trained_on_and_forecast(tmp_path: Path) -> None:
     """Semicolons, decimal commas, Latin-1, days first, a zone: told once, kept, and used again by the run."""
     there, zone = tmp_path / "see", "--set=data.timezone=Europe/Zurich"
     there.mkdir()
@@ -150,7 +152,7 @@ def test_a_folder_of_another_country_is_trained_on_and_forecast(tmp_path: Path) 
     assert pd.read_csv(tmp_path / "f.csv")["time"].iloc[0] == "2024-10-05 13:00:00+00:00"
 
 
-def test_times_with_an_offset_come_back_as_utc_and_say_so(folder: Path, run: Path, tmp_path: Path) -> None:
+def test_times_with_an_offset_are_converted_to_utc(folder: Path, run: Path, tmp_path: Path) -> None:
     there = tmp_path / "zoned"
     there.mkdir()
     frame = pd.read_csv(folder / "readings.csv")
@@ -180,7 +182,7 @@ def test_settings_are_printed_as_a_file_that_can_be_used(tmp_path: Path) -> None
     assert Run.open(out).config.model.layers == 2
 
 
-def test_methods_and_version_are_told() -> None:
+def test_methods_and_version_are_printed() -> None:
     assert "CNFGNN (AT + FedAvg)" in said("methods")
     assert said("--version").startswith("cnfgnn ")
 
@@ -210,7 +212,7 @@ def test_methods_and_version_are_told() -> None:
         (["data", "synthesize", "new", "--sensors", "0"], "city.sensors"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,7 +227,7 @@ def test_a_resumed_run_keeps_its_settings(run: Path) -> None:
     assert "keeps the settings" in said("train", "--resume", run, "--seed", 3, fails=True)
 
 
-def test_a_new_run_takes_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_gets_an_unused_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["--set=city.sensors=2", "--set=city.days=1", "--set=training.rounds=1", *SMALL]
     for _ in range(2):
@@ -288,7 +290,7 @@ def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_pat
 
 
 @pytest.mark.slow
-def test_two_processes_cannot_have_one_run(tmp_path: Path) -> None:
+def test_two_processes_cannot_train_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     try:

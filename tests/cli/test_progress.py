@@ -1,4 +1,4 @@
-"""What a person sees of a plan of runs: one display for all of them."""
+"""The progress of a plan: one display for all of its runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_on_a_terminal_one_bar_fills_over_all_runs(monkeypatch: pytest.MonkeyPat
     plan.end()
 
 
-def test_elsewhere_rounds_are_not_told_one_by_one(
+def test_without_a_terminal_rounds_are_not_printed_one_by_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
@@ -58,4 +58,4 @@ def test_elsewhere_rounds_are_not_told_one_by_one(
     assert capsys.readouterr().err == ""
     clock[0] = 31.0  # half a minute later it says that it is alive
     carried_through(plan, "two")
-    assert capsys.readouterr().err == "1 of 2 runs are done; two: round 1/4\n"
+    assert capsys.readouterr().err == "1 of 2 runs finished; two: round 1/4\n"

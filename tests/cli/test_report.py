@@ -1,4 +1,4 @@
-"""`cnfgnn report` as a person meets it: what it writes, and what it says when it cannot."""
+"""`cnfgnn report` as a user sees it: what it writes, and its error messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def refused(*arguments: object) -> tuple[int, str]:
     return result.exception.exit_code, str(result.exception)
 
 
-def test_it_writes_one_page_and_says_where(run_folders: list[Path], tmp_path: Path) -> None:
+def test_it_writes_one_page_and_prints_its_path(run_folders: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["report", *map(str, run_folders), "--out", str(out)])
     assert result.exit_code == 0, result.output

@@ -43,13 +43,22 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["train", "--help"], ["federation", "--help"], ["settings"], ["methods"]]
 )
-def test_help_and_settings_wait_for_no_slow_package(arguments: list[str]) -> None:
+def test_help_and_settings_import_no_slow_package(arguments: list[str]) -> None:
     done = run(sys.executable, "-c", LISTED, *arguments, capture_output=True)
     code, *imported = done.stderr.decode().split()
     assert (code, done.returncode) == ("0", 0)
     assert "typer" in imported
     assert not SLOW_PACKAGES & set(imported)
     assert done.stdout
+
+
+def test_training_needs_neither_pages_nor_figures(tmp_path: Path) -> None:
+    small = ["city.sensors=2", "city.days=1", "training.rounds=1", "model.hidden=3", "model.embedding=3"]
+    changes = [f"--set={change}" for change in [*small, "model.gn_widths=[4]"]]
+    command = [sys.executable, "-c", LISTED, "train", "--out", str(tmp_path / "run"), *changes]
+    code, *imported = run(*command, capture_output=True).stderr.decode().splitlines()[-1].split()
+    assert code == "0"
+    assert not {"matplotlib", "plotly", "nvflare"} & set(imported)
 
 
 @pytest.mark.parametrize("module", ["cnfgnn", "cnfgnn.cli.main", "cnfgnn.__main__"])
@@ -100,7 +109,7 @@ def test_a_signal_from_outside_while_torch_is_loaded_is_one_line(
     assert (process.returncode, said, errors) == (130, b"", STOPPED)
 
 
-def test_a_process_that_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+def test_a_process_that_ignores_ctrl_c_keeps_ignoring_it() -> None:
     """As under nohup, or started with & in a script."""
     shell = 'trap "" INT; exec "$@"'
     command = ["bash", "-c", shell, "-", sys.executable, "-c", INTERRUPTED, "typer", "--version"]
@@ -139,7 +148,7 @@ def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.decode()) == (2, f"cnfgnn: {'n' * 300}: File name too long\n")
 
 
-def test_a_connection_that_breaks_is_not_taken_for_output_that_nobody_reads() -> None:
+def test_a_broken_connection_is_not_mistaken_for_a_closed_pipe() -> None:
     code = """
 import socket, cnfgnn.__main__, cnfgnn.cli.main
 def break_a_connection():

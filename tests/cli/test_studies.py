@@ -1,4 +1,4 @@
-"""The command that reproduces a table, as a person uses it: what it refuses, prints, and how it stops."""
+"""`cnfgnn reproduce` as a user sees it: what it refuses, what it prints, and how it stops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["strategies", "--done"], "holds no finished run"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(
+def test_an_error_is_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
     assert not list(tmp_path.iterdir())  # and nothing was left behind
 
 
-def test_what_is_drawn_from_the_data_takes_settings_too(tmp_path: Path) -> None:
+def test_studies_without_training_accept_settings(tmp_path: Path) -> None:
     assert "city-4" in said(
         "histograms", "--set=city.sensors=4", "--set=city.days=1", "--out", tmp_path / "o"
     )
@@ -93,13 +93,13 @@ def test_what_is_drawn_from_the_data_takes_settings_too(tmp_path: Path) -> None:
         ("city-24", None),
     ],
 )
-def test_only_the_papers_networks_have_published_figures(
+def test_only_the_papers_data_sets_have_published_numbers(
     name: str, network: Like | None, data: Dataset
 ) -> None:
     assert network_of(replace(data, name=name)) == network
 
 
-def test_published_figures_are_of_the_data_not_of_the_settings(made: Path) -> None:
+def test_published_numbers_depend_on_the_data_not_on_the_settings(made: Path) -> None:
     plan = _tiny("forecasting")
     data = open_data(plan.cases()[0].config)
     rows = done(plan, data, made / "runs")
@@ -150,13 +150,13 @@ def test_data_without_positions_are_refused_before_anything_is_begun(tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_done_is_shown_even_if_that_moved_nothing(made: Path, tmp_path: Path) -> None:
+def test_finished_runs_are_shown_even_without_traffic(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "runs" / "gru-gn-central-seed1", tmp_path / "runs" / "gru-gn-central-seed1")
     assert "gru-gn-central" in said("strategies", *TINY, "--done", "--out", tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["strategies-curves.png"]
 
 
-def test_a_curve_is_of_the_errors_that_decide_which_round_is_best(made: Path) -> None:
+def test_learning_curves_show_the_errors_that_decide_the_best_round(made: Path) -> None:
     run = Run.open(made / "runs" / "at-fedavg-seed1")
     rounds = [done.validation for done in run.progress.history]
     assert _curve(run, "unmasked") == [errors.rmse for errors in rounds]
@@ -187,7 +187,7 @@ def test_a_file_gets_every_column_of_a_wide_table(capsys: pytest.CaptureFixture[
     assert "…" not in printed
 
 
-def test_a_terminal_gets_the_columns_it_has_room_for(
+def test_a_terminal_gets_the_columns_that_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -203,7 +203,7 @@ def test_a_terminal_gets_the_columns_it_has_room_for(
 # ---- stopped and going on ---------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_just_being_begun_is_begun_again(tmp_path: Path) -> None:
+def test_a_run_interrupted_during_creation_is_created_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in ("config.toml", ".manifest.json.partial"):
         path = out / "runs" / "sl-seed1" / name
@@ -213,7 +213,7 @@ def test_a_run_that_was_just_being_begun_is_begun_again(tmp_path: Path) -> None:
     assert Run.open(out / "runs" / "sl-seed1").finished
 
 
-def test_what_else_lies_where_a_run_would_is_not_touched(tmp_path: Path) -> None:
+def test_other_files_in_place_of_a_run_are_not_touched(tmp_path: Path) -> None:
     mine = tmp_path / "runs" / "sl-seed1" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.touch()
@@ -222,7 +222,9 @@ def test_what_else_lies_where_a_run_would_is_not_touched(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_runs_that_cannot_be_trained_leave_nothing_and_end_with_their_code(jobs: int, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_trained_leave_nothing_and_keep_their_exit_code(
+    jobs: int, tmp_path: Path
+) -> None:
     asked = [f"--set=training.{side}_batch=128" for side in ("client", "server")]
     few = [*TINY, "--set=city.days=0.5", *asked, "--out", str(tmp_path), "--jobs", str(jobs)]
     ended = subprocess.run([*COMMAND, "strategies", *few], capture_output=True, text=True, env=ENVIRONMENT)
@@ -261,7 +263,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_stopped_plan_says_how_to_go_on_and_keeps_what_was_begun(
+def test_a_stopped_plan_says_how_to_continue_and_keeps_its_runs(
     number: signal.Signals,
     jobs: int,
     started: Callable[[int], subprocess.Popen[bytes]],
@@ -272,7 +274,7 @@ def test_a_stopped_plan_says_how_to_go_on_and_keeps_what_was_begun(
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in errors
-    assert b"the same command goes on" in errors
+    assert b"the same command continues" in errors
     assert {path.name for path in (tmp_path / "runs").iterdir()} == set(_begun(tmp_path))
     assert not any(map(_alive, _owners(tmp_path)))
 

@@ -1,4 +1,4 @@
-"""How long training will take is said early and settles within three rounds, by a clock of our own."""
+"""The estimate of the training time comes early and settles within three rounds; the clock is simulated."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class Training:
         self.pace.round_done(self.now - begun)
 
 
-def test_nothing_is_said_before_every_kind_of_minibatch_was_seen() -> None:
+def test_there_is_no_estimate_before_minibatches_of_every_phase() -> None:
     training = Training(50)
     can_tell = [number for number in training.minibatches(1) if training.pace.a_round() is not None]
     assert can_tell == list(range(PHASES[0] + 3, sum(PHASES)))
 
 
-def test_within_the_first_round_minibatches_tell_how_long_a_round_takes() -> None:
+def test_the_first_round_is_estimated_from_its_minibatches() -> None:
     training = Training(50)
     told = [training.pace.a_round() for _ in training.minibatches(1)]
     for seconds in told[PHASES[0] + 3 :]:
         assert seconds == pytest.approx(WARM_UP_S + ROUND_S, rel=0.1)
 
 
-def test_it_settles_within_three_rounds() -> None:
+def test_the_estimate_settles_within_three_rounds() -> None:
     training = Training(50)
     for r_g in (1, 2, 3):
         training.round(r_g)
@@ -73,14 +73,14 @@ def test_it_settles_within_three_rounds() -> None:
         assert left == pytest.approx(truth, rel=0.02) if r_g > 1 else left > truth
 
 
-def test_one_round_that_was_held_up_does_not_count() -> None:
+def test_one_slow_round_does_not_change_the_estimate() -> None:
     training = Training(20, held_up=[4])
     for r_g in range(1, 7):
         training.round(r_g)
     assert training.pace.a_round() == pytest.approx(ROUND_S, rel=0.02)
 
 
-def test_what_is_left_falls_within_a_round_and_is_never_negative() -> None:
+def test_the_time_left_falls_within_a_round_and_is_never_negative() -> None:
     training = Training(3)
     training.round(1)
     training.round(2)
@@ -92,7 +92,7 @@ def test_what_is_left_falls_within_a_round_and_is_never_negative() -> None:
     assert training.pace.left() == 0.0
 
 
-def test_a_single_minibatch_of_a_kind_is_enough_if_there_are_no_others() -> None:
+def test_one_minibatch_is_enough_for_a_phase_that_has_no_more() -> None:
     now = [0.0]
     pace = Pace(10, 0, (1, 2), lambda: now[0])
     for seconds in (3.0, 5.0, 5.0):
@@ -103,31 +103,31 @@ def test_a_single_minibatch_of_a_kind_is_enough_if_there_are_no_others() -> None
     assert pace.left() == pytest.approx(130.0 - 13.0)
 
 
-def test_it_is_announced_once_with_what_ends_it_earlier_and_what_is_quicker() -> None:
+def test_the_estimate_is_announced_once_with_quicker_options() -> None:
     training = Training(50)
     lines = [training.outlook.announcement() for _ in training.minibatches(1)]
     (line,) = [line for line in lines if line is not None]
     assert line.startswith("about ")
     assert ", roughly 4" in line
-    assert "min for 50 rounds, fewer if 20 in a row are no better" in line
+    assert "min for 50 rounds, or until 20 rounds in a row bring no improvement" in line
     assert line.endswith("--set training.rounds=10, or --method cnfgnn-plus, 12 rounds of a smaller model")
     assert "\n" not in line
     training.round(1)
     assert training.outlook.announcement() is None
 
 
-def test_what_patience_would_leave_is_told_beside_the_most() -> None:
+def test_the_time_left_is_also_given_without_improvement() -> None:
     training = Training(50)
     for r_g in (1, 2, 3):
         training.round(r_g)
     minutes = ROUND_S / 60
     assert training.outlook.left(3) == (
-        f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min if none is better)"
+        f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min without improvement)"
     )
     assert training.outlook.left(40) == f"at most {47 * minutes:.0f} min left"
 
 
-def test_quicker_ways_are_quicker() -> None:
+def test_suggested_options_are_quicker() -> None:
     beyond = preset("cnfgnn-plus")
     for name in METHODS:
         for way in quicker(preset(name)):
@@ -149,7 +149,7 @@ def test_phases_are_the_minibatches_of_a_round(method: str, data: Dataset) -> No
     assert len(strategy.phases) == (2 if method in ("at", "at-fedavg") else 1)
 
 
-def test_a_real_training_says_how_long_it_takes(tmp_path: Path) -> None:
+def test_training_announces_how_long_it_takes(tmp_path: Path) -> None:
     tiny = ["--set=city.sensors=3", "--set=city.days=2", "--set=training.rounds=3", "--set=model.hidden=4"]
     lines = said("train", "--out", tmp_path / "run", *tiny, "--set=model.embedding=4").splitlines()
     (line,) = [line for line in lines if line.startswith("about ")]

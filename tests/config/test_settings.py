@@ -1,4 +1,4 @@
-"""A setting that cannot be is refused by its name."""
+"""Settings are declared once, and an invalid value is refused with the name of its setting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_changes_reach_their_section() -> None:
         ("model.personal_head", True),
     ],
 )
-def test_whatever_a_node_model_has_beyond_the_papers_it_has_one_layer(key: str, value: Any) -> None:
+def test_an_extended_node_model_has_one_layer(key: str, value: Any) -> None:
     two = {"model.layers": 2, "model.embedding": 0}
     Config().with_changes(two)
     Config().with_changes({key: value})
@@ -45,13 +45,13 @@ def test_whatever_a_node_model_has_beyond_the_papers_it_has_one_layer(key: str, 
         Config().with_changes({**two, key: value})
 
 
-def test_whichever_of_history_and_horizon_is_too_short_is_named() -> None:
+def test_a_history_or_horizon_that_is_too_short_is_named() -> None:
     for key in ("history", "horizon"):
         with pytest.raises(ConfigError, match=f"^data.{key}: must be at least 1, not 0$"):
             Windows.of(100, **{key: 0})
 
 
-def test_what_a_method_cannot_do_is_not_followed_by_values_that_its_setting_does_not_take() -> None:
+def test_an_unsupported_setting_is_refused_with_valid_values_only_if_there_are_any() -> None:
     with pytest.raises(ConfigError) as seen:
         check_method(preset("at").with_changes({"training.seen": 0.5}))
     assert str(seen.value).startswith("training.seen: must be 1 for at,")
@@ -88,7 +88,7 @@ def test_what_a_method_cannot_do_is_not_followed_by_values_that_its_setting_does
         ("method", 3, "takes text"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(key: str, value: Any, says: str) -> None:
+def test_an_invalid_value_is_refused_with_a_sentence(key: str, value: Any, says: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         Config().with_changes({key: value})
     assert key in str(refusal.value)

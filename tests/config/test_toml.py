@@ -1,4 +1,4 @@
-"""Settings survive the way to a file and back, and whatever a file holds is settings or a sentence."""
+"""Settings survive writing and reading, and any file gives a configuration or an error sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_configuration_comes_back_from_its_file(method: str, tmp_path: Path) -> None:
+def test_a_configuration_survives_writing_and_reading(method: str, tmp_path: Path) -> None:
     config = preset(method, like="pems-bay").with_changes(
         {"data.path": 'odd "name"\\ with\ttabs, é and \x7f', "seed": 3, "training.client_lr": 1e-5}
     )
@@ -122,7 +122,7 @@ def test_a_file_that_explains_itself_gives_the_same_settings(
         assert not line.partition("=")[1] or line.startswith("#") or above.startswith("# ")
 
 
-def test_tables_within_tables_and_odd_names_come_back() -> None:
+def test_nested_tables_and_quoted_keys_survive_writing_and_reading() -> None:
     table = {
         "name": 'a "name"\x7f',
         "port": 1,
@@ -144,17 +144,17 @@ def test_tables_within_tables_and_odd_names_come_back() -> None:
         ("data.path=a=b", "data.path", "a=b"),
     ],
 )
-def test_single_settings_are_read_as_toml_or_as_words(text: str, key: str, value: object) -> None:
+def test_single_settings_are_read_as_toml_or_as_text(text: str, key: str, value: object) -> None:
     assert parse_change(text) == (key, value)
 
 
 @pytest.mark.parametrize("text", ["training.rounds", "=3", ""])
-def test_what_is_no_change_is_refused(text: str) -> None:
+def test_text_without_key_and_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="looks like"):
         parse_change(text)
 
 
-def test_a_file_that_is_not_toml_or_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "settings.toml"
     with pytest.raises(DataError, match=r"settings\.toml"):
         read_changes(path)
@@ -177,7 +177,7 @@ def test_a_file_that_is_not_toml_or_not_there_is_named(tmp_path: Path) -> None:
         ),
     ).map(lambda pair: f"{pair[0]} = {pair[1]}".encode())
 )
-def test_any_file_gives_settings_or_a_sentence(content: bytes, tmp_path: Path) -> None:
+def test_any_file_gives_a_configuration_or_an_error_sentence(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "any.toml"
     path.write_bytes(content)
     try:

@@ -1,4 +1,4 @@
-"""A step with hand-written gradients is torch.nn.GRUCell."""
+"""A step with hand-written gradients equals torch.nn.GRUCell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def weights(m: int, d: int, h: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(("m", "b", "d", "h"), [(3, 5, 2, 4), (1, 7, 2, 3), (2, 1, 6, 5)])
-def test_states_and_gradients_equal_those_of_torch(m: int, b: int, d: int, h: int) -> None:
+def test_states_and_gradients_equal_torch(m: int, b: int, d: int, h: int) -> None:
     theta = {name: w.requires_grad_() for name, w in weights(m, d, h).items()}
     x, state = random(m, b, d, seed=5).requires_grad_(), random(m, b, h, seed=6).requires_grad_()
     ours = Cell(theta, "c").step(x, state)
@@ -42,7 +42,7 @@ def test_states_and_gradients_equal_those_of_torch(m: int, b: int, d: int, h: in
 
 
 @needs_bf16
-def test_bf16_comes_close_to_float32_and_keeps_the_state_in_it() -> None:
+def test_bf16_is_close_to_float32_and_keeps_a_float32_state() -> None:
     theta = {name: (w.float() / 8).requires_grad_() for name, w in weights(2, 2, 64).items()}
     x, state = random(2, 32, 2, seed=5).float(), random(2, 32, 64, seed=6).float().requires_grad_()
 

@@ -1,4 +1,4 @@
-"""What happens on edges is the paper's phi_e and a sum, whatever the graph, the layers and the precision."""
+"""The edge update equals the paper's phi_e and a sum, for any graph, number of layers and precision."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_hand_written_gradients_are_the_numerical_ones(absent: Tensor | None) ->
     assert torch.autograd.gradcheck(update, (*inputs, *more))
 
 
-def test_a_sum_in_half_precision_goes_on_growing() -> None:
+def test_a_long_sum_in_bf16_keeps_growing() -> None:
     ends = Incidence.of(torch.zeros(1000, dtype=torch.int64), 1)
     assert ends.sum(torch.ones(1000, 2, 3, dtype=torch.bfloat16)).float().min() == 1000
 
 
 @needs_bf16
-def test_products_in_bf16_come_close_to_float32() -> None:
+def test_products_in_bf16_are_close_to_float32() -> None:
     graph, gn = random_graph(12, 5, 0.5), GraphNetwork().init(torch.Generator().manual_seed(1))
     edges, h_c = Edges.of(graph, CPU, torch.float32), random(12, 8, 64).float()
 

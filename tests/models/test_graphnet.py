@@ -1,4 +1,4 @@
-"""The Graph Network is the paper's, and absent nodes leave it as if they had never been there."""
+"""The Graph Network equals the paper's, and absent nodes are masked out."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def states(n: int, b: int = 3, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, b, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_it_has_the_papers_number_of_parameters() -> None:
+def test_number_of_parameters_equals_the_papers() -> None:
     assert sum(w.numel() for w in GraphNetwork().parameters()) == 941_760
 
 
 @settings(max_examples=25, deadline=None)
 @given(n=st.integers(1, 8), seed=st.integers(0, 1000), density=st.floats(0, 1))
-def test_it_equals_the_plain_one_in_values_and_gradients(n: int, seed: int, density: float) -> None:
+def test_values_and_gradients_equal_a_plain_implementation(n: int, seed: int, density: float) -> None:
     graph, gn = random_graph(n, seed, density), network(seed)
     h_c = states(n, seed=seed).requires_grad_()
     fast, plain = gn(h_c, edges(graph)), graph_network(gn, h_c, edges(graph))
@@ -61,7 +61,7 @@ def test_it_equals_the_plain_one_in_values_and_gradients(n: int, seed: int, dens
         )
 
 
-def test_absent_nodes_leave_the_graph_with_their_edges() -> None:
+def test_absent_nodes_and_their_edges_are_masked_out() -> None:
     graph, gn, h_c = random_graph(7, 3), network(), states(7)
     h_c[[1, 4]] = torch.nan  # whatever an absent node's row holds, it must not matter
     present = torch.ones(7, 1, dtype=torch.bool)
@@ -71,7 +71,7 @@ def test_absent_nodes_leave_the_graph_with_their_edges() -> None:
     torch.testing.assert_close(gn(h_c, edges(graph), present)[rows], expected, rtol=0, atol=1e-12)
 
 
-def test_presence_is_decided_window_by_window() -> None:
+def test_a_node_may_be_absent_in_some_windows_only() -> None:
     graph, gn, h_c = random_graph(6, 5), network(), states(6, b=2)
     present = torch.ones(6, 2, dtype=torch.bool)
     present[3, 1] = False
@@ -81,7 +81,7 @@ def test_presence_is_decided_window_by_window() -> None:
     torch.testing.assert_close(h_G[rows, 1:], gn(h_c[rows, 1:], edges(graph.subgraph(rows.numpy()))))
 
 
-def test_nodes_can_be_numbered_in_any_order() -> None:
+def test_the_order_of_nodes_does_not_matter() -> None:
     graph, gn, h_c = random_graph(6, 8), network(), states(6)
     order = torch.tensor([4, 0, 5, 1, 3, 2])
     renumbered = gn(h_c[order], edges(graph.subgraph(order.numpy())))
@@ -133,7 +133,7 @@ def test_zeros_at_the_input_shrink_the_range_of_every_first_product_and_nothing_
         assert id(two) in narrowed or torch.equal(one, two)
 
 
-def test_without_zeros_the_range_is_pytorch_s() -> None:
+def test_without_zeros_weights_are_drawn_as_in_pytorch() -> None:
     drawn = GraphNetwork().init(torch.Generator().manual_seed(0))
     for module in drawn.modules():
         if isinstance(module, nn.Linear):

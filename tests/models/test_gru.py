@@ -1,4 +1,4 @@
-"""The stacked GRU is torch.nn.GRU, node by node."""
+"""The stacked GRU equals torch.nn.GRU, node by node."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_forecasts_equal_torch_gru_on_every_node(model: NodeModel) -> None:
 
 
 @pytest.mark.parametrize("model", [NodeModel(6, 1, 4), NodeModel(5, 2, 0)])
-def test_nodes_that_share_a_model_forecast_as_with_copies_of_it(model: NodeModel) -> None:
+def test_a_shared_model_forecasts_like_copies_of_it(model: NodeModel) -> None:
     theta, b = weights(model, 1), batch()
     h_G = torch.randn(N, B, model.embedding, dtype=torch.float64) if model.embedding else None
     copies = own(theta, N)
@@ -95,7 +95,7 @@ def test_without_embeddings_the_decoder_starts_from_zeros_in_their_place() -> No
     torch.testing.assert_close(model.decode(theta, b, h_c, None), model.decode(theta, b, h_c, zeros))
 
 
-def test_scheduled_sampling_feeds_the_truth_where_the_coin_says_so() -> None:
+def test_scheduled_sampling_feeds_the_truth_at_the_drawn_steps() -> None:
     model, b = NodeModel(6, 1, 0), batch()
     theta, coins = weights(model, N), torch.tensor([True, False, True, True, False])
     y_hat = model.decode(theta, b, model.encode(theta, b), None, coins)
@@ -116,7 +116,7 @@ def test_a_missing_truth_is_never_fed() -> None:
     assert torch.equal(y_hat, again)
 
 
-def test_gradients_of_a_node_are_its_own_whatever_the_grouping() -> None:
+def test_the_gradient_of_a_node_does_not_depend_on_other_nodes() -> None:
     model, b = NodeModel(4, 1, 0), batch()
     theta = {name: w.requires_grad_() for name, w in weights(model, N).items()}
     loss = model.decode(theta, b, model.encode(theta, b), None).square().sum()

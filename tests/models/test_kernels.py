@@ -1,4 +1,4 @@
-"""Each kernel gives what its plain twin gives: on a GPU, or in Triton's interpreter (make test-kernels)."""
+"""Each kernel equals its plain version: on a GPU, or in Triton's interpreter (make test-kernels)."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_graph_network(
         assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 5e-2 * exact.norm()
 
 
-def test_adam_with_rows_that_stand_still() -> None:
+def test_adam_leaves_inactive_rows_unchanged() -> None:
     from cnfgnn.models.kernels.adam import adam_step
 
     theta, grads = {"w": drawn(1, 3, 5, 7)}, [drawn(k, 3, 5, 7) for k in range(2, 8)]
@@ -185,7 +185,7 @@ def test_adam_with_rows_that_stand_still() -> None:
     assert torch.equal(w[2], theta["w"][2])
 
 
-def test_another_learning_rate_takes_effect_without_compiling_anew() -> None:
+def test_a_new_learning_rate_takes_effect_without_recompiling() -> None:
     from cnfgnn.models.kernels.adam import _adam, adam_step
 
     w, zeros = drawn(1, 2, 5), torch.zeros(2, 5, device=DEVICE)
@@ -201,7 +201,7 @@ def test_another_learning_rate_takes_effect_without_compiling_anew() -> None:
     assert len(set(compiled)) <= 1, "each learning rate compiled a kernel of its own"
 
 
-def test_adam_where_some_weights_have_a_row_for_each_node_and_others_one_for_all(
+def test_adam_with_shared_and_personal_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shapes = {"shared": (1, 5, 7), "personal": (4, 3)}

@@ -13,7 +13,7 @@ def test_the_mean_is_weighted_by_windows() -> None:
     assert torch.equal(mean["w"], torch.tensor([[2.5, 5.0]]))
 
 
-def test_a_copy_of_ones_own_shares_no_memory() -> None:
+def test_separate_copies_share_no_memory() -> None:
     theta = {"w": torch.zeros(1, 2)}
     copies = own(theta, 3)
     copies["w"][1] += 1

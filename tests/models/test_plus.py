@@ -1,4 +1,4 @@
-"""The node model with more than the paper's: each part alone and all together."""
+"""The extended node model: each extension on its own, and all together."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def weights(one: PlusModel) -> Params:
     return theta
 
 
-def test_with_nothing_switched_on_it_is_the_papers() -> None:
+def test_without_extensions_it_equals_the_papers_model() -> None:
     plain, same = NodeModel(6, 1, 4), model(SMALL)
     theta = {name: w.double() for name, w in plain.init(torch.Generator().manual_seed(3)).items()}
     assert {name: w.shape for name, w in same.init(torch.Generator()).items()} == {
@@ -80,7 +80,7 @@ def test_with_nothing_switched_on_it_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_shared_weights_give_what_copies_of_them_give(config: ModelConfig) -> None:
+def test_shared_weights_forecast_like_copies_of_them(config: ModelConfig) -> None:
     one, b = model(config), batch()
     theta = weights(one)
     h_G = torch.randn(N, B, 4).double()
@@ -88,7 +88,7 @@ def test_shared_weights_give_what_copies_of_them_give(config: ModelConfig) -> No
 
 
 @pytest.mark.parametrize("config", EACH)
-def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(config: ModelConfig) -> None:
+def test_a_nodes_forecast_does_not_depend_on_other_nodes(config: ModelConfig) -> None:
     one, b = model(config), batch()
     theta = weights(one)
     y_hat = one.forecast(theta, b, None)
@@ -99,7 +99,7 @@ def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(config
         torch.testing.assert_close(one.forecast(alone, b.rows(some), None), y_hat[some])
 
 
-def test_the_sensor_the_day_and_the_last_reading_matter_where_they_are_asked_for() -> None:
+def test_personal_calendar_and_change_affect_the_forecast() -> None:
     b = batch()
     same = Batch(b.x[:1].expand(N, -1, -1, -1), b.y, b.clock, None, b.moment)
     one = model(replace(SMALL, personal=2))

@@ -1,4 +1,4 @@
-"""The command line's part that looks at data and makes them."""
+"""The commands that describe a data set and write a synthetic one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from cnfgnn.data.readings import Readings
 
 data_app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Look at data, or make them."
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Describe a data set or write a synthetic one.",
 )
 
 
@@ -32,13 +34,14 @@ def describe(
     changes: ChangesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Say what is in a data set: sensors, span, step, what is missing, edges, windows, what looks wrong."""
+    """Describe a data set: sensors, time span, missing readings, edges, windows, and what looks wrong."""
     from cnfgnn.data.quality import findings
     from cnfgnn.data.source import open_data
 
     config = Config().with_changes(dict(toml.parse_change(text) for text in changes or []))
     data = open_data(config, path)
-    facts, found = described(data, config.data), findings(data, config.data)
+    facts = description_of(data, config.data)
+    found = findings(data, config.data)
     if as_json:
         print(json.dumps(facts | {"findings": [asdict(finding) for finding in found]}))
         return
@@ -51,8 +54,8 @@ def describe(
         print(f"note: {finding}")
 
 
-def described(data: Dataset, settings: DataConfig) -> dict[str, Any]:
-    """The facts of a data set as a run takes it, by name; windows are those that some sensor has."""
+def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
+    """The facts of a data set as a run sees it, by name; a window counts if at least one sensor has it."""
     import numpy as np
 
     from cnfgnn.data.quality import treated_data
@@ -78,13 +81,13 @@ def described(data: Dataset, settings: DataConfig) -> dict[str, Any]:
         "edges_between_sensors": graph.edges - graph.loops,
         "edges_to_itself": graph.loops,
         "positions": "yes" if readings.positions is not None else "no",
-        **_where(readings),
+        **_extent(readings),
         **_windows(data, settings),
     }
 
 
-def _where(readings: Readings) -> dict[str, list[float]]:
-    """From where to where the sensors are: whoever knows the place sees whether the columns are swapped."""
+def _extent(readings: Readings) -> dict[str, list[float]]:
+    """The range of the sensors' positions, which shows a reader whether the two columns are swapped."""
     if readings.positions is None:
         return {}
     ends = zip(readings.positions.min(axis=0), readings.positions.max(axis=0), strict=True)
@@ -99,7 +102,7 @@ def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
     plan = (settings.history, settings.horizon, settings.shares, data.readings.source)
     try:
         windows = Windows.of(len(data.readings.times), *plan)
-    except DataError:  # too few to train on may still be enough for a forecast
+    except DataError:  # too few readings to train on may still be enough for a forecast
         return {f"{split}_windows": 0 for split in SPLITS}
     series = Series.of(data.readings)
     counts = {}
@@ -111,12 +114,12 @@ def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
 
 @data_app.command()
 def synthesize(
-    out: Annotated[Path, typer.Argument(help="The new folder.")],
-    sensors: Annotated[int, typer.Option(help="How many.")] = 24,
-    days: Annotated[float, typer.Option(help="How long.")] = 14.0,
-    seed: Annotated[int, typer.Option(help="Another seed, another city.")] = 0,
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist yet, or be empty.")],
+    sensors: Annotated[int, typer.Option(help="Number of sensors.")] = 24,
+    days: Annotated[float, typer.Option(help="Number of days of readings.")] = 14.0,
+    seed: Annotated[int, typer.Option(help="Random seed; another seed gives another city.")] = 0,
     parquet: Annotated[
-        bool, typer.Option("--parquet", help="readings.parquet instead of readings.csv.")
+        bool, typer.Option("--parquet", help="Write readings.parquet instead of readings.csv.")
     ] = False,
 ) -> None:
     """Write a synthetic city as a folder of readings, sensors and edges."""
@@ -125,7 +128,7 @@ def synthesize(
 
     data = city(sensors, days, seed=seed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(out, "is there already, and is left as it is")
+        raise RunError(out, "is there already: choose another folder")
     make_folder(out)
     write_folder(data, out, parquet)
     print(

@@ -1,7 +1,8 @@
-"""What a person sees: a progress bar on a terminal, plain lines elsewhere, tables of results."""
+"""What commands show: a progress bar on a terminal, plain lines elsewhere, and tables of results."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,21 +24,22 @@ if TYPE_CHECKING:
     from cnfgnn.runs.training_loop import Round
     from cnfgnn.studies.tables import Table as StudyTable
 
-LONG_S = 120.0  # training that takes longer says what would be quicker
-HEARTBEAT_S = 30.0  # how often a long round says that it is alive, where there is no bar
+LONG_S = 120.0  # for a longer training, suggest quicker ones
+HEARTBEAT_S = 30.0  # seconds between lines during a long round, where there is no bar
 
 
 def out() -> Console:
+    """The console for results: as wide as the terminal, or 120 columns in a file or pipe."""
     return Console() if sys.stdout.isatty() else Console(width=120)
 
 
 def watcher() -> BarWatcher | LineWatcher:
-    """A bar on a terminal, lines elsewhere."""
+    """A progress bar on a terminal, lines elsewhere."""
     return BarWatcher() if sys.stderr.isatty() else LineWatcher()
 
 
 class BarWatcher:
-    """A bar over the minibatches of all rounds, with rate, best so far and time left."""
+    """A bar over the minibatches of all rounds, with the rate, the best round so far and the time left."""
 
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
@@ -94,7 +96,7 @@ class BarWatcher:
 
 
 class LineWatcher:
-    """A line per round, and one every half minute in between."""
+    """One line per round, and one every half minute during a long round."""
 
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
@@ -104,7 +106,7 @@ class LineWatcher:
         if experiment.keeping.how != "full":
             self._say(str(experiment.keeping))
         if self.done:
-            self._say(f"going on after round {self.done}")
+            self._say(f"resuming after round {self.done}")
 
     def tick(self) -> None:
         self.ticks += 1
@@ -140,7 +142,7 @@ class LineWatcher:
 
 
 class Outlook:
-    """How long a training will take, in words: one line as soon as it is known, and what is left."""
+    """How long training will take, in words: one line as soon as there is an estimate, then the time left."""
 
     def __init__(
         self, config: Config, done: int, phases: Sequence[int], clock: Callable[[], float] = time.monotonic
@@ -150,7 +152,7 @@ class Outlook:
         self.announced = False
 
     def announcement(self) -> str | None:
-        """One line, once: how long it will take, what ends it earlier, and what would have been quicker."""
+        """The estimate, once: how long training takes, what ends it earlier, and what would be quicker."""
         each, left = self.pace.a_round(), self.pace.left()
         if self.announced or each is None or left is None:
             return None
@@ -159,27 +161,31 @@ class Outlook:
         count = "1 round" if rounds == 1 else f"{rounds} rounds"
         line = f"about {duration(each)} a round, roughly {duration(left)} for {count}"
         if training.patience < training.rounds:
-            line += f", fewer if {training.patience} in a row are no better than the best before"
-        is_new = self.done == 0  # a resumed run keeps its settings
+            line += f", or until {training.patience} rounds in a row bring no improvement"
+        is_new = self.done == 0  # a resumed run keeps its settings, so there is nothing to suggest
         ways = quicker(self.config) if left > LONG_S and is_new else []
         return f"{line}; quicker: {', or '.join(ways)}" if ways else line
 
     def left(self, best: int | None = None) -> str:
-        """What is left at most, and if no round is better than the best one; empty: it cannot be said, or
-        nothing is left."""
+        """The time left at most, and if no later round is better than the best one.
+
+        Empty while there is no estimate, and at the end.
+        """
         if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
             return ""
         said, training = f"at most {duration(seconds)} left", self.config.training
         last = training.rounds if best is None else best + training.patience
         if last < training.rounds and (early := self.pace.left(last)) is not None:
-            said += f" ({duration(early)} if none is better)"
+            said += f" ({duration(early)} without improvement)"
         return said
 
 
 def quicker(config: Config) -> list[str]:
-    """What takes less time than a training with these settings."""
+    """Options that make training faster than with these settings."""
     rounds, beyond = config.training.rounds, preset("cnfgnn-plus")
-    ways = [f"fewer rounds, as in --set training.rounds={max(1, rounds // 5)}"] if rounds > 1 else []
+    ways = []
+    if rounds > 1:
+        ways.append(f"fewer rounds, as in --set training.rounds={max(1, rounds // 5)}")
     method = method_of(config.method)
     if method.graph_network and method.in_paper and rounds > beyond.training.rounds:
         ways.append(f"--method {beyond.method}, {beyond.training.rounds} rounds of a smaller model")
@@ -187,14 +193,15 @@ def quicker(config: Config) -> list[str]:
 
 
 class PlanWatcher:
-    """Of several runs: one bar for all of them on a terminal; elsewhere a line when a run ends, and one every
-    half minute in between."""
+    """The progress of several runs.
+
+    A terminal shows one bar for all of them; elsewhere there is a line whenever a run ends, and one every
+    half minute in between.
+    """
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
-        self.at_work: dict[
-            str, tuple[float, str]
-        ] = {}  # of each run: the share that is done, and a few words
+        self.at_work: dict[str, tuple[float, str]] = {}  # run -> the share that is done, and a few words
         self.said = time.monotonic()
 
     def plan(self, runs: int, done: int) -> None:
@@ -211,7 +218,7 @@ class PlanWatcher:
             self.task = self.bar.add_task("", total=runs, completed=done, ended=done, now="")
             self.bar.start()
         if done:
-            self._say(f"{done} of {runs} runs are done already")
+            self._say(f"{done} of {runs} runs are already finished")
 
     def watcher(self, run: Run) -> RunOfPlan:
         return RunOfPlan(self, run.folder.name)
@@ -221,14 +228,14 @@ class PlanWatcher:
         self.show(run.folder.name, done / rounds, f"round {min(done + 1, rounds)}/{rounds}")
 
     def show(self, name: str, share: float, now: str) -> None:
-        """How far a run has come."""
+        """Show how far a run has come."""
         self.at_work[name] = (share, f"{name}: {now}")
         words = "; ".join(text for _, text in self.at_work.values())
         if self.bar is not None:
             done = self.ended + sum(share for share, _ in self.at_work.values())
             self.bar.update(self.task, completed=done, now=words)
         elif time.monotonic() - self.said > HEARTBEAT_S:
-            self._say(f"{self.ended} of {self.runs} runs are done; {words}")
+            self._say(f"{self.ended} of {self.runs} runs finished; {words}")
 
     def done(self, run: Run, problem: str | None) -> None:
         self.ended += 1
@@ -254,7 +261,7 @@ class PlanWatcher:
 
 
 class RunOfPlan:
-    """Tells a plan's display how far one of its runs has come."""
+    """Passes the progress of one run on to the display of its plan."""
 
     def __init__(self, plan: PlanWatcher, name: str) -> None:
         self.plan, self.name = plan, name
@@ -282,8 +289,7 @@ class RunOfPlan:
 
 
 def print_study(made: StudyTable) -> None:
-    """A table of the paper, every cell of it in full: on a terminal as many columns as there is room for, and
-    elsewhere all of them."""
+    """Print a study's table without cutting any cell: the columns that fit a terminal; elsewhere, all."""
     console, measure = out(), Console(width=10_000).measure
     widths = [measure(study_table(made, count)).maximum for count in range(len(made.columns) + 1)]
     if not console.is_terminal:
@@ -291,11 +297,11 @@ def print_study(made: StudyTable) -> None:
     count = max(k for k, width in enumerate(widths) if k <= 2 or width <= console.width)
     console.print(study_table(made, count))
     if count < len(made.columns):
-        print(f"{len(made.columns) - count} more columns are in {made.name}.csv.")
+        print(f"{len(made.columns) - count} more columns are in {made.name}.csv")
 
 
 def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
-    """Some columns of it; a long one is cut, its files are whole."""
+    """The first columns of a table and at most so many rows; the files hold the whole table."""
     table = Table(title=made.title, box=SIMPLE_HEAD, padding=(0, 1))
     for column in made.columns[:columns]:
         table.add_column(column.label, no_wrap=True)
@@ -307,7 +313,7 @@ def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
 
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
-    """Both kinds of errors, overall and 15, 30, 60 minutes ahead or whatever a quarter of the horizon is."""
+    """Errors overall and at a quarter, half and the end of the horizon (often 15, 30, 60 minutes ahead)."""
     steps = scores["per_step"]
     rows = {"overall": scores["overall"]}
     for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
@@ -321,7 +327,7 @@ def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> 
 
 
 def rows_table(first: str, rows: Mapping[str, Any], title: str | None = None) -> Table:
-    """Errors of both kinds, a row each."""
+    """A table with one row of errors for each name."""
     table = Table(first, "RMSE", "MAE", "masked RMSE", "masked MAE", "masked MAPE", title=title)
     for name, errors in rows.items():
         table.add_row(name, *error_cells(errors))
@@ -329,17 +335,21 @@ def rows_table(first: str, rows: Mapping[str, Any], title: str | None = None) ->
 
 
 def error_cells(errors: Mapping[str, float | None]) -> list[str]:
+    """The cells of one row of errors; "-" where there is none."""
     figures = [number(errors[name]) for name in ("rmse", "mae", "masked_rmse", "masked_mae")]
     mape = errors["masked_mape"]
-    return [*figures, "-" if mape is None or mape != mape else f"{mape:.1%}"]
+    return [*figures, "-" if mape is None or math.isnan(mape) else f"{mape:.1%}"]
 
 
 def number(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3e}"
+    """A number with three decimals; "-" if there is none."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
@@ -347,7 +357,10 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    return (
-        f"{seconds:.0f} s" if seconds < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{hours:.1f} h"
-    )
+    """A duration in seconds, minutes or hours, whichever reads best."""
+    minutes = seconds / 60
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes:.0f} min"
+    return f"{seconds / 3600:.1f} h"

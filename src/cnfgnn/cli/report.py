@@ -1,4 +1,4 @@
-"""The command line's part that draws: one page for one run or several."""
+"""The command that writes a page about one or more runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cnfgnn.files import write_whole
 def report(
     runs: Annotated[list[Path], typer.Argument(help="One or more run folders.")],
     data: Annotated[
-        Path | None, typer.Option(help="The readings the runs were trained on, if they have moved.")
+        Path | None, typer.Option(help="The readings that the runs were trained on, if they have been moved.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one page that opens offline: a map of errors, forecasts, curves, bytes and settings."""
+    """Write a self-contained HTML page: a map of errors, forecasts, learning curves, traffic and settings."""
     write_report(runs, data, out)
 
 
 def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
-    """Write the page of some runs and say where it is."""
+    """Write the page about some runs and print its path."""
     from cnfgnn.data.source import open_data
     from cnfgnn.report.page import page
     from cnfgnn.report.views import views
@@ -35,7 +35,7 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
     try:
         opened = [Run.open(folder) for folder in folders]
         shown = views(opened, None if data is None else open_data(opened[0].config, data))
-    except RunError as problem:  # a run is what this command reads: one that cannot be used is bad input
+    except RunError as problem:  # runs are the input of this command, so its exit code is that of bad input
         raise DataError(problem.run, problem.problem) from problem
     for view in shown:
         if view.without:
@@ -46,6 +46,6 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
 
 def _title(folders: list[Path]) -> str:
     names = [folder.absolute().name for folder in folders]
-    return (
-        ", ".join(names) if len(names) <= 3 else f"{len(names)} runs in {folders[0].absolute().parent.name}"
-    )
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{len(names)} runs in {folders[0].absolute().parent.name}"

@@ -1,4 +1,4 @@
-"""Commands that carry out a plan of runs: compare, and the paper's tables."""
+"""The commands that run a whole plan: compare methods, and reproduce the paper's tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ import typer
 from rich.table import Table
 
 from cnfgnn.cli import progress
+from cnfgnn.cli.settings import LIKE_HELP
 from cnfgnn.config import toml
 
 TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, beyond, histograms or subgraphs"
-JobsOption = Annotated[int, typer.Option(min=1, help="Runs at the same time, each in its own process.")]
+JobsOption = Annotated[
+    int, typer.Option(min=1, help="Number of runs to train in parallel, each in its own process.")
+]
 
 
 def compare(
-    plan: Annotated[Path, typer.Argument(help="A TOML file: methods, seeds, settings.")],
-    out: Annotated[Path | None, typer.Option(help="Where the runs go; done ones are kept.")] = None,
+    plan: Annotated[Path, typer.Argument(help="A TOML file with methods, seeds and settings.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; finished ones are kept.")] = None,
     jobs: JobsOption = 1,
 ) -> None:
-    """Train several methods on the same data and print them side by side."""
+    """Train several methods on the same data and print their errors side by side."""
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.baselines import last_value
     from cnfgnn.studies.execute import perform
@@ -38,12 +41,17 @@ def compare(
     with _stoppable():
         rows = perform(read, data, folder, progress.PlanWatcher(), jobs)
     table = Table(
-        *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
+        "method",
+        "masked RMSE",
+        "masked MAE",
+        "RMSE",
+        "bytes",
+        "masked RMSE of each seed",
         title=f"{plan.stem}: test errors, {_of_seeds(len(read.seeds))}; bytes until the best round",
     )
-    floor = last_value(data, config.data).overall
-    figures = [progress.number(value) for value in (floor.masked_rmse, floor.masked_mae, floor.rmse)]
-    table.add_row("last value", *figures, "-", progress.number(floor.masked_rmse))
+    baseline = last_value(data, config.data).overall
+    figures = [progress.number(value) for value in (baseline.masked_rmse, baseline.masked_mae, baseline.rmse)]
+    table.add_row("last value", *figures, "-", progress.number(baseline.masked_rmse))
     for row in rows:
         figures = [progress.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
         moved = progress.size(int(statistics.median(b.per_node for b in row.training_bytes)))
@@ -55,19 +63,27 @@ def compare(
 
 def reproduce(
     table: Annotated[str, typer.Argument(help=TABLES)],
-    data: Annotated[Path | None, typer.Argument(help="Readings; else the synthetic city.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="See whether all of it works.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many: 1, 2 ...; else the plan's.")] = None,
-    like: Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="One setting of all runs.")] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="A file or folder of readings; without it, the synthetic city.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Train very little, to see whether everything works.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds; without it, those of the plan.")
+    ] = None,
+    like: Annotated[str | None, typer.Option(help=LIKE_HELP)] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Set one setting of all runs; can be repeated.")
+    ] = None,
     jobs: JobsOption = 1,
-    done: Annotated[bool, typer.Option("--done", help="Show the runs that are done; start none.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The folder of runs, tables, figures, page.")] = None,
+    done: Annotated[bool, typer.Option("--done", help="Only show the finished runs.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs, tables, figures and the page.")] = None,
 ) -> None:
-    """Make a table of the paper with its figures and a page, ours beside the published figures.
+    """Reproduce a table of the paper with its figures and a page, next to the published numbers.
 
-    The plan is experiments/TABLE.toml. Runs that are done are kept: after Ctrl-C or a crash the same command
-    goes on where it was.
+    The plan is experiments/TABLE.toml. Finished runs are kept: after Ctrl-C or a crash, the same command
+    continues where it stopped.
     """
     from cnfgnn.studies.reproduce import Wish
     from cnfgnn.studies.reproduce import reproduce as run_study
@@ -81,7 +97,7 @@ def reproduce(
         for note in made.notes:
             print(note)
         print()
-    print(f"{folder}: {table}.md, {table}.json, {table}.html and more")
+    print(f"written to {folder}: {table}.md, {table}.json, {table}.html and more")
 
 
 def _of_seeds(count: int) -> str:
@@ -90,9 +106,9 @@ def _of_seeds(count: int) -> str:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C or a polite kill ends with a sentence."""
+    """Turn Ctrl-C and SIGTERM into one sentence and an exit code."""
     try:
         yield
     except KeyboardInterrupt:
-        print("\nstopped; what was done is kept: the same command goes on", file=sys.stderr)
+        print("\nstopped; finished work is kept, and the same command continues", file=sys.stderr)
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""How long training will still take, from what it has taken so far."""
+"""An estimate of how long training will still take, from the time it has taken so far."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-ROUNDS_LOOKED_AT = 5  # the last ones: what else the machine does changes
+ROUNDS_LOOKED_AT = 5  # only the last ones, because the load of the machine changes
 MINIBATCHES_LOOKED_AT = 50
-ENOUGH_MINIBATCHES = 3  # of each phase of a round, before a word is said
+ENOUGH_MINIBATCHES = 3  # of each phase of a round, before an estimate is given
 
 
 class Pace:
-    """Seconds of a round and seconds left, told of minibatches and rounds as they end.
+    """Estimates the seconds of a round and the seconds left, from the ends of minibatches and rounds.
 
     A round has phases, and minibatches of one phase take longer than those of another. Until the first round
-    has ended, its length is estimated from the median minibatch of each phase. From then on it is the median
-    of the last rounds; the first one, which includes work that is done only once, no longer counts as soon as
-    there is another.
+    has ended, its duration is estimated from the median minibatch of each phase. From then on it is the
+    median of the last rounds. The first round includes work that is done only once, so it is dropped as soon
+    as there is another.
     """
 
     def __init__(
@@ -33,10 +33,12 @@ class Pace:
         self.begun = self.last = self.clock()
         self.ticks = 0
         self.between = [deque[float](maxlen=MINIBATCHES_LOOKED_AT) for _ in self.phases]
-        self.before: list[float | None] = [None for _ in self.phases]  # until its first minibatch was done
+        self.before: list[float | None] = [
+            None for _ in self.phases
+        ]  # seconds until the first minibatch of the phase
 
     def tick(self) -> None:
-        """A minibatch has ended."""
+        """Record the end of a minibatch."""
         now = self.clock()
         phase, place = self._phase_of(self.ticks)
         if place == 0:
@@ -46,6 +48,7 @@ class Pace:
         self.ticks, self.last = self.ticks + 1, now
 
     def round_done(self, seconds: float) -> None:
+        """Record the end of a round that took so many seconds."""
         if len(self.seen) == 1 and self.first:
             self.seen.clear()
             self.first = False
@@ -54,7 +57,7 @@ class Pace:
         self._begin_round()
 
     def a_round(self) -> float | None:
-        """Seconds; None: it cannot be said yet."""
+        """Estimated seconds of a round; None while it is too early to tell."""
         if self.seen:
             return statistics.median(self.seen)
         seconds = 0.0
@@ -65,16 +68,16 @@ class Pace:
         return seconds
 
     def left(self, until: int | None = None) -> float | None:
-        """Seconds until the end of that round, else of the last one there can be; None: it cannot be said."""
+        """Estimated seconds until round `until`, by default the last, ends; None while it is too early."""
         if (each := self.a_round()) is None:
             return None
         rounds = (self.rounds if until is None else until) - self.done
         return max(0.0, rounds * each - min(self.clock() - self.begun, each))
 
     def _phase_of(self, minibatch: int) -> tuple[int, int]:
-        """The phase of a round's minibatch and its place there; the last phase takes whatever comes late."""
+        """The phase of a minibatch and its position there; the last phase gets any that were not planned."""
         for phase, count in enumerate(self.phases):
             if minibatch < count or phase == len(self.phases) - 1:
                 return phase, minibatch
             minibatch -= count
-        raise AssertionError("a round has phases")
+        raise AssertionError("a round has at least one phase")

@@ -15,7 +15,7 @@ from cnfgnn.errors import ConfigError
 
 @dataclass(frozen=True)
 class Removed:
-    """The values that are still accepted, and what to do instead of setting another."""
+    """The values that are still accepted, and what to do for others."""
 
     accepted: tuple[Any, ...]
     instead: str
@@ -23,7 +23,7 @@ class Removed:
 
 REMOVED: Mapping[str, Removed] = {
     # Only a label: the sizes themselves are model.hidden and model.layers, which the same file names.
-    "size": Removed(("63k", "727k"), "choose the size of a GRU baseline with --size"),
+    "size": Removed(("63k", "727k"), "use --size"),
     "city.dropout": Removed((0.01,), "call cnfgnn.city(dropout=...) in Python"),
     "city.noise": Removed((1.0,), "call cnfgnn.city(noise=...) in Python"),
 }
@@ -40,11 +40,11 @@ def fixed_value(key: str) -> Any:
 
 
 def check_removed(key: str, value: Any) -> None:
-    """Raise ConfigError unless the program behaves as this value of a former setting asked for."""
+    """Raise ConfigError unless the program still behaves as this value of a former setting requires."""
     removed = REMOVED[key]
     if isinstance(value, bool) or value not in removed.accepted:
         raise ConfigError(
             key,
-            f"is no longer a setting, and {value!r} is not what it always is now: {removed.instead}",
+            f"is no longer a setting and cannot be {value!r}; to change it, {removed.instead}",
             removed.accepted,
         )

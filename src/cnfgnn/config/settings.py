@@ -362,7 +362,9 @@ def _unknown(key: str) -> ConfigError:
     if first in SECTIONS:
         names = [s.name for s in SETTINGS.values() if s.key.startswith(f"{first}.")]
         if not rest:
-            return ConfigError(key, "is a section", [f"{first}.{name}" for name in names])
+            return ConfigError(
+                key, "is a section: set one of its settings", [f"{first}.{name}" for name in names]
+            )
         name = rest.partition(".")[0]
         if name in names:
             return ConfigError(key, f"{name!r} is a setting, not a section")

@@ -1,7 +1,7 @@
 """One step of a GRU layer with hand-written gradients, for the weights of m models side by side.
 
-Automatic differentiation would keep a dozen tensors a step and pass over each of them; here activations
-overwrite what they were computed from, and what backward needs is the three gates, the state and one product.
+Automatic differentiation would store a dozen tensors per step and read each of them again. Here activations
+are computed in place, and the backward pass only needs the three gates, the state and one product.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Cell:
-    """A layer's weights, put together once for all steps; gate order r, z, n and biases as in torch.nn.GRU.
+    """The weights of a layer, joined once for all steps; gate order r, z, n and biases as in torch.nn.GRU.
 
         h' = (1 - z) n + z h,  r and z sigmoid,  n = tanh(i_n + r h_n)
 
@@ -42,8 +42,11 @@ class Cell:
 
 
 class _Step(torch.autograd.Function):
-    """The large product runs in bf16 if its weight also comes in that type (`half`); gates, the state, which
-    is added to twelve times, and weights' gradients stay in their own."""
+    """One step of the layer.
+
+    The large product runs in bf16 if its weight is also given in bf16 (`half`). The gates, the state and the
+    gradients of the weights keep their own type: the state accumulates over all steps of a window.
+    """
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""What the Graph Network does on edges, with hand-written gradients: most of a round's time goes here.
+"""The edge update of the Graph Network with hand-written gradients; a round spends most of its time here.
 
-Of phi_e's layers only those between the first and the last run once per edge. The first is applied to each
-part of the input before parts are gathered and added, the last after the sum over a node's edges: both are
-linear, so this is the same algebra on an eighth of the rows at METR-LA's degree.
+Only the layers of phi_e between the first and the last run once per edge. The first is applied to each part
+of the input before the parts are gathered and added, the last after the sum over the edges of a node. Both
+are linear, so the result is the same with an eighth of the rows at METR-LA's degree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cnfgnn.data.graph import Graph
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """Which node each edge touches at one of its ends, ready to gather from nodes and to sum into them.
+    """The node at one end of each edge, prepared to gather from nodes and to sum into them.
 
     node     (e,)    the node of each edge
     order    (e,)    edges sorted by node
@@ -38,15 +38,15 @@ class Incidence:
         return cls(node, torch.argsort(node, stable=True), offsets)
 
     def sum(self, x: Tensor) -> Tensor:
-        """(e b k) -> (n b k): in a fixed order on every device, because resuming is bit-exact.
+        """(e b k) -> (n b k), added in a fixed order on every device: a resumed run must be bit-exact.
 
-        Half precision is summed in float32: a busy node's sum would stop growing.
+        bf16 is summed in float32, because the sum at a node with many edges would stop growing.
         """
         if not x.is_cuda:  # embedding_bag adds in float32, row after row
             sums: Tensor = embedding_bag(self.order, x.flatten(1), self.offsets[:-1], mode="sum")
             return sums.view(len(sums), *x.shape[1:])
         x = x.float() if x.dtype == torch.bfloat16 else x
-        return torch.segment_reduce(  # atomic adds would come in any order
+        return torch.segment_reduce(  # not with atomic adds, whose order varies
             x.index_select(0, self.order), "sum", offsets=self.offsets, axis=0, unsafe=True
         )
 
@@ -72,7 +72,7 @@ class Edges:
         if receiving.is_cuda:
             x = receiving.index_select(0, self.receivers.node) + sending.index_select(0, self.senders.node)
             return x.addcmul_(self.weights.to(x), by_weight)
-        # three rows of one table for each edge, in one pass
+        # One pass: for each edge, add three rows of one table.
         n, *size = receiving.shape
         table = torch.cat([receiving, sending, by_weight.expand(1, *size)]).flatten(1)
         rows = torch.stack(
@@ -86,8 +86,10 @@ class Edges:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How many of each there are in EdgeUpdate's list of tensors, and whether phi_e has a layer after these:
-    without one it is linear, and nothing is rectified."""
+    """How many tensors of each kind EdgeUpdate gets, and whether a ReLU follows its products.
+
+    It does unless phi_e has only one layer, which is linear.
+    """
 
     earlier: int
     hidden: int
@@ -105,8 +107,8 @@ class EdgeUpdate(torch.autograd.Function):
         r_1 = relu(receiving[receiver] + sending[sender] + weight * by_weight + sum_k earlier_k composed_k^T)
         r_l = relu(r_(l-1) weight_l^T + bias_l)
 
-    Products run in the type of `receiving`, in which activations are also kept; weights have their own, and
-    so have their gradients. An edge that is `absent` has r = 0, whence also its gradients are 0.
+    Products and stored activations have the type of `receiving`; weights and their gradients keep their own.
+    An edge that is `absent` has r = 0, and so its gradients are 0 too.
     """
 
     @staticmethod
@@ -151,7 +153,7 @@ class EdgeUpdate(torch.autograd.Function):
         for weight, below, above in zip(weights[::-1], kept[-2::-1], kept[:0:-1], strict=True):
             d = _through_relu(d, above)
             d_weights.append((d.t() @ below).to(weight.dtype))
-            # summed by node first, which is quick, and then in full precision
+            # First a fast sum by node, then one in full precision.
             d_biases.append(edges.receivers.sum(d.unflatten(0, size)).sum((0, 1), dtype=weight.dtype))
             d = d @ weight.to(d.dtype)
         if shape.rectified:
@@ -175,7 +177,7 @@ class EdgeUpdate(torch.autograd.Function):
 
 
 def _arriving(d_sums: Tensor | None, d_r: Tensor | None, r: Tensor, edges: Edges) -> Tensor:
-    """d loss / d r (e b k): through the sums at receivers and through later layers' use of r."""
+    """d loss / d r (e b k): through the sums at receivers, and through later blocks that use r."""
     if d_sums is None:
         return torch.zeros_like(r) if d_r is None else d_r.to(r.dtype, copy=True)
     d = d_sums.to(r.dtype).index_select(0, edges.receivers.node)
@@ -183,7 +185,7 @@ def _arriving(d_sums: Tensor | None, d_r: Tensor | None, r: Tensor, edges: Edges
 
 
 def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """relu(x weight^T + bias); on a CPU in one pass where oneDNN is, which is private to torch."""
+    """relu(x weight^T + bias); on a CPU in one pass if PyTorch has oneDNN's private operator for it."""
     in_one = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if x.is_cuda or in_one is None or x.dtype == torch.float64:
         return torch.addmm(bias, x, weight.t()).relu_()
@@ -192,7 +194,7 @@ def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _through_relu(d: Tensor, r: Tensor) -> Tensor:
-    """d where r > 0, else 0; in place, because a large new tensor costs more than the arithmetic."""
+    """d where r > 0, else 0; in place, because allocating a large tensor takes longer than the arithmetic."""
     masked: Tensor = torch.ops.aten.threshold_backward.grad_input(d, r, 0, grad_input=d)
     return masked
 

@@ -1,4 +1,4 @@
-"""The server model: a Graph Network of two layers over the nodes' hidden states (paper, section 3.2.2)."""
+"""The server's model: a Graph Network over the hidden states of the nodes (paper, section 3.2.2)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cnfgnn.models.params import uniform
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between; the input comes in parts, each as wide as `parts` says.
+    """Linear layers with ReLU between them; the input is given in parts of the widths `parts`.
 
-    The first layer is applied to each part before they are gathered and added, which is the same algebra as
-    one product with their concatenation but runs once per node instead of once per edge.
+    The first layer is applied to each part separately, before the parts are gathered and added. That equals
+    one product with their concatenation, but runs once per node instead of once per edge.
     """
 
     def __init__(self, parts: Sequence[int], widths: Sequence[int]) -> None:
@@ -35,12 +35,12 @@ class MLP(nn.Module):
         return layer
 
     def columns(self, k: int) -> Tensor:
-        """The first layer's weight for part k."""
+        """The columns of the first layer's weight that belong to part k."""
         start = sum(self.parts[:k])
         return self.linear(0).weight[:, start : start + self.parts[k]]
 
     def part(self, k: int, x: Tensor, bias: bool = False) -> Tensor:
-        """What part k of the input adds to the first layer."""
+        """The contribution of part k of the input to the first layer."""
         return product(x, self.columns(k), self.linear(0).bias if bias else None)
 
     def rest(self, x: Tensor) -> Tensor:
@@ -51,33 +51,38 @@ class MLP(nn.Module):
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias in the type of x; the weight keeps its own, and so does its gradient."""
+    """x weight^T + bias in the type of x; the weight and its gradient keep their own type."""
     return nn.functional.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
 
 @dataclass(frozen=True)
 class _EdgeState:
-    """e' = last(r) of one layer, with its last product still to be done: nobody needs e' itself.
+    """e' = last(r) of one block; the last product is left out, because nothing needs e' itself.
 
-    r  (e b k)  phi_e before its last layer; where it has but one layer, e' itself and `last` is None
+    r     (e b k)  the output of phi_e before its last layer, or e' itself if phi_e has only one
+    last           the last layer of phi_e, or None
     """
 
     r: Tensor
     last: nn.Linear | None
 
     def through(self, columns: Tensor) -> Tensor:
-        """The weight that takes r to what columns of a later first layer make of e'."""
+        """The weight that maps r to what `columns` of a later first layer map e' to."""
         return columns if self.last is None else columns @ self.last.weight
 
     def constant(self, columns: Tensor) -> Tensor | float:
-        """What e' adds there whatever r is."""
+        """The part of that which does not depend on r."""
         return 0.0 if self.last is None else columns @ self.last.bias
 
 
 class GraphNetworkLayer(nn.Module):
-    """One block of Battaglia et al. (2018): e' = phi_e(e, v_r, v_s, u), v' = phi_v(sum e', v, u),
-    u' = phi_u(sum e', sum v', u), or means instead of sums; an input that is empty has width 0. The input e
-    is the outputs of the `earlier` layers before it, latest first, and the edges' weights."""
+    """One block of Battaglia et al. (2018).
+
+        e' = phi_e(e, v_r, v_s, u),  v' = phi_v(sum e', v, u),  u' = phi_u(sum e', sum v', u)
+
+    With `mean`, means take the place of the sums. An empty input has width 0. The input e consists of the
+    outputs of the `earlier` blocks, latest first, and the weights of the edges.
+    """
 
     def __init__(
         self, v: int, earlier: int, u: int, widths: Sequence[int], with_global: bool, mean: bool = False
@@ -94,16 +99,16 @@ class GraphNetworkLayer(nn.Module):
         """v (n b .), u (1 b .) -> the updates v', e', u'."""
         incoming, e_new = self._on_edges(v, earlier, u, edges, mask)
         phi_v, phi_u = self.phi_v, self.phi_u
-        everybody: Tensor | int = 1
+        nodes: Tensor | int = 1
         if self.mean:
             incoming = incoming / mask.degree(edges).clamp(min=1).to(v.dtype)
-            everybody = mask.count(len(v))
+            nodes = mask.count(len(v))
         x = phi_v.part(0, incoming) + phi_v.part(1, v, bias=True)
         v_new = mask.nodes(phi_v.rest(x if u is None else x + phi_v.part(2, u)))
         if phi_u is None:
             return v_new, e_new, None
-        x = phi_u.part(0, incoming.sum(0, keepdim=True) / everybody, bias=True)
-        x = x + phi_u.part(1, v_new.sum(0, keepdim=True) / everybody)
+        x = phi_u.part(0, incoming.sum(0, keepdim=True) / nodes, bias=True)
+        x = x + phi_u.part(1, v_new.sum(0, keepdim=True) / nodes)
         return v_new, e_new, phi_u.rest(x if u is None else x + phi_u.part(2, u))
 
     def _on_edges(
@@ -112,7 +117,7 @@ class GraphNetworkLayer(nn.Module):
         """The sum of e' at each receiver (n b .), and e'."""
         phi, k = self.phi_e, len(earlier)
         receiving, sending = phi.part(k + 1, v, bias=True), phi.part(k + 2, v)
-        for i, e in enumerate(earlier):  # an edge has one receiver: what is the same for all edges goes there
+        for i, e in enumerate(earlier):  # constants of an edge are added at its receiver
             receiving = receiving + e.constant(phi.columns(i))
         if u is not None:
             receiving = receiving + phi.part(k + 3, u)
@@ -134,9 +139,9 @@ class GraphNetworkLayer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """h_G = GN(h_c): layers whose input is concatenated to their output, then a linear map to h_G.
+    """h_G = GN(h_c): blocks whose input is concatenated to their output, then a linear map to h_G.
 
-    `u` is empty at the input, and the last layer's global update, which would feed nothing, is left out.
+    `u` is empty at the input. The last block has no global update, because nothing would use it.
     """
 
     def __init__(
@@ -157,12 +162,12 @@ class GraphNetwork(nn.Module):
         self.output = nn.Linear(v, embedding)
 
     def init(self, generator: torch.Generator, zero_u: int = 0) -> GraphNetwork:
-        """PyTorch's initialisation of linear layers, drawn from our generator; `zero_u` as if the input had a
-        `u` of that many zeros.
+        """Draw the weights from `generator` as PyTorch initialises linear layers.
 
-        Deviation D2: such a u adds nothing to any sum, and the weights that it meets never get a gradient; as
-        each layer's input goes along to the next, it does so in every layer. All that is left of it is a
-        larger fan-in of each MLP's first product, hence a smaller range to draw its weights from.
+        With `zero_u`, draw them as if the input had a `u` of that many zeros. Deviation D2: such a u adds
+        nothing to any sum, and its weights never get a gradient. The input of each block is passed on to the
+        next, so this holds for every block. All that remains of u is a larger fan-in of the first product of
+        each MLP, and so a smaller range of its initial weights.
         """
         entrances = {module.linear(0) for module in self.modules() if isinstance(module, MLP)}
         with torch.no_grad():
@@ -174,11 +179,14 @@ class GraphNetwork(nn.Module):
         return self
 
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
-        """(n b h) -> h_G (n b h). Nodes that are not `present` (n b) or (n 1) send zero and leave the
-        sums, as if the graph had neither them nor their edges."""
+        """(n b h) -> h_G (n b h).
+
+        Nodes that are not `present` (n b) or (n 1) are masked out, as if neither they nor their edges were in
+        the graph.
+        """
         device = h_c.device.type
         bf16 = torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False):  # the type of products is decided here, once for all
+        with torch.autocast(device, enabled=False):  # the type of all products is chosen here
             return self._propagated(h_c.bfloat16() if bf16 else h_c, graph, Mask.of(present, graph))
 
     def _propagated(self, h_c: Tensor, graph: Edges, mask: Mask) -> Tensor:
@@ -193,13 +201,14 @@ class GraphNetwork(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Zeroes what is absent; filling instead of multiplying, so that a NaN of an absent node stays out."""
+    """Sets absent nodes and edges to zero by filling: multiplying would keep the NaN of an absent node."""
 
     node: Tensor | None = None
     edge: Tensor | None = None
 
     @classmethod
     def of(cls, present: Tensor | None, graph: Edges) -> Mask:
+        """The mask of the nodes that are not present, and of all edges that touch them."""
         if present is None:
             return cls()
         absent = ~present.unsqueeze(-1)
@@ -207,14 +216,15 @@ class Mask:
         return cls(absent, either)
 
     def nodes(self, x: Tensor) -> Tensor:
+        """x (n b .) with the rows of absent nodes set to zero."""
         return x if self.node is None else x.masked_fill(self.node, 0)
 
     def count(self, n: int) -> Tensor | int:
-        """How many of n nodes are present, at least 1: (1 b 1), or a number where everybody is."""
+        """The number of nodes present, at least 1: (1 b 1), or n if all are present."""
         return n if self.node is None else (~self.node).sum(0, keepdim=True).clamp(min=1)
 
     def degree(self, graph: Edges) -> Tensor:
-        """How many edges end at each node: (n 1 1), or (n b 1) where that differs from window to window."""
+        """The number of edges that end at each node: (n 1 1), or (n b 1) if it depends on the window."""
         if self.edge is None:
             return graph.receivers.offsets.diff()[:, None, None]
         return graph.receivers.sum((~self.edge).to(graph.weights.dtype))

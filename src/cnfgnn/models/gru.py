@@ -1,7 +1,7 @@
 """The node model: a GRU encoder-decoder as pure functions of its weights (paper, section 3.2.1).
 
-Weights of n nodes are stacked on axis 0. Where all nodes share one model (m = 1) the nodes fold into the
-batch and each product is one large GEMM; where each has its own (m = n) it is one batched GEMM.
+Weights of n nodes are stacked on axis 0. If all nodes share one model (m = 1), the nodes are folded into the
+batch and each product is one large GEMM; if each node has its own (m = n), it is one batched GEMM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cnfgnn.models.params import Params, models, uniform
 
 
 class EncoderDecoder(ABC):
-    """What nodes have: h_c of the readings behind them, and from it and h_G the readings ahead."""
+    """A node model: it encodes past readings as h_c, and decodes h_c and h_G into a forecast."""
 
     @abstractmethod
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
@@ -43,13 +43,13 @@ class EncoderDecoder(ABC):
         truth: Tensor | None = None,
         h_c: Tensor | None = None,
     ) -> Tensor:
-        """y_hat (n b t), from h_c where that is known already."""
+        """y_hat (n b t); pass `h_c` if it is known already."""
         return self.decode(theta, batch, self.encode(theta, batch) if h_c is None else h_c, h_G, truth)
 
 
 @dataclass(frozen=True)
 class NodeModel(EncoderDecoder):
-    """Encoder and decoder of one node; `embedding` is the width of h_G, 0 for the baselines without it."""
+    """The paper's encoder and decoder; `embedding` is the width of h_G, 0 for baselines without a graph."""
 
     hidden: int = 64
     layers: int = 1
@@ -57,7 +57,7 @@ class NodeModel(EncoderDecoder):
     features: int = 2
 
     def init(self, generator: torch.Generator) -> Params:
-        """One model (m = 1), initialised as torch.nn.GRU and torch.nn.Linear are."""
+        """One model (m = 1), initialised like torch.nn.GRU and torch.nn.Linear."""
         theta: Params = {}
         for part, h in (("encoder", self.hidden), ("decoder", self.state)):
             for layer in range(self.layers):
@@ -75,11 +75,11 @@ class NodeModel(EncoderDecoder):
 
     @property
     def state(self) -> int:
-        """The decoder's hidden size: it starts from [h_c ; h_G]."""
+        """The width of the decoder's state, which starts as [h_c ; h_G]."""
         return self.hidden + self.embedding
 
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """h_c: the encoder's final state, layers side by side; (n b t d) -> (n b layers*h)."""
+        """h_c, the encoder's final states of all layers side by side: (n b t d) -> (n b layers*h)."""
         x = batch.x
         n, b = x.shape[:2]
         if self._fits_kernels(x):
@@ -105,10 +105,10 @@ class NodeModel(EncoderDecoder):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat: the next steps, each fed with the one before; -> (n b t).
+        """y_hat (n b t): each step gets the forecast of the previous step as its input.
 
-        `truth` (t,) says at which steps the true reading before it is fed instead (scheduled sampling).
-        A missing truth is never fed.
+        Scheduled sampling: where `truth` (t,) is set, a step gets the true previous reading instead, unless
+        that reading is missing.
         """
         n, b, steps = batch.y.shape
         m = models(theta)
@@ -120,7 +120,7 @@ class NodeModel(EncoderDecoder):
             return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
         cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = fold(batch.clock.expand(n, b, steps), m)
-        value = fold(batch.x[:, :, -1, :1], m)  # (m B 1): the last observed frame comes first
+        value = fold(batch.x[:, :, -1, :1], m)  # (m B 1): the first step gets the last observed frame
         frame = fold(batch.x[:, :, -1], m)
         y_hat: list[Tensor] = []
         for t in range(steps):
@@ -134,19 +134,19 @@ class NodeModel(EncoderDecoder):
             below = frame
             for layer, cell in enumerate(cells):
                 states[layer] = below = cell.step(below, states[layer])
-            with torch.autocast(below.device.type, enabled=False):  # forecasts are fed back: no bf16 here
+            with torch.autocast(below.device.type, enabled=False):  # no bf16: forecasts are fed back
                 y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
 
     def _fits_kernels(self, x: Tensor) -> bool:
-        """One layer of a width whose weights stay on chip, in bf16."""
+        """Whether the kernels can run this model: in bf16, with one layer whose weights fit on chip."""
         fit = self.layers == 1 and self.state <= kernels.WIDEST
         return fit and torch.is_autocast_enabled(x.device.type) and kernels.available(x.device)
 
     def _decode_by_kernel(
         self, theta: Mapping[str, Tensor], batch: Batch, start: Tensor, truth: Tensor | None
     ) -> Tensor:
-        """The same as `decode` does, from [h_c ; h_G] (m B h) on: -> (m B t)."""
+        """`decode` by a kernel, starting from [h_c ; h_G]: (m B h) -> (m B t)."""
         from cnfgnn.models.kernels import sequences
 
         m, (n, b, steps) = models(theta), batch.y.shape
@@ -155,7 +155,7 @@ class NodeModel(EncoderDecoder):
         fed = None
         if truth is not None:
             where = truth.expand(1, 1, steps)
-            if batch.weight is not None:  # of the reading before
+            if batch.weight is not None:  # of the previous reading
                 where = where & fold(batch.weight.roll(1, dims=-1) > 0, m)
             fed = sequences.Fed(fold(batch.y, m), where)
         return sequences.decode(
@@ -169,11 +169,12 @@ class NodeModel(EncoderDecoder):
 
     @staticmethod
     def fed(batch: Batch, truth: Tensor, t: int, m: int) -> Tensor:
+        """Where step t gets the true previous reading as its input."""
         if batch.weight is None:
             return truth[t]
         return truth[t] & fold(batch.weight[:, :, t - 1 : t] > 0, m)
 
 
 def fold(x: Tensor, m: int) -> Tensor:
-    """(n b ...) -> (m B ...): all nodes in one batch if they share their weights."""
+    """(n b ...) -> (m B ...): join the nodes into one batch if they share one model."""
     return x if m == x.shape[0] else x.reshape(1, -1, *x.shape[2:])

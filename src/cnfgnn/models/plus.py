@@ -1,7 +1,8 @@
-"""The node model with what the paper's does not know: which sensor it is, what is usual, what is missing.
+"""The extended node model: it can also use the sensor's identity, its weekly profile, the calendar, and gaps.
 
-Weights whose name holds `.personal.` belong to one node and stay there: they are never averaged and never
-sent, one row per node, and zero where a sensor has not trained, so that a new one forecasts like everybody.
+Weights with `.personal.` in their name belong to one node and stay there: they are never averaged and never
+sent. They have one row per node and start at zero, so that a sensor that has not trained forecasts with the
+shared weights alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
 from cnfgnn.models.params import Params, uniform
 
-HIDDEN_LAYERS = 2  # of a perceptron
+HIDDEN_LAYERS = 2  # of the perceptron encoder
 
 
 def node_model(model: ModelConfig, history: int, horizon: int) -> NodeModel | PlusModel:
@@ -51,18 +52,19 @@ class PlusModel(EncoderDecoder):
 
     @property
     def state(self) -> int:
+        """Width of the decoder's state, which starts as [h_c ; h_G]."""
         return self.hidden + self.embedding
 
     @property
     def features(self) -> int:
-        """Of one input frame of a GRU, or of all of them for a perceptron."""
+        """Inputs of the encoder: of one frame for a GRU, of the whole window for a perceptron."""
         config = self.config
         of_a_reading, readings = (2, 1) if config.encoder == "gru" else (1, self.history)
         context = 2 * config.calendar + config.personal + (self.horizon if config.profile else 0)
         return (of_a_reading + config.gaps) * readings + context
 
     def init(self, generator: torch.Generator) -> Params:
-        """One model (m = 1); what is personal begins with nothing."""
+        """One model (m = 1); personal weights start at zero."""
         config, h = self.config, self.hidden
         theta: Params = {}
         if config.encoder == "gru":
@@ -119,7 +121,7 @@ class PlusModel(EncoderDecoder):
         return h.reshape(n, b, -1)
 
     def _context(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """What is known besides readings: (n b k), k may be 0."""
+        """Inputs of the encoder besides readings: (n b k), where k may be 0."""
         n, b = batch.x.shape[:2]
         parts = [batch.x.new_zeros(n, b, 0)]
         if self.config.profile:
@@ -144,7 +146,7 @@ class PlusModel(EncoderDecoder):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat: -> (n b t); as the paper's, or all steps at once."""
+        """y_hat (n b t): step by step as in the paper, or all steps at once."""
         n, b, steps = batch.y.shape
         start = h_c
         if self.embedding:
@@ -179,7 +181,7 @@ class PlusModel(EncoderDecoder):
         return torch.cat(y_hat, dim=-1)
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
-        """(n b h) -> (n b t): everybody's last layer, and what the node adds to it."""
+        """(n b h) -> (n b t): the shared output layer, plus the node's own correction."""
         n, b = state.shape[:2]
         with torch.autocast(state.device.type, enabled=False):
             state = state.to(theta["output.weight"].dtype)

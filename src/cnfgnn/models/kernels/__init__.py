@@ -1,4 +1,4 @@
-"""Kernels in Triton for what takes most of the time on a GPU; everything works without them."""
+"""Triton kernels for what takes most of the time on a GPU; everything also works without them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import torch
 
 ON_CHIP = (
     210 << 10
-)  # bytes of shared memory that the largest kernel takes: Hopper has them, smaller GPUs have not
-WIDEST = 128  # units of a GRU whose weights stay there
+)  # bytes of shared memory that the largest kernel needs; GPUs smaller than Hopper have less
+WIDEST = 128  # units of the widest GRU whose weights fit there
 
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether this device runs them: Triton is there (PyTorch for CUDA brings it) and so is the memory."""
+    """Whether this device can run them: it has enough memory, and Triton comes with PyTorch for CUDA."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
     properties = torch.cuda.get_device_properties(device)
     on_chip = getattr(properties, "shared_memory_per_block_optin", None)
-    return bool(properties.major == 9 if on_chip is None else on_chip >= ON_CHIP)
+    if on_chip is None:
+        return bool(properties.major == 9)
+    return bool(on_chip >= ON_CHIP)

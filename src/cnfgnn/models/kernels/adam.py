@@ -46,13 +46,24 @@ def adam_step(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Move w (m, ...) in place; steps and moving (m,) and the learning rate () are in float64.
+    """Update w (m, ...) in place; `steps` and `moving` (m,) and the learning rate () are float64.
 
-    The rate is read from memory: as a constant it would have the kernel compiled anew whenever it changes.
+    The learning rate is read from memory: as a constant, it would recompile the kernel whenever it changes.
     """
     size = w[0].numel()
     _adam[(len(w), triton.cdiv(size, BLOCK))](
-        *(w, grad.contiguous(), mean, square, steps, moving, lr, size),
-        **{"beta_1": betas[0], "beta_2": betas[1], "eps": eps},
-        **{"log_1": math.log(betas[0]), "log_2": math.log(betas[1]), "BLOCK": BLOCK},
+        w,
+        grad.contiguous(),
+        mean,
+        square,
+        steps,
+        moving,
+        lr,
+        size,
+        beta_1=betas[0],
+        beta_2=betas[1],
+        eps=eps,
+        log_1=math.log(betas[0]),
+        log_2=math.log(betas[1]),
+        BLOCK=BLOCK,
     )

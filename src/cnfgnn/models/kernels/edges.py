@@ -1,7 +1,7 @@
-"""What edges do with rows of nodes, in one pass each: gather and add, sum into nodes, undo a ReLU.
+"""Operations on edges in one pass each: gather from nodes and add, sum into nodes, backward through a ReLU.
 
-Rows are (edge, window) or (node, window) pairs, windows fastest; sums are taken in float32 and in a fixed
-order, so that a run can be repeated to the last bit.
+Rows are (edge, window) or (node, window) pairs, with windows varying fastest. Sums are taken in float32 and
+in a fixed order, so that runs are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def segment_sum(
     x, order, offsets, out, b, out_stride,
     F: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """out (n b .)[:f] = the sum of x (e b f) over each node's edges."""
+    """out (n b .)[:f] = the sum of x (e b f) over the edges of each node."""
     node = tl.program_id(0).to(tl.int64)
     window = tl.program_id(1) * WINDOWS + tl.arange(0, WINDOWS)
     inside, unit = (window < b)[:, None], tl.arange(0, F)[None, :]
@@ -58,8 +58,10 @@ def undo_first_layer(
     grad, y, weights, order, offsets, slopes, out, columns, b, out_stride,
     F: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
-    """slopes (e b f) = grad where y > 0; out = their sum over each node's edges; and a row (f) of each
-    program with the sum of weight * slope."""
+    """slopes (e b f) = grad where y > 0, else 0; out = their sum over the edges of each node.
+
+    Each program also writes a row (f) with its sum of weight * slope.
+    """
     node = tl.program_id(0).to(tl.int64)
     window = tl.program_id(1) * WINDOWS + tl.arange(0, WINDOWS)
     inside, unit = (window < b)[:, None], tl.arange(0, F)[None, :]
@@ -85,8 +87,10 @@ def undo_relu(
     grad, y, receivers, slopes, columns, R, b,
     F: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    """slopes (r f) = grad where y > 0, and a row (f) of each program with their sum. With GATHER, grad has a
-    row for each node and window, and an edge takes its receiver's."""
+    """slopes (r f) = grad where y > 0, else 0; each program also writes a row (f) with their sum.
+
+    With GATHER, grad has one row per node and window, and an edge gets that of its receiver.
+    """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     within, unit = rows < R, tl.arange(0, F)[None, :]
     inside, at = within[:, None], rows[:, None] * F + unit
@@ -101,7 +105,7 @@ def undo_relu(
 
 @triton.jit
 def add_gathered(x, at_nodes, receivers, out, columns, R, b, F: tl.constexpr, ROWS: tl.constexpr):
-    """out (e b f) = x + at_nodes[receiver], and a row (f) of each program with their sum."""
+    """out (e b f) = x + at_nodes[receiver]; each program also writes a row (f) with its sum."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     within, unit = rows < R, tl.arange(0, F)[None, :]
     inside, at = within[:, None], rows[:, None] * F + unit
@@ -114,7 +118,7 @@ def add_gathered(x, at_nodes, receivers, out, columns, R, b, F: tl.constexpr, RO
 
 @triton.jit
 def column_sums(x, columns, R, F: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """A row (f) of each program: the sum of its rows of x (r f); any f, padded to a power of two."""
+    """Each program writes a row (f) with the sum of its rows of x (r f); f is padded to a power of two."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     unit = tl.arange(0, PADDED)
     inside = (rows < R)[:, None] & (unit < F)[None, :]

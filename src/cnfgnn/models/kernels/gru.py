@@ -1,15 +1,16 @@
-"""GRU sequences in one launch: a program keeps the weights of a model and a few sequences' states on chip.
+"""GRU sequences in one launch: a program keeps a model's weights and the states of some sequences on chip.
 
-Each kernel walks over all steps; `cnfgnn.models.gru` is the plain twin it is tested against. Products run in
-the type of the `states` buffer (bf16 on a GPU), states and gates in float32.
+Each kernel runs over all steps; `cnfgnn.models.gru` is the plain version that it is tested against. Products
+have the type of the `states` buffer (bf16 on a GPU), states and gates are float32.
 
-The two features of an input frame and the biases enter through products too, as 16 more columns of the state:
-value and time of day, each as its rounded part and the rest, and two ones for a bias and its rest. So what
-they add is as exact as float32 although products are not.
+The two features of an input frame and the biases also go through products, as 16 more columns of the state:
+the value and the time of day, each split into its rounded part and the remainder, and two ones for a bias and
+its remainder. So their contribution has the precision of float32 although the products have not.
 
-    states  (m t b h+16)  of each step: the state before it | its frame
-    gates   (m t b 4h)    of each step: n, r, z and what the state adds to n. On the way back each is replaced
-                          by its slope before activation: n as the input sees it, r, z, n as the state sees it
+    states  (m t b h+16)  for each step: the state before it | its frame
+    gates   (m t b 4h)    for each step: n, r, z and the contribution of the state to n. The backward pass
+                          replaces each by its gradient before the activation: of n with respect to the input,
+                          of r, of z, and of n with respect to the state
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FRAME = 16  # columns of a frame: what the smallest product takes
+FRAME = 16  # columns of a frame: the smallest size of a product
 
 
 @triton.jit
 def _place(B, BLOCK: tl.constexpr):
-    """Which model, and which sequences of it: (BLOCK,)."""
+    """The model of this program, and its sequences: (BLOCK,)."""
     tiles = tl.cdiv(B, BLOCK)
     m, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     return m.to(tl.int64), (tile * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
@@ -46,7 +47,7 @@ def _frame(value, clock, kind: tl.constexpr):
 
 @triton.jit
 def _at_bias(bias, frame, kind: tl.constexpr):
-    """(16 h): the frame's weights `frame` with a bias (h,) in the rows that meet the ones."""
+    """(16 h): the weights `frame` of a frame, with a bias (h,) in the rows that are multiplied by ones."""
     row = tl.arange(0, 16)[:, None]
     near = bias.to(kind).to(tl.float32)
     frame = tl.where(row == 4, near[None, :], frame)
@@ -55,7 +56,7 @@ def _at_bias(bias, frame, kind: tl.constexpr):
 
 @triton.jit
 def _at_input(w_ih, bias, gate: tl.constexpr, H: tl.constexpr, kind: tl.constexpr):
-    """(16 h): the input weights of a gate, and its bias."""
+    """(16 h): the input weights of a gate and its bias."""
     row, unit = tl.arange(0, 16)[:, None], tl.arange(0, H)[None, :]
     weights = tl.load(w_ih + (gate * H + unit) * 2 + row // 2, mask=row < 4, other=0.0)
     return _at_bias(bias, weights, kind)
@@ -68,7 +69,7 @@ def _bias(b, gate: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def _at_state(w_hh, gate: tl.constexpr, H: tl.constexpr, kind: tl.constexpr):
-    """(h h): the state weights of a gate, a row per unit of the new state."""
+    """(h h): the state weights of a gate, one row per unit of the new state."""
     return tl.load(w_hh + (gate * H + tl.arange(0, H)[:, None]) * H + tl.arange(0, H)[None, :]).to(kind)
 
 
@@ -80,7 +81,7 @@ def _of_state(w_hh, H: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _of_frame(w_ih, b_ih, b_hh, H: tl.constexpr, kind: tl.constexpr):
-    """What a frame adds to r, to z, to n, and to the state's part of n: there only a bias."""
+    """The weights of a frame for r, z, n and the state's contribution to n, which gets only a bias."""
     X_r = _at_input(w_ih, _bias(b_ih, 0, H) + _bias(b_hh, 0, H), 0, H, kind)
     X_z = _at_input(w_ih, _bias(b_ih, 1, H) + _bias(b_hh, 1, H), 1, H, kind)
     X_n = _at_input(w_ih, _bias(b_ih, 2, H), 2, H, kind)
@@ -90,7 +91,7 @@ def _of_frame(w_ih, b_ih, b_hh, H: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _gates(h, frame, W_r, W_z, W_n, X_r, X_z, X_n, X_h, exact: tl.constexpr):
-    """r, z, n and what the state adds to n, of a state (b h) and a frame (b 16) in the products' type."""
+    """r, z, n and the state's contribution to n; state (b h) and frame (b 16) have the products' type."""
     r = tl.sigmoid(tl.dot(h, tl.trans(W_r), tl.dot(frame, X_r, input_precision=exact), input_precision=exact))
     z = tl.sigmoid(tl.dot(h, tl.trans(W_z), tl.dot(frame, X_z, input_precision=exact), input_precision=exact))
     from_state = tl.dot(h, tl.trans(W_n), tl.dot(frame, X_h, input_precision=exact), input_precision=exact)
@@ -135,8 +136,11 @@ def decode_forward(
     T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, SAVE: tl.constexpr, FED: tl.constexpr,
     exact: tl.constexpr,
 ):  # fmt: skip
-    """Forecasts (m b t) from a state (m b h) and the last reading (m b): each step is fed the forecast before
-    it, or the truth (m b t) where `fed` (m b t) says so. `clock` (m b t) is each frame's second feature."""
+    """Forecasts (m b t) from a state (m b h) and the last reading (m b).
+
+    Each step gets the previous forecast as its input, or the truth (m b t) where `fed` (m b t) is set.
+    `clock` (m b t) is the second feature of each frame.
+    """
     kind: tl.constexpr = states.dtype.element_ty
     W: tl.constexpr = H + 16
     m, rows = _place(B, BLOCK)
@@ -149,7 +153,7 @@ def decode_forward(
     h = tl.load(start + sequence[:, None] * H + unit, mask=inside[:, None], other=0.0).to(tl.float32)
     last = tl.load(value + sequence, mask=inside, other=0.0).to(tl.float32)
     for t in range(T):
-        if FED:  # noqa: SIM102 - one is decided when the kernel is compiled, the other when it runs
+        if FED:  # noqa: SIM102 - the first is known at compile time, the second at run time
             if t > 0:
                 true = tl.load(truth + m * y_m + rows * y_b + t - 1, mask=inside, other=0.0).to(tl.float32)
                 is_fed = tl.load(fed + m * f_m + rows * f_b + t, mask=inside, other=0)
@@ -173,7 +177,7 @@ def decode_forward(
 
 @triton.jit
 def _keep(at, n, r, z, from_state, inside, H: tl.constexpr):
-    """Four columns of blocks, in the type of where they go."""
+    """Store four blocks side by side, in the type of the buffer."""
     kind: tl.constexpr = at.dtype.element_ty
     tl.store(at, n.to(kind), mask=inside[:, None])
     tl.store(at + H, r.to(kind), mask=inside[:, None])
@@ -183,8 +187,11 @@ def _keep(at, n, r, z, from_state, inside, H: tl.constexpr):
 
 @triton.jit
 def _slopes(g, h, at, inside, H: tl.constexpr):
-    """From d loss / d new state (b h), the state before and the gates kept at `at`: the slopes of n, r, z and
-    of n as the state sees it, and what of g passes straight on to the state before."""
+    """The gradients of the gates, and the part of g that passes directly to the previous state.
+
+    g is d loss / d new state (b h), h the previous state, and the gates are stored at `at`. The gradients are
+    those of n with respect to the input, of r, of z, and of n with respect to the state.
+    """
     n = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     r = tl.load(at + H, mask=inside, other=0.0).to(tl.float32)
     z = tl.load(at + 2 * H, mask=inside, other=0.0).to(tl.float32)
@@ -196,7 +203,7 @@ def _slopes(g, h, at, inside, H: tl.constexpr):
 
 @triton.jit
 def _through(g, d_r, d_z, d_h, W_r, W_z, W_n, exact: tl.constexpr):
-    """d loss / d state before: g and what comes back through the state's products."""
+    """d loss / d previous state: g, plus the gradients through the products of the state."""
     kind: tl.constexpr = W_r.dtype
     g = tl.dot(d_r.to(kind), W_r, g, input_precision=exact)
     g = tl.dot(d_z.to(kind), W_z, g, input_precision=exact)
@@ -208,7 +215,7 @@ def encode_backward(
     grad, w_hh, states, gates, B,
     T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, exact: tl.constexpr,
 ):  # fmt: skip
-    """From d loss / d last state (m b h) back to the slope of every gate."""
+    """From d loss / d last state (m b h) to the gradients of all gates."""
     kind: tl.constexpr = states.dtype.element_ty
     m, rows = _place(B, BLOCK)
     within, unit = rows < B, tl.arange(0, H)[None, :]
@@ -231,18 +238,20 @@ def decode_backward(
     T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, FED: tl.constexpr, LEARN: tl.constexpr,
     exact: tl.constexpr,
 ):  # fmt: skip
-    """From d loss / d forecast (m b t) back to the state at the start (m b h). With LEARN also the slope of
-    every gate, and for the output layer a row (h+1) of each program."""
+    """From d loss / d forecast (m b t) to the gradient of the initial state (m b h).
+
+    With LEARN also the gradients of all gates, and for the output layer one row (h+1) per program.
+    """
     kind: tl.constexpr = states.dtype.element_ty
     m, rows = _place(B, BLOCK)
     within, unit = rows < B, tl.arange(0, H)[None, :]
     inside = within[:, None]
     W_r, W_z, W_n = _of_state(w_hh + m * 3 * H * H, H, kind)
-    at_value = w_ih + m * 6 * H + 2 * unit  # the weights of a frame's reading, gate after gate
+    at_value = w_ih + m * 6 * H + 2 * unit  # the weights of the reading in a frame, gate after gate
     w_out += m * H
     sequence = m * B + rows
     g = tl.zeros((BLOCK, H), tl.float32)
-    to_value = tl.zeros((BLOCK,), tl.float32)  # what the step after this one sends back to its forecast
+    to_value = tl.zeros((BLOCK,), tl.float32)  # gradient of this forecast through the next step
     of_output = tl.zeros((BLOCK, H), tl.float32)
     of_bias = tl.zeros((BLOCK,), tl.float32)
     for back in range(T):

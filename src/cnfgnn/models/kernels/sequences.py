@@ -1,4 +1,4 @@
-"""The GRU kernels as differentiable functions: what `NodeModel` calls where they are available and faster."""
+"""The GRU kernels as differentiable functions, which `NodeModel` calls where they are available."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn import functional
 from cnfgnn.models import kernels
 from cnfgnn.models.kernels import gru
 
-WIDTHS = (16, 32, 64, kernels.WIDEST)  # of states that products take
-NARROW = 64  # up to this width four warps walk back fastest, and 16 sequences a program
+WIDTHS = (16, 32, 64, kernels.WIDEST)  # widths of states that the products allow
+NARROW = 64  # up to this width, four warps and 16 sequences per program are fastest in the backward pass
 
 
 class Weights(NamedTuple):
@@ -26,10 +26,11 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, theta: Mapping[str, Tensor], prefix: str) -> Weights:
+        """The weights of the layer `prefix` of a model."""
         return cls(*(theta[f"{prefix}.{name}"] for name in cls._fields))
 
     def widened(self, by: int) -> Weights:
-        """The same cell with more units, whose weights are zero: they start at zero and stay there."""
+        """The same layer with additional units, whose weights are zero: their states stay zero."""
         if by == 0:
             return self
 
@@ -46,7 +47,7 @@ class Weights(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """The truth (m b t) that is fed where `where` (m b t, any of them 1 wide) says so."""
+    """The true readings (m b t), and where to feed them: (m b t), where each size may be 1."""
 
     truth: Tensor
     where: Tensor
@@ -63,7 +64,7 @@ def encode(x: Tensor, cell: Weights) -> Tensor:
 def decode(
     start: Tensor, value: Tensor, clock: Tensor, fed: Fed | None, cell: Weights, output: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Forecasts of a GRU that is fed its own: (m b h), (m b), (m b t) -> (m b t)."""
+    """Forecasts of a GRU that gets its own forecasts as input: (m b h), (m b), (m b t) -> (m b t)."""
     save = torch.is_grad_enabled() and (start.requires_grad or cell.weight_hh.requires_grad)
     by = _missing(start.shape[-1])
     start, weight = (functional.pad(x, (0, by)) if by else x for x in (start, output[0]))
@@ -83,9 +84,20 @@ class _Encode(torch.autograd.Function):
         cell = [w.contiguous() for w in (w_ih, w_hh, b_ih, b_hh)]
         block = _block(m, b, h)
         gru.encode_forward[_grid(m, b, block)](
-            *(x, *cell, states, gates, final, b, *x.stride()),
-            **{"T": t, "H": h, "BLOCK": block, "SAVE": save},
-            **{"exact": "ieee", "num_warps": 8, "num_stages": 1},
+            x,
+            *cell,
+            states,
+            gates,
+            final,
+            b,
+            *x.stride(),
+            T=t,
+            H=h,
+            BLOCK=block,
+            SAVE=save,
+            exact="ieee",
+            num_warps=8,
+            num_stages=1,
         )
         ctx.save_for_backward(w_hh, states, gates)
         return final
@@ -97,8 +109,17 @@ class _Encode(torch.autograd.Function):
         h = w_hh.shape[-1]
         block, warps = _block(m, b, h), 4 if h <= NARROW else 8
         gru.encode_backward[_grid(m, b, block)](
-            *(grads[0].contiguous(), w_hh.contiguous(), states, gates, b),
-            **{"T": t, "H": h, "BLOCK": block, "exact": "ieee", "num_warps": warps, "num_stages": 3},
+            grads[0].contiguous(),
+            w_hh.contiguous(),
+            states,
+            gates,
+            b,
+            T=t,
+            H=h,
+            BLOCK=block,
+            exact="ieee",
+            num_warps=warps,
+            num_stages=3,
         )
         return None, *_weight_gradients(gates, states, h), None
 
@@ -127,10 +148,26 @@ class _Decode(torch.autograd.Function):
         block = _block(m, b, h)
         truth, where, strides = _fed(fed, y_hat)
         gru.decode_forward[_grid(m, b, block)](
-            *(start.contiguous(), value.contiguous(), clock.contiguous(), where, truth),
-            *(*weights, b_out.contiguous(), states, gates, y_hat, b, *strides),
-            **{"T": t, "H": h, "BLOCK": block, "SAVE": save, "FED": fed is not None},
-            **{"exact": "ieee", "num_warps": 8, "num_stages": 1},
+            start.contiguous(),
+            value.contiguous(),
+            clock.contiguous(),
+            where,
+            truth,
+            *weights,
+            b_out.contiguous(),
+            states,
+            gates,
+            y_hat,
+            b,
+            *strides,
+            T=t,
+            H=h,
+            BLOCK=block,
+            SAVE=save,
+            FED=fed is not None,
+            exact="ieee",
+            num_warps=8,
+            num_stages=1,
         )
         ctx.save_for_backward(w_ih, w_hh, w_out, states, gates, where)
         ctx.fed, ctx.strides, ctx.learn = fed is not None, strides, w_hh.requires_grad
@@ -143,20 +180,25 @@ class _Decode(torch.autograd.Function):
         block = _block(m, b, h)
         grid = _grid(m, b, block)
         grad_start = grads[0].new_empty(m, b, h)
-        rows = grads[0].new_empty(m, grid[0] // m, h + 1)  # of the output layer, one of each program
+        rows = grads[0].new_empty(m, grid[0] // m, h + 1)  # of the output layer, one per program
         gru.decode_backward[grid](
-            *(
-                grads[0].contiguous(),
-                where,
-                *(w.contiguous() for w in weights),
-                states,
-                gates,
-                grad_start,
-                rows,
-            ),
-            *(b, *ctx.strides[:2]),
-            **{"T": t, "H": h, "BLOCK": block, "FED": ctx.fed, "LEARN": ctx.learn},
-            **{"exact": "ieee", "num_warps": 8, "num_stages": 3},
+            grads[0].contiguous(),
+            where,
+            *(w.contiguous() for w in weights),
+            states,
+            gates,
+            grad_start,
+            rows,
+            b,
+            *ctx.strides[:2],
+            T=t,
+            H=h,
+            BLOCK=block,
+            FED=ctx.fed,
+            LEARN=ctx.learn,
+            exact="ieee",
+            num_warps=8,
+            num_stages=3,
         )
         if not ctx.learn:
             return grad_start, *[None] * 10
@@ -171,7 +213,7 @@ class _Decode(torch.autograd.Function):
 
 
 def _weight_gradients(slopes: Tensor, states: Tensor, h: int) -> tuple[Tensor, ...]:
-    """All weights of a cell at once: one product of slopes and what they multiplied, over all steps."""
+    """The gradients of all weights of a layer: one product of the gates' gradients and inputs."""
     a, b = slopes.flatten(1, 2).mT, states.flatten(1, 2)
     half = a.dtype == torch.bfloat16
     product = torch.bmm(a, b, torch.float32) if half else torch.bmm(a, b)  # (m 4h h+16)
@@ -182,7 +224,7 @@ def _weight_gradients(slopes: Tensor, states: Tensor, h: int) -> tuple[Tensor, .
 
 
 def _fed(fed: Fed | None, like: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Truth, where it is fed, and how far apart their rows lie: (m b) of each."""
+    """The true readings, where to feed them, and the strides of the axes m and b of both."""
     if fed is None:
         return like, like, (0, 0, 0, 0)
     truth = fed.truth if fed.truth.stride(-1) == 1 else fed.truth.contiguous()
@@ -192,20 +234,20 @@ def _fed(fed: Fed | None, like: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]
 
 
 def _missing(h: int) -> int:
-    """Units that a state of h has to be widened by."""
+    """The number of units that a state of h units lacks to the next allowed width."""
     return next(width for width in WIDTHS if width >= h) - h
 
 
 def _kind(x: Tensor) -> torch.dtype:
-    """The products' type; the kernels' own tests ask for float32 by leaving autocast off."""
+    """The type of products; the tests of the kernels turn autocast off to get float32."""
     return torch.bfloat16 if torch.is_autocast_enabled(x.device.type) else torch.float32
 
 
 def _block(m: int, b: int, h: int) -> int:
-    """Sequences a program takes: 32, or fewer where that would leave most multiprocessors without work."""
+    """Sequences per program: 32, or 16 where 32 would leave most multiprocessors idle."""
     return 32 if h > NARROW and m * -(-b // 32) >= 100 else 16
 
 
 def _grid(m: int, b: int, block: int) -> tuple[int]:
-    """In one dimension: of the others there may be 65,535 only."""
+    """The grid has one dimension, because the others are limited to 65,535 programs."""
     return (m * -(-b // block),)
