@@ -71,7 +71,7 @@ def test_a_site_that_joined_after_the_beginning_is_there(capsys: pytest.CaptureF
 
 
 def test_a_site_that_can_be_reached_and_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    late = "is late with 'save' (at work for more than 30 s): left out until it is done"
+    late = "is late with 'save' (working for more than 30 s): left out until it has finished"
     told = lines(capsys, status(sites={"west": site(present=False, problem=late), "north": site()}))
     assert f"site west is away: {late}" in told
 

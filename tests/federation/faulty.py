@@ -53,8 +53,9 @@ class FaultySite(SiteExecutor):
 
     def _watched(self, verb: str, right: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **more: Any) -> Any:
-            judging = more.get("judge") or more.get("split", "train") != "train"
-            what = "" if judging else self._fault(verb, more.get("number"))
+            evaluating = more.get("for_evaluation") or more.get("split", "train") != "train"
+            draw = more.get("draw")
+            what = "" if evaluating else self._fault(verb, None if draw is None else draw.number)
             if what == "stand":
                 (self.kit / STANDS).touch()
                 threading.Event().wait()

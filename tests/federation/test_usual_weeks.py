@@ -72,9 +72,9 @@ def test_a_site_finds_its_usual_weeks_again_and_a_new_one_counts_what_it_has(tmp
     np.testing.assert_array_equal(new.data.usual_weeks, counted)
     assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
     for clients in (before, new, other):  # with everybody's weights nonetheless
-        assert clients.forecasts is not None
+        assert clients.owner.forecasts is not None
         assert torch.equal(clients.theta["output.weight"], before.theta["output.weight"])
-        assert torch.isfinite(clients.forecasts).all()
+        assert torch.isfinite(clients.owner.forecasts).all()
 
 
 def test_where_nothing_is_usual_no_change_is_expected(tmp_path: Path) -> None:

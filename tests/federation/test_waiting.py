@@ -59,7 +59,7 @@ def test_a_stopped_job_and_one_at_work_for_ever_are_left_out_and_come_back(sites
     sites.takes_part_again("south", sites.status["exchanges"])
 
     sites.stands("west", 1)
-    sites.until(lambda: "at work for" in sites.site("west")["holding_up"], "the status says who is at work")
+    sites.until(lambda: "working for" in sites.site("west")["holding_up"], "the status says who is at work")
     sites.until(lambda: "is late with" in sites.site("west")["problem"], "west is late", 300)
     now = sites.status["round"]
     sites.until(lambda: sites.status["round"] > now + 1, "the others go on")

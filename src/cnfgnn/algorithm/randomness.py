@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+
+from cnfgnn.algorithm.number_rules import whole
 
 NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
 COINS_AT_ONCE = 256  # minibatches
@@ -31,11 +33,18 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 class Draw(NamedTuple):
-    """Which minibatch: these three numbers travel, never the windows they stand for."""
+    """Names a minibatch: these three numbers travel, never the windows they stand for."""
 
     r_g: int
     epoch: int
     number: int
+
+
+class Minibatches(NamedTuple):
+    """Some of the minibatches of several epochs, counted from the first of the first epoch."""
+
+    first: int
+    until: Annotated[int, whole(1)]  # which is not among them
 
 
 class Batches:

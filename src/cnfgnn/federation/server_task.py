@@ -20,16 +20,17 @@ import torch
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, held_by
-from cnfgnn.algorithm.memory_plan import Keeping
+from cnfgnn.algorithm.memory_plan import MemoryPlan
 from cnfgnn.algorithm.methods import check_method
-from cnfgnn.algorithm.nodes import EVERYBODY
+from cnfgnn.algorithm.number_rules import TAG
 from cnfgnn.algorithm.server import Server
+from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, NoSiteAnswered, RunError
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.rendezvous import gather, objection, unlike
 from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
@@ -41,8 +42,6 @@ from cnfgnn.runs.training_loop import evaluate
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Channel
-from cnfgnn.transports.remote.rules import TAG
-from cnfgnn.transports.remote.schema import Sizes
 from cnfgnn.transports.remote.transport import RemoteTransport, Site, Stopped
 
 RUNS = "runs"
@@ -129,7 +128,7 @@ class Federation:
             start += len(plan.sensors)
             site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
             site.reachable = plan.name in self.spans
-            site.room = self.spans[plan.name].room if site.reachable else 0
+            site.memory_limit = self.spans[plan.name].room if site.reachable else 0
             site.objection = partial(objection, plan=plan, span=self.span())
             sites.append(site)
         keep_freed_memory()
@@ -290,9 +289,7 @@ def _forecast(federation: Federation) -> dict[str, Any]:
         raise DataError(federation.project.name, f"readings come every {span.step} s, and {trained}")
     try:
         without = federation.not_forecast(_forecast_made(federation, run, span))
-    except NodeError as error:
-        if error.site != EVERYBODY:
-            raise
+    except NoSiteAnswered:
         without = federation.absent()
     there = [site.name for site in federation.project.sites if site.name not in without]
     zone = " UTC" if span.utc else ""
@@ -332,12 +329,13 @@ def _finished_round(federation: Federation) -> Run:
     return run
 
 
-def _kept_so_far(run: Run) -> Keeping | None:
+def _kept_so_far(run: Run) -> MemoryPlan | None:
     """How a run that has begun keeps hidden states: sites that are away now had a say in it."""
     if not run.manifest["events"]:
         return None
     known = run.events()[0].get("memory", {})
-    return Keeping(**{name: known[name] for name in vars(Keeping()) if name in known}) if known else None
+    fields = {name: known[name] for name in vars(MemoryPlan()) if name in known}
+    return MemoryPlan(**fields) if known else None
 
 
 def _strategy(experiment: Experiment) -> Server:

@@ -7,8 +7,7 @@ sent, one row per node, and zero where a sensor has not trained, so that a new o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,13 +20,6 @@ from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, uniform
 
 HIDDEN_LAYERS = 2  # of a perceptron
-
-
-def model_told(numbers: Mapping[str, Any]) -> NodeModel | PlusModel:
-    """The model that `prepare` tells nodes to have."""
-    options = Options(**{f.name: numbers[f.name] for f in fields(Options)})
-    sizes = {name: numbers[name] for name in ("hidden", "layers", "embedding", "history", "horizon")}
-    return node_model(**sizes, options=options)
 
 
 def node_model(

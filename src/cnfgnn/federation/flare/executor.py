@@ -24,9 +24,11 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.memory_plan import SHARE
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import ComputeConfig, Missing
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import Series
+from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.flare.cell import serve_notes
 from cnfgnn.federation.kits import read_site
@@ -142,7 +144,7 @@ class SiteNodes:
         reading in the history. Where that is all of them, the files of before stay as they are."""
         assert self.terms is not None
         assert self.own is not None
-        assert clients.forecasts is not None
+        assert clients.owner.forecasts is not None
         log, history = logging.getLogger(__name__), clients.data.history
         has = clients.data.has["test"]
         if has is not None and not has.any():
@@ -153,13 +155,13 @@ class SiteNodes:
                 shown_time(self.own.newest),
             )
             return
-        if not torch.isfinite(clients.forecasts).any():
+        if not torch.isfinite(clients.owner.forecasts).any():
             raise DataError(self.kit / FORECASTS, "the forecast came out as no numbers and is not written")
-        horizon = clients.forecasts.shape[1]
+        horizon = clients.owner.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
         frame = pd.DataFrame(
-            clients.forecasts.T.double().cpu().numpy(),
+            clients.owner.forecasts.T.double().cpu().numpy(),
             index=times.tz_localize("UTC") if self.own.readings.utc else times,
             columns=list(self.own.readings.ids),
         )
@@ -184,16 +186,16 @@ class SiteClients(Clients):
         name: str,
         room: int,
     ) -> None:
-        super().__init__(now, compute, store, name, room=room)
+        super().__init__(now, compute, store, name, memory_limit=room)
         self.now, self.of_the_run = now, of_the_run
 
-    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
-        self.series = self.now if plan["ahead"] else self.of_the_run()
-        return super().census(missing, **plan)
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        self.series = self.now if windows.ahead else self.of_the_run()
+        return super().census(windows, missing)
 
-    def prepare(self, mean: float, std: float, **more: Any) -> None:
-        self.series = self.now if more["ahead"] else self.of_the_run()
-        super().prepare(mean, std, **more)
+    def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
+        self.series = self.now if windows.ahead else self.of_the_run()
+        super().prepare(settings, mean, std, windows)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
