@@ -14,7 +14,7 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.calls import MemoryLimit
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
 from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
 from cnfgnn.algorithm.node_state import NodeState
@@ -63,7 +63,7 @@ class Clients:
         self.regulariser: Pull | None = None  # toward the weights of neighbours
         self._h_c: Tensor | None = None  # of all training windows, until the weights change
         self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
-        self._update_memory, self._backward_memory = Memory(compute.device), Memory(compute.device)
+        self._update_pool, self._backward_pool = RecordingPool(compute.device), RecordingPool(compute.device)
 
     # ---- set-up -------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Clients:
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
-        minibatch = Replay(self._learn, self._update_memory)
+        minibatch = Replay(self._learn, self._update_pool)
         for number in range(first, until):
             windows = self.client_batches[Draw(r_g, *divmod(number, in_an_epoch))]
             minibatch(windows, self._at(self.h_G, windows), self.coins[step + number])
@@ -293,7 +293,7 @@ class Clients:
         """The weights have changed and now stay the same for a while: forget what depends on the old ones."""
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
-        self._backward = Replay(self._grad_h_G, self._backward_memory)
+        self._backward = Replay(self._grad_h_G, self._backward_pool)
 
 
 def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:

@@ -97,7 +97,9 @@ def federate(
     method = check_method(config)
     if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
         raise ConfigError(
-            "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
+            "training.fmtl_norm",
+            "plain works only in the simulator, with all nodes in one group",
+            ["squared"],
         )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, keeping = _agree(

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay, ReplayBoth
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay, ReplayBoth
 from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
@@ -44,7 +44,7 @@ class GraphLearner:
         self.compute = compute
         self._graph: Edges | None = None
         self._kept: tuple[Tensor, list[Tensor]] | None = None  # from the forward pass, for `descend`
-        self._learning, self._propagating = Memory(compute.device), Memory(compute.device)
+        self._learning, self._propagating = RecordingPool(compute.device), RecordingPool(compute.device)
         self._passes = ReplayBoth(self._forward, self._descend, self._learning)
 
     def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
@@ -31,7 +31,7 @@ class Pooled:
         self.step = 0
         # never called: its rounds have no phases
         self.reached: Callable[[int, int], None] = lambda r_g, phase: None
-        self._memory = Memory(clients.compute.device)
+        self._memory = RecordingPool(clients.compute.device)
         self._minibatch = Replay(self._learn, self._memory)
 
     def round(self, r_g: int) -> None:

@@ -145,11 +145,13 @@ class Alternating(Server):
     @property
     def phases(self) -> tuple[int, ...]:
         """Minibatches of the nodes, and of the graph network."""
-        served = () if self.gn is None else (self.server_rounds * len(self.batches),)
-        return (self.client_rounds * len(self.client_batches), *served)
+        of_nodes = self.client_rounds * len(self.client_batches)
+        if self.gn is None:
+            return (of_nodes,)
+        return of_nodes, self.server_rounds * len(self.batches)
 
     def round(self, r_g: int) -> None:
-        done = self.phase  # phases of this round that were done before an interruption
+        done = self.phase  # the last phase that was done before an interruption
         # (1) Federated learning of on-node models.
         if done < 1:
             self.update(r_g)

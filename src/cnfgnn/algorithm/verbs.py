@@ -141,6 +141,12 @@ class Ask(Verb):
     @abstractmethod
     def up(self, known: Sizes, came: Arrays) -> Expected: ...
 
+    @abstractmethod
+    def answer(self, nodes: Clients, arrays: Params) -> Reply: ...
+
+    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+        return self.answer(nodes, arrays)
+
 
 class WindowPlan(NamedTuple):
     """What all windows have in common; their start rows are arrays."""
@@ -171,7 +177,7 @@ class Census(Ask):
         expected = {f"has.{split}": Allowed(UINT8, [(known.n, came[split].shape[1])]) for split in SPLITS}
         return expected | {"moments": Allowed(FLOAT64, [(known.n, 3)])}
 
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
         moments, has = nodes.census(windows=windows_of(self.plan, arrays), missing=self.missing)
         return {f"has.{split}": has[split].to(torch.uint8) for split in SPLITS} | {"moments": moments}
 
@@ -348,7 +354,7 @@ class Weights(Ask):
     def up(self, known: Sizes, came: Arrays) -> Expected:
         return known.weights(known.n)
 
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
         return nodes.weights()
 
 
@@ -366,7 +372,7 @@ class Encode(Ask):
         count = known.windows[self.split] if self.draw is None else known.drawn(self.draw)
         return known.states("h_c", (known.n, count, known.hidden))
 
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
         return {"h_c": nodes.encode(draw=self.draw, split=self.split)}
 
 
@@ -387,7 +393,7 @@ class Backward(Ask):
     def up(self, known: Sizes, came: Arrays) -> Expected:
         return known.states("grad_h_G", tuple(came["h_G"].shape))
 
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
         h_G = only(arrays, "h_G")
         return {"grad_h_G": nodes.backward(h_G=h_G, draw=self.draw, step=self.step, learn=self.learn)}
 
@@ -404,7 +410,7 @@ class Score(Ask):
     def up(self, known: Sizes, came: Arrays) -> Expected:
         return {"sums": Allowed(FLOAT64, [(known.n, known.horizon, 8)])}
 
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
         return {"sums": nodes.score(split=self.split)}
 
 
