@@ -78,7 +78,7 @@ class Verb(ABC):
     computes: ClassVar[bool] = False  # whether it may take a site minutes
     states: ClassVar[tuple[str, ...]] = ()  # arrays of hidden states or gradients: may be quantised to int8
     carries_weights: ClassVar[bool] = False  # its arrays are weights: may be quantised to bf16
-    stays_bf16: ClassVar[bool] = False  # nodes store its arrays, so that bf16 is not widened on arrival
+    stays_bf16: ClassVar[bool] = False  # nodes store its arrays: they stay in bf16 if they arrive so
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__.lower()
