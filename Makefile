@@ -1,50 +1,70 @@
-# Everything sets itself up in .venv: `make demo` and `make test` start from a bare clone.
+# Every target sets itself up in .venv, from a bare clone. `make demo` installs what running needs;
+# the other targets also install the development tools.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+LOWEST := .venv-lowest
+PIP := -m pip install --quiet --constraint constraints.txt
 
-DEMO := runs/demo
+.PHONY: help demo test test-all test-slow test-lowest chaos test-kernels check lint types docs clean
 
-.PHONY: demo test test-all test-slow chaos test-kernels check lint types clean
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed, and $(PYTHON) is older: make PYTHON=python3.12 test"; exit 2; }
+		{ echo "cnfgnn needs Python 3.11 or newer, and $(PYTHON) is older. Try: make PYTHON=python3.12 demo"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) --editable .
 	@touch $@
 
-demo: $(READY)  ## three methods on a small synthetic city, side by side, and a page of them
-	$(BIN)/cnfgnn compare experiments/demo.toml --out $(DEMO)
-	$(BIN)/cnfgnn report $(DEMO)/*-seed* --out $(DEMO)/report.html
+$(READY_DEV): $(READY)
+	$(BIN)/python $(PIP) --editable '.[dev]'
+	@touch $@
 
-test: $(READY)  ## the tests, warnings as errors, and the 20 slowest of them: a few minutes
+demo: $(READY)  ## train three methods on a small synthetic city, print a table, write a page
+	$(BIN)/cnfgnn demo
+
+test: $(READY_DEV)  ## the quick tests, with warnings as errors: a few minutes
 	$(BIN)/python -m pytest -n auto
 
-test-slow: $(READY)  ## what takes longer: federations of real processes, whole plans of runs
+test-slow: $(READY_DEV)  ## longer tests: federations of real processes, whole plans of runs
 	$(BIN)/python -m pytest -m slow -n auto
 
-chaos: $(READY)  ## what a federation survives, at length
+chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
 	$(BIN)/python -m pytest -m chaos
 
-test-all: test test-slow chaos  ## every test there is
+test-all: test test-slow chaos  ## all tests
 
-test-kernels: $(READY)  ## the GPU kernels against their plain twins, interpreted where there is no GPU
-	@# not in constraints.txt: PyTorch for CUDA brings the version that it wants
+test-kernels: $(READY_DEV)  ## the GPU kernels against plain PyTorch; without a GPU, in Triton's interpreter
+	@# Not in constraints.txt: PyTorch for CUDA brings the version that it needs.
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet triton==3.9.0
 	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || export TRITON_INTERPRET=1; \
 		$(BIN)/python -m pytest tests/models/test_kernels.py
 
-lint: $(READY)
+test-lowest:  ## the quick tests with the lowest versions that pyproject.toml admits, in .venv-lowest
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python $(PIP) torch pytest pytest-xdist hypothesis selenium
+	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[federation]'
+	@# Old packages use what newer ones deprecate, so warnings are no errors here.
+	$(LOWEST)/bin/python -m pytest -n auto -W default
+
+lint: $(READY_DEV)  ## ruff: format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(READY)
+types: $(READY_DEV)  ## mypy, strict
 	$(BIN)/mypy
 
-check: lint types test  ## the whole gate
+docs: $(READY_DEV)  ## build the documentation into site/; warnings and broken links are errors
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d $(VENV)/doctrees docs site
+	@echo "open site/index.html"
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+check: lint types docs test  ## everything that a change must pass
+
+clean:  ## remove what these targets made, except runs/
+	rm -rf $(VENV) $(LOWEST) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cnfgnn.federation.flare.cell import CellChannel, serve_notes
+from cnfgnn.federation.flare.cell import CellChannel, serve_requests
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms, _Work
 from cnfgnn.transports.remote.link import Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable
@@ -84,7 +84,7 @@ class EchoSite(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             echoing = Echoing(self.joined, dict)
-            serve_notes(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id(), echoing.answer)
+            serve_requests(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id(), echoing.answer)
 
     def joined(self, terms: Terms) -> Any:
         raise NotImplementedError

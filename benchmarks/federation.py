@@ -40,7 +40,7 @@ from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.status import read_status
-from cnfgnn.federation.task_client import perform, session_when_ready
+from cnfgnn.federation.task_client import run_task, session_when_ready
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
@@ -96,7 +96,7 @@ def shared_out(sites: int, sensors: int) -> dict[str, list[int]]:
 
 def trained(there: Federated, config: Config, name: str = "one") -> tuple[Run, Mapping[str, Any]]:
     """A training from beginning to end, and what its status said last."""
-    perform(there.server, Task("train", name, settings=settings_of(config)), lambda status: None)
+    run_task(there.server, Task("train", name, settings=settings_of(config)), lambda status: None)
     return Run.open(there.server / RUNS / name), read_status(there.server) or {}
 
 
@@ -151,7 +151,7 @@ def rounds(sites: int, each: int, days: float) -> dict[str, float]:
                 seen.append((status["exchanges"], status["seconds"], *spent))
 
         task = Task("train", "one", settings=settings_of(config))
-        perform(there.server, task, watch)
+        run_task(there.server, task, watch)
         ledger = Run.open(there.server / RUNS / "one").test()["ledger"]
     asked = seen[-1][0] - seen[0][0] if len(seen) > 1 else seen[-1][0]
     on_the_way = (seen[-1][2] - seen[-1][3]) - (seen[0][2] - seen[0][3] if len(seen) > 1 else 0.0)

@@ -68,7 +68,7 @@ def small(method: str, **changes: Any) -> Config:
     sizes: dict[str, Any] = {"model.hidden": 5}
     if METHODS[method].graph_network:
         sizes |= {"model.embedding": 4, "model.gn_widths": [7, 6]}
-    if METHODS[method].beyond:
+    if not METHODS[method].in_paper:
         sizes |= {
             "model.calendar": 3,
             "model.personal": 2,

@@ -13,15 +13,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Each layer may import itself and what stands before it.
 ORDER = [
     "version",
+    "exit_codes",
     "errors",
     "process_setup",
     "files",
     "config",
     "data",
+    "privacy",
     "models",
     "algorithm",
     "transports",
     "runs",
+    "attack",
     "report",
     "studies",
     "federation",

@@ -1,4 +1,4 @@
-"""What the README shows runs, and what it lists is what there is."""
+"""The README's example runs, and its tables and links agree with the code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from cnfgnn.__main__ import NO_READER, STOPPED
 from cnfgnn.algorithm.methods import ALIASES, METHODS
 from cnfgnn.cli.main import app
-from cnfgnn.errors import ConfigError, DataError, DivergedError, NodeError, RunError, StorageError
+from cnfgnn.exit_codes import EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,22 +38,21 @@ def test_every_method_is_in_the_table_with_what_it_can_do() -> None:
 
 def test_every_command_it_names_exists() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name in re.findall(r"cnfgnn (train|forecast|evaluate|report|reproduce|runs|compare|data)\b", README):
+    for name in re.findall(
+        r"cnfgnn (train|forecast|evaluate|report|reproduce|runs|compare|data|demo|federation)\b", README
+    ):
         assert name in commands
     for target in re.findall(r"`?make (\w+)", README):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 
 
-def test_exit_codes_are_those_of_the_errors() -> None:
-    codes = {
-        error.exit_code
-        for error in (ConfigError, DataError, NodeError, RunError, StorageError, DivergedError)
-    }
-    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
-    assert documented == codes | {0, STOPPED, NO_READER}
+def test_exit_codes_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", README, re.MULTILINE)
+    assert {int(code): meaning.replace("\\|", "|") for code, meaning in rows} == EXIT_CODES
 
 
 def test_links_lead_somewhere() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    at_the_top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+    for document in (*at_the_top, *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"

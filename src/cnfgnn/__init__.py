@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """The Python API on first use: a process that only starts others needs neither PyTorch nor its memory."""
+    """Import the Python API on first use, so that `import cnfgnn` and the command line's help stay fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cnfgnn import api

@@ -1,4 +1,4 @@
-"""A few lines of Python that run a method end to end; `import cnfgnn` offers all of it."""
+"""The public Python API. Import these names from `cnfgnn`, which loads this module on first use."""
 
 from __future__ import annotations
 
@@ -59,11 +59,23 @@ def fit(
     watcher: Watcher | None = None,
     **changes: Any,
 ) -> Result:
-    """Train a method on a data set, go back to its best round and judge it on the test split.
+    """Train a method, return to its best round and evaluate it on the test split.
 
-    `config` is a method's name or a whole configuration; settings can be changed by name with a double
-    underscore for the dot: fit(data, "at", training__rounds=3, seed=2). With `out` the run is kept in that
-    folder, from which `resume`, `evaluate` and `forecast` take it up; without, in memory.
+    Args:
+        data: The readings and the graph, from `load` or `city`.
+        config: The name of a method, which stands for its preset, or a whole configuration.
+        out: A new or empty folder for the run. Without it, the run is kept in memory only.
+        watcher: Told when training begins and ends, and after every minibatch and round.
+        **changes: Settings by name, with two underscores for the dot: `training__rounds=3, seed=2`.
+
+    Returns:
+        The test scores, the history of the rounds, and the trained experiment.
+
+    Raises:
+        ConfigError: A setting does not exist or has a value that it cannot have.
+        DataError: The data cannot be used, for example because they are too short for a window.
+        RunError: `out` is not empty.
+        DivergedError: The validation loss is not a number.
     """
     settings = preset(config) if isinstance(config, str) else config
     settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
@@ -76,23 +88,49 @@ def fit(
 
 @caller_settings_restored()
 def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
-    """Go on with an interrupted run, bit for bit as if it had never stopped."""
+    """Continue an interrupted run, with the same result, bit for bit, as if it had not been interrupted.
+
+    Args:
+        run: The run or its folder.
+        data: The data that it was trained on; by default they are read again from where they were.
+        watcher: Told when training begins and ends, and after every minibatch and round.
+
+    Returns:
+        The result of the whole run. A run that has finished is only evaluated again.
+    """
     opened = _opened(run)
     return carry_on(opened, data or own_data(opened), watcher or Unwatched())
 
 
 @caller_settings_restored()
 def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = "test") -> Scores:
-    """Errors of a run's best round from sums per node and step (n t 8), on its own data or on others."""
+    """Compute the errors of a run's best round.
+
+    Args:
+        run: The run or its folder.
+        data: Other data to evaluate on; by default those that the run was trained on.
+        split: Which part of the data: "train", "validation" or "test".
+
+    Returns:
+        Errors overall, by step ahead and by sensor.
+    """
     opened = _opened(run)
     return evaluate_run(opened, data or own_data(opened), split)
 
 
 @caller_settings_restored()
 def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
-    """The readings that follow the last ones: a row per step ahead, a column per sensor (t n).
+    """Forecast the readings that follow the last ones.
 
-    Readings far outside those of training give a UserWarning.
+    Args:
+        run: The run or its folder; its best round is used.
+        data: Newer readings, which may include new sensors; by default those that the run was trained on.
+
+    Returns:
+        A row for each step ahead, indexed by time, and a column for each sensor.
+
+    Warns:
+        UserWarning: The newest readings are far outside the range of those in training.
     """
     opened = _opened(run)
     readings = data or own_data(opened)

@@ -1,4 +1,4 @@
-"""Thousands of exchanges leave nothing behind."""
+"""Memory does not grow over thousands of exchanges."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import psutil
 import pytest
 
 from cnfgnn.federation import processes
-from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
-from tests.federation.undisturbed import config
+from tests.federation.reference_training import config
+from tests.federation.running_federation import (
+    ENGINE_WARNINGS,
+    RunningFederation,
+    city_on_disk,
+    running_federation,
+)
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
 
-def resident(sites: Living, name: str) -> float:
-    """MB that a kit's job process has in memory."""
+def resident(sites: RunningFederation, name: str) -> float:
+    """Resident memory of a kit's job process in MB."""
     [job] = processes.jobs_of(sites.kits[name])
     return float(psutil.Process(job).memory_info().rss) / 1e6
 
 
-def test_memory_after_2000_exchanges_is_that_after_200(tmp_path: Path) -> None:
-    data = dealt(tmp_path / "city", days=1)
+def test_memory_after_2000_exchanges_is_about_the_same_as_after_200(tmp_path: Path) -> None:
+    data = city_on_disk(tmp_path / "city", days=1)
     c = config(1000, "at-fedavg", **{"training.server_batch": 8, "training.client_batch": 64})
-    with living(tmp_path, data) as sites:
+    with running_federation(tmp_path, data) as sites:
         sites.begin_training(c)
         sites.until(lambda: sites.status.get("exchanges", 0) >= 200, "200 exchanges", 300)
         early = {name: resident(sites, name) for name in sites.kits}

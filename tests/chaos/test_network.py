@@ -1,4 +1,4 @@
-"""The way between the server and one site falls silent, or its connections break."""
+"""The network between the server and one site is interrupted, or its connections are cut."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.federation import processes
-from tests.federation.living import ENGINE_WARNINGS, awaited, dealt, living
-from tests.federation.proxy import between
-from tests.federation.undisturbed import assert_within_noise, config
+from tests.federation.proxy import proxied
+from tests.federation.reference_training import assert_within_noise, config
+from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation, wait_until
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
 
 @pytest.mark.parametrize("seconds", [30, 75])  # after 30 s the engine's server forgets a site
-def test_a_site_that_was_cut_off_takes_part_again(seconds: int, tmp_path: Path) -> None:
-    data, c = dealt(tmp_path / "city", days=2), config(40)
+def test_a_site_rejoins_after_a_network_failure(seconds: int, tmp_path: Path) -> None:
+    data, c = city_on_disk(tmp_path / "city", days=2), config(40)
     with (
-        living(tmp_path, data, up=False, faults=True) as sites,
-        between(sites.kits["south"]) as proxy,
+        running_federation(tmp_path, data, up=False, faults=True) as sites,
+        proxied(sites.kits["south"]) as proxy,
     ):
         for kit in sites.kits.values():
             processes.up(kit)
         sites.begin_training(c)
         sites.during(2)
-        proxy.fall_silent()
+        proxy.pause()
         cut = time.monotonic()
-        sites.until(lambda: not sites.site("south")["reachable"], "it shows that south is away", 60)
+        sites.until(lambda: not sites.site("south")["reachable"], "south is shown as unreachable", 60)
         now = sites.status["round"]
-        sites.until(lambda: sites.status["round"] > now, "the others go on")
-        awaited(lambda: time.monotonic() > cut + seconds, "the cut has its length")
-        proxy.speak()
-        sites.until(lambda: sites.site("south")["present"], "south takes part again")
+        sites.until(lambda: sites.status["round"] > now, "the others continue")
+        wait_until(lambda: time.monotonic() > cut + seconds, "the interruption is over")
+        proxy.resume()
+        sites.until(lambda: sites.site("south")["present"], "south rejoins")
         exchanges = sites.status["exchanges"]
-        proxy.break_off()
-        sites.takes_part_again("south", exchanges)
+        proxy.cut()
+        sites.wait_for_rejoin("south", exchanges)
         assert_within_noise(sites.end(600)["scores"]["overall"]["rmse"], data, c)

@@ -1,4 +1,4 @@
-"""The whole server is killed: started again and told to resume, it gives what nothing had disturbed."""
+"""A killed server is restarted and resumes training: the result equals the undisturbed one."""
 
 from __future__ import annotations
 
@@ -11,45 +11,51 @@ import pytest
 from cnfgnn.federation import processes
 from cnfgnn.federation.server_task import Task
 from cnfgnn.federation.task_client import TaskError
-from tests.federation import faulty
-from tests.federation.living import ENGINE_WARNINGS, SITES, dealt, living
-from tests.federation.undisturbed import assert_kept_by_its_site, assert_same, config, forecasts, simulated
+from tests.federation import fault_injection
+from tests.federation.reference_training import (
+    assert_personal_state_is_at_the_site,
+    assert_same,
+    config,
+    forecasts,
+    simulated,
+)
+from tests.federation.running_federation import ENGINE_WARNINGS, SITES, city_on_disk, running_federation
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
 
 @pytest.mark.parametrize("phase", [1, 2, 3, 4])
-def test_a_killed_server_goes_on_from_the_last_finished_phase(phase: int, tmp_path: Path) -> None:
-    data, c = dealt(tmp_path / "city", days=2), config(3)
-    with living(tmp_path, data, min_sites=3, faults=True) as sites:
+def test_a_killed_server_resumes_from_the_last_finished_phase(phase: int, tmp_path: Path) -> None:
+    data, c = city_on_disk(tmp_path / "city", days=2), config(3)
+    with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
         sites.begin_training(c)
         sites.during(2)
-        sites.stands("west", phase)
+        sites.block("west", phase)
         sites.kill("server")
         with pytest.raises(TaskError, match=r"start the server: cnfgnn federation up .*--resume one"):
             sites.end()
-        broken = sites.run().progress
-        assert (broken.phase.done if broken.phase else 0) == {1: 0, 2: 1, 3: 1, 4: 3}[phase]
+        interrupted = sites.run().progress
+        assert (interrupted.phase.done if interrupted.phase else 0) == {1: 0, 2: 1, 3: 1, 4: 3}[phase]
         processes.up(sites.server)
         sites.begin(Task("train", "one", resume=True))
         sites.end()
         assert_same(sites.run(), simulated(data, c))
 
 
-def test_after_a_killed_site_and_server_a_sensor_finds_what_is_its_own(tmp_path: Path) -> None:
-    """Joint split learning has no phases: everybody goes back to the end of the last round."""
-    data = dealt(tmp_path / "city", days=2)
+def test_personal_weights_survive_a_killed_site_and_a_killed_server(tmp_path: Path) -> None:
+    """Joint split learning has no phases: all parties return to the end of the last round."""
+    data = city_on_disk(tmp_path / "city", days=2)
     c = config(3, "cnfgnn-plus", **{"training.server_batch": 64, "training.average_every": 2})
-    with living(tmp_path, data, min_sites=3, faults=True) as sites:
+    with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
         sites.begin_training(c)
         sites.during(2)
-        sites.stands("south", 3, number=0)
+        sites.block("south", 3, number=0)
         west = sites.kits["west"]
-        faulty.arm(west, faulty.PHASES[3], "stand", 3)  # later in the same round
+        fault_injection.inject(west, fault_injection.PHASES[3], "block", 3)  # later in the same round
         sites.kill_job("south")
-        sites.until((west / faulty.STANDS).exists, "south is back, and the round goes on to west")
+        sites.until((west / fault_injection.BLOCKED).exists, "south has rejoined, and the round reaches west")
         sites.kill_job("server")
-        with pytest.raises(TaskError, match="ended before it was done; go on with --resume one"):
+        with pytest.raises(TaskError, match="ended before it was done; continue with --resume one"):
             sites.end()
         assert sites.run().progress.history
         sites.begin(Task("train", "one", resume=True))
@@ -57,7 +63,7 @@ def test_after_a_killed_site_and_server_a_sensor_finds_what_is_its_own(tmp_path:
         run, expected = sites.run(), simulated(data, c)
         assert_same(run, expected)
         for k, name in enumerate(SITES):
-            assert_kept_by_its_site(sites.kits[name], "one", run, expected, k)
+            assert_personal_state_is_at_the_site(sites.kits[name], "one", run, expected, k)
         sites.begin(Task("forecast", "one"))
         sites.end()
         ahead = pd.read_csv(west / "forecasts" / "latest.csv", index_col=0, parse_dates=True)

@@ -1,4 +1,4 @@
-"""What an operator reads of a federation's sites where there is no terminal."""
+"""The lines that an operator reads about a task when the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cnfgnn.federation.status import STARTING
 
 
 def site(**changes: Any) -> dict[str, Any]:
-    usual = {"present": True, "reachable": True, "problem": "", "holding_up": ""}
-    return usual | changes
+    healthy = {"present": True, "reachable": True, "problem": "", "holding_up": ""}
+    return healthy | changes
 
 
 def status(state: str = "running", **more: Any) -> dict[str, Any]:
@@ -21,72 +21,74 @@ def status(state: str = "running", **more: Any) -> dict[str, Any]:
 
 def lines(capsys: pytest.CaptureFixture[str], *seen: dict[str, Any]) -> list[str]:
     watcher = SiteLines()
-    for one in seen:
-        watcher(one)
+    for current in seen:
+        watcher(current)
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_site_that_is_starting_is_not_away(capsys: pytest.CaptureFixture[str]) -> None:
-    told = lines(
+def test_a_site_that_is_starting_is_not_absent(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = lines(
         capsys,
-        status("gathering", missing={"north": STARTING, "south": STARTING}),
-        status("gathering", missing={"north": STARTING}),
-        status("gathering", missing={}),
+        status("connecting", missing={"north": STARTING, "south": STARTING}),
+        status("connecting", missing={"north": STARTING}),
+        status("connecting", missing={}),
     )
-    assert told == ["train one: waiting for north, south"]
+    assert printed == ["train one: waiting for north, south"]
 
 
-def test_each_new_reason_of_an_absence_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = "its clock is 900 s off the server's", "its readings cannot be used"
+def test_each_new_reason_for_an_absence_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = "its clock differs from the server's by 900 s", "its readings cannot be used"
     reasons = [first, first, second, first]
-    told = lines(capsys, *(status("gathering", missing={"north": why}) for why in reasons))
-    assert [line for line in told if "is away" in line] == [
-        f"site north is away: {first}",
-        f"site north is away: {second}",
+    printed = lines(capsys, *(status("connecting", missing={"north": why}) for why in reasons))
+    assert [line for line in printed if "is absent" in line] == [
+        f"site north is absent: {first}",
+        f"site north is absent: {second}",
     ]
 
 
-def test_a_site_that_went_and_came_is_told_anew_when_it_goes_again(
+def test_a_site_that_becomes_absent_again_is_reported_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gone = status(sites={"north": site(reachable=False, present=False, problem="cannot be reached (cut)")})
-    told = lines(capsys, gone, status(sites={"north": site()}), gone)
-    assert [line for line in told if line.startswith("site")] == [
-        "site north is away: cannot be reached (cut)",
-        "site north is there",
-        "site north is away: cannot be reached (cut)",
+    printed = lines(capsys, gone, status(sites={"north": site()}), gone)
+    assert [line for line in printed if line.startswith("site")] == [
+        "site north is absent: cannot be reached (cut)",
+        "site north is present",
+        "site north is absent: cannot be reached (cut)",
     ]
 
 
-def test_a_site_that_joined_after_the_beginning_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_joins_late_is_reported_as_present(capsys: pytest.CaptureFixture[str]) -> None:
     missing = {"north": "it does not answer (timeout)"}
-    told = lines(
+    printed = lines(
         capsys,
-        status("gathering", missing=missing),
+        status("connecting", missing=missing),
         status(missing=missing, sites={"north": site(reachable=False, present=False)}),
         status(missing=missing, sites={"north": site()}),
     )
-    assert "site north is there" in told
-    assert sum("is away" in line for line in told) == 1
+    assert "site north is present" in printed
+    assert sum("is absent" in line for line in printed) == 1
 
 
-def test_a_site_that_can_be_reached_and_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reachable_site_that_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     late = "is late with 'save' (working for more than 30 s): left out until it has finished"
-    told = lines(capsys, status(sites={"west": site(present=False, problem=late), "north": site()}))
-    assert f"site west is away: {late}" in told
+    printed = lines(capsys, status(sites={"west": site(present=False, problem=late), "north": site()}))
+    assert f"site west is absent: {late}" in printed
 
 
-def test_who_keeps_the_others_waiting_is_said_once_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_site_that_the_others_wait_for_is_printed_once_and_shown_in_the_headline(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first = status(sites={"west": site(holding_up="silent for 6 s, away after 20 s")})
     later = status(sites={"west": site(holding_up="silent for 7 s, away after 20 s")})
-    told = lines(capsys, first, later)
-    assert [line for line in told if line.startswith("waiting")] == [
+    printed = lines(capsys, first, later)
+    assert [line for line in printed if line.startswith("waiting")] == [
         "waiting for site west: silent for 6 s, away after 20 s"
     ]
     assert "waiting for west (silent for 7 s, away after 20 s)" in headline(later)
 
 
-def test_sensors_that_a_comparison_left_out_are_shown() -> None:
+def test_sensors_left_out_of_a_comparison_are_shown() -> None:
     known = {
         "kind": "rmse",
         "error": 3.5,

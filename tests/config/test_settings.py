@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.algorithm.methods import check_method, preset
-from cnfgnn.config.settings import Config
+from cnfgnn.config.settings import SETTINGS, Config, settings_table
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 
@@ -71,21 +71,21 @@ def test_what_a_method_cannot_do_is_not_followed_by_values_that_its_setting_does
         ("training.rounds", 2.5, "whole number"),
         ("training.rounds", "three", "whole number"),
         ("training.rounds", True, "whole number"),
-        ("training.client_lr", 0.0, "positive"),
+        ("training.client_lr", 0.0, "greater than 0"),
         ("training.client_lr", float("nan"), "number"),
-        ("training.seen", 1.5, "(0, 1]"),
+        ("training.seen", 1.5, "at most 1"),
         ("data.missing", "dropped", "as-truth, masked"),
         ("data.shares", [0.5, 0.5], "3 numbers"),
         ("compute.precision", "fp8", "bf16"),
-        ("model.gn_widths", [], "one or more"),
+        ("model.gn_widths", [], "at least one"),
         ("model.gn_widths", "wide", "list of numbers"),
         ("model.layers", 2, "one layer"),
-        ("model.hidden", 70_000, "model.hidden: a width of at most 65536"),
-        ("model.embedding", 70_000, "model.embedding: a width of at most 65536"),
-        ("model.gn_widths", [8, 70_000], "model.gn_widths: a width of at most 65536 can be meant, not 70000"),
-        ("model.calendar", 70_000, "model.calendar: a width of at most 65536"),
-        ("model.personal", 70_000, "model.personal: a width of at most 65536"),
-        ("method", 3, "a word"),
+        ("model.hidden", 70_000, "model.hidden: must be at most 65536"),
+        ("model.embedding", 70_000, "model.embedding: must be at most 65536"),
+        ("model.gn_widths", [8, 70_000], "model.gn_widths: must be at most 65536, not 70000"),
+        ("model.calendar", 70_000, "model.calendar: must be at most 65536"),
+        ("model.personal", 70_000, "model.personal: must be at most 65536"),
+        ("method", 3, "takes text"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence(key: str, value: Any, says: str) -> None:
@@ -110,3 +110,57 @@ def test_what_cannot_be_is_refused_with_a_sentence(key: str, value: Any, says: s
 def test_any_change_gives_a_configuration_or_a_config_error(changes: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(Config().with_changes(changes), Config)
+
+
+def test_every_setting_is_declared_with_a_sentence_and_a_default_in_range() -> None:
+    names = [setting.key for setting in settings_table(include_hidden=True)]
+    config = Config().as_dict()
+    sections = {key: value for key, value in config.items() if isinstance(value, dict)}
+    nested = [f"{section}.{name}" for section, values in sections.items() for name in values]
+    assert names == [*(key for key in config if key not in sections), *nested]
+    for setting in settings_table(include_hidden=True):
+        assert setting.help.endswith("."), setting.key
+        assert setting.read(setting.default) == setting.default
+        assert setting.type_name
+        setting.check(setting.default)
+
+
+def test_studies_of_deviations_are_hidden_but_can_be_set() -> None:
+    hidden = {setting.key for setting in settings_table(True)} - {setting.key for setting in settings_table()}
+    assert hidden == {
+        "graph.direction",
+        "model.global_input",
+        "training.optimizer_state",
+        "training.fmtl_norm",
+    }
+    assert Config().with_changes({"graph.direction": "paper"}).graph.direction == "paper"
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted", "refused"),
+    [
+        ("model.hidden", [1, 65536], [0, 65537, True, 1.0, "1", None]),
+        ("model.layers", [1, 100], [0, 101]),
+        ("seed", [0, 2**63 - 1], [-1, 2**63, False]),
+        ("training.client_batch", [1, 2**63 - 1], [0, 2**63]),
+        ("training.client_lr", [1e-3, 1], [0.0, -1.0, float("nan"), float("inf"), True, 10**400]),
+        ("training.sampling", [0.0, 0, 1000.0], [-1.0, float("nan")]),
+        ("training.wire", ["full", "int8"], ["int4", ["full"], 8]),
+        ("model.personal_head", [True, False], [0, 1, "true"]),
+        ("model.gn_widths", [], [[1], (1,), 1]),
+    ],
+)
+def test_a_site_accepts_only_the_declared_type_and_range(
+    key: str, accepted: list[object], refused: list[object]
+) -> None:
+    assert all(SETTINGS[key].accepts(value) for value in accepted)
+    assert not any(SETTINGS[key].accepts(value) for value in refused)
+
+
+@pytest.mark.parametrize("value", [0.5, True, "no", [0.01], None])
+def test_a_setting_that_is_gone_is_accepted_at_its_former_default_only(value: object) -> None:
+    config = Config().with_changes({"city.dropout": 0.01, "city.noise": 1, "size": "727k"})
+    assert config == Config()
+    assert config.given == frozenset()
+    with pytest.raises(ConfigError, match=r"^city.dropout: is no longer a setting.*cnfgnn.city\(dropout"):
+        Config().with_changes({"city.dropout": value})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.algorithm.methods import METHODS, Like, preset
 from cnfgnn.config.settings import Config
-from cnfgnn.config.toml import dump, parse_change, read_changes
+from cnfgnn.config.toml import dump, dump_explained, dump_table, parse_change, read_changes
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 
 
@@ -22,6 +24,113 @@ def test_a_configuration_comes_back_from_its_file(method: str, tmp_path: Path) -
     path = tmp_path / "config.toml"
     path.write_text(dump(config), encoding="utf-8")
     assert Config().with_changes(read_changes(path)) == config
+
+
+BEFORE = """\
+method = "gru-local"
+size = "727k"
+seed = 1
+
+[data]
+path = "city"
+history = 12
+horizon = 12
+shares = [0.7, 0.1, 0.2]
+missing = "as-truth"
+missing_value = []
+outliers = "missing"
+dates = "auto"
+decimal = "auto"
+timezone = ""
+
+[city]
+sensors = 24
+days = 14.0
+seed = 0
+dropout = 0.01
+noise = 1.0
+
+[graph]
+direction = "files"
+
+[model]
+hidden = 200
+layers = 2
+embedding = 0
+gn_widths = [256, 256, 128]
+gn_layers = 2
+gn_mean = false
+global_input = "empty"
+encoder = "gru"
+decoder = "autoregressive"
+change = false
+gaps = false
+profile = false
+calendar = 0
+personal = 0
+personal_head = false
+sent = 0
+
+[training]
+rounds = 500
+patience = 20
+client_rounds = 5
+server_rounds = 1
+client_batch = 128
+server_batch = 48
+client_lr = 0.001
+server_lr = 0.001
+optimizer_state = "fresh"
+sampling = 1000.0
+loss = "square"
+schedule = "constant"
+fmtl_lambda = 0.1
+fmtl_norm = "squared"
+average_every = 0
+wire = "full"
+seen = 1.0
+
+[compute]
+device = "auto"
+precision = "fp32"
+memory = 0.0
+"""  # as version 0.1 wrote it for gru-local of size 727k with the settings of PEMS-BAY
+
+
+def test_a_configuration_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(BEFORE, encoding="utf-8")
+    assert Config().with_changes(read_changes(path)) == preset("gru-local", "727k", "pems-bay")
+    path.write_text(BEFORE.replace("noise = 1.0", "noise = 2.0"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"^city.noise: is no longer a setting"):
+        Config().with_changes(read_changes(path))
+
+
+@pytest.mark.parametrize("like", [None, "metr-la", "pems-bay"])
+@pytest.mark.parametrize("include_hidden", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_file_that_explains_itself_gives_the_same_settings(
+    method: str, include_hidden: bool, like: Like | None, tmp_path: Path
+) -> None:
+    config = preset(method, like=like)
+    path = tmp_path / "settings.toml"
+    path.write_text(dump_explained(config, include_hidden), encoding="utf-8")
+    assert Config().with_changes(read_changes(path)) == config
+    assert ("direction" in path.read_text(encoding="utf-8")) == include_hidden
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for above, line in pairwise(lines):
+        assert not line.partition("=")[1] or line.startswith("#") or above.startswith("# ")
+
+
+def test_tables_within_tables_and_odd_names_come_back() -> None:
+    table = {
+        "name": 'a "name"\x7f',
+        "port": 1,
+        "rate": 1e-5,
+        "on": True,
+        "sites": {"north side": {"sensors": ["1", "é"]}, "south": {}},
+    }
+    assert tomllib.loads(dump_table(table)) == table
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The way between a site and its server, in the test's hands: it can fall silent or break."""
+"""A TCP proxy between a site and its server that a test can pause or cut."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.wire import connect_to, server_port
 
 
 class Proxy:
-    """Carries bytes between whoever connects and a port of this machine."""
+    """Forwards bytes between its clients and a port of this machine."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -25,16 +25,16 @@ class Proxy:
         self.carried = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def fall_silent(self) -> None:
-        """Carry nothing from now on, either way, and accept nobody; those connected do not hear of it."""
+    def pause(self) -> None:
+        """Forward nothing in either direction and accept no connection; the ends are not told."""
         self.open.clear()
 
-    def speak(self) -> None:
-        """Carry on, with all that was sent meanwhile."""
+    def resume(self) -> None:
+        """Forward again, including everything that was sent meanwhile."""
         self.open.set()
 
-    def break_off(self) -> None:
-        """Close every connection there is; who connects again is let through."""
+    def cut(self) -> None:
+        """Close every connection; new connections are forwarded."""
         with self.lock:
             ends, self.ends = self.ends, []
         for end in ends:
@@ -45,7 +45,7 @@ class Proxy:
         self.ended = True
         self.open.set()
         self.listener.close()
-        self.break_off()
+        self.cut()
 
     def _listen(self) -> None:
         while True:
@@ -56,28 +56,28 @@ class Proxy:
             except OSError:
                 if self.ended:
                     return
-                near.close()  # the server is away
+                near.close()  # the server does not run
                 continue
             with self.lock:
                 self.ends += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
 
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            while data := one.recv(1 << 16):
+            while data := source.recv(1 << 16):
                 self.open.wait()
-                other.sendall(data)
+                sink.sendall(data)
                 self.carried += len(data)
-        for end in (one, other):
+        for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
 
 @contextmanager
-def between(kit: Path) -> Iterator[Proxy]:
-    """Have a site that does not run yet connect by way of a proxy."""
+def proxied(kit: Path) -> Iterator[Proxy]:
+    """Make a site that does not run yet connect through a proxy."""
     with closing(Proxy(server_port(kit))) as proxy:
         connect_to(kit, proxy.listener.getsockname()[1])
         yield proxy

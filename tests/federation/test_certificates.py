@@ -1,4 +1,4 @@
-"""Certificates that expire or are revoked, ports that are taken, and scripts where PATH is short."""
+"""Expired and revoked certificates, ports in use, and start scripts with a short PATH."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation import certificates, kits, processes
 from cnfgnn.federation.flare import provisioning
-from cnfgnn.federation.kit_status import about_site
+from cnfgnn.federation.kit_status import site_notices
 from cnfgnn.federation.project import Project, read_project
+from cnfgnn.federation.site_settings import read_site
 from tests.commands import said
-from tests.federation.parties import awaited, free_ports, write_project
+from tests.federation.two_site_federation import free_ports, wait_until, write_project
 
 SECOND = 1 / 86400  # in days
 CRON = {"PATH": "/usr/bin:/bin"}  # what cron and systemd give a program
@@ -36,16 +37,16 @@ def made_for(days: float, project: Project, folder: Path, patch: pytest.MonkeyPa
     return kits.make_kits(project, folder)
 
 
-def test_an_expired_certificate_is_called_so(
+def test_an_expired_certificate_is_reported_as_such(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = made_for(SECOND, project, tmp_path / "kits", monkeypatch)
-    awaited(lambda: all(map(problem_of, (made["north"], made["server"]))), "both certificates expire")
+    wait_until(lambda: all(map(problem_of, (made["north"], made["server"]))), "both certificates expire")
     for kit in (made["server"], made["north"]):
         assert "expired on" in refused("up", kit)
         assert processes.running(kit) is None
         assert "expired on" in said("federation", "status", kit)
-    [line] = about_site(made["server"], "north")
+    [line] = site_notices(made["server"], "north")
     assert line.startswith("its certificate expired on")
     assert f"    {line}" in said("federation", "status", made["server"])
 
@@ -54,14 +55,14 @@ def problem_of(kit: Path) -> str:
     return "".join(validity.problem() for validity in certificates.validities(kit))
 
 
-def test_a_certificate_that_expires_soon_is_told_before(
+def test_a_certificate_that_expires_soon_is_reported_in_advance(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = made_for(10, project, tmp_path / "kits", monkeypatch)
     [warning] = certificates.check_valid(made["north"])
     assert "expires in 9 days" in warning
     assert "expires in 9 days" in said("federation", "status", made["north"])
-    [line] = about_site(made["server"], "south")
+    [line] = site_notices(made["server"], "south")
     assert "its certificate expires on" in line
     [validity, _] = certificates.validities(made["north"])
     assert "clock" in validity.problem(validity.begins - timedelta(seconds=1))
@@ -73,15 +74,15 @@ def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tm
     server, authority = made["server"], tmp_path / "kits" / "authority"
     with pytest.raises(ConfigError, match="--authority is missing"):
         kits.make_kits(project, tmp_path / "new", only="north")
-    with pytest.raises(ConfigError, match="there is no site 'east'"):
+    with pytest.raises(ConfigError, match="the project has no site 'east'"):
         kits.make_kits(project, tmp_path / "new", authority=authority, only="east")
     told = said(
         *("federation", "init", tmp_path / "PROJECT.toml", "--authority", authority),
         *("--only", "north", "--out", tmp_path / "new"),
     )
-    assert "next: at north, replace the folder `startup`" in told
+    assert "next: at site north, replace the folder startup/" in told
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["north"]
-    assert kits.read_site(tmp_path / "new" / "north") == kits.read_site(made["north"])
+    assert read_site(tmp_path / "new" / "north") == read_site(made["north"])
 
     assert "valid: north, south" in refused("revoke", server, "east")
     assert "site's kit" in refused("revoke", made["north"], "north")
@@ -100,7 +101,7 @@ def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tm
         certificates.revoked(server)
 
 
-def test_a_server_whose_port_is_taken_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_server_whose_port_is_in_use_is_refused_at_once(tmp_path: Path) -> None:
     port, other = free_ports(2)
     made = kits.make_kits(
         read_project(write_project(tmp_path, port=port, admin_port=other)), tmp_path / "kits"
@@ -112,16 +113,18 @@ def test_a_server_whose_port_is_taken_is_refused_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_at_once_is_told_with_what_it_said(tmp_path: Path, project: Project) -> None:
+def test_a_process_that_ends_right_after_the_start_is_reported_with_its_last_output(
+    tmp_path: Path, project: Project
+) -> None:
     kit = kits.make_kits(project, tmp_path / "kits")["north"]
     resources = kit / "local" / "resources.json"
     resources.write_text(f"{resources.read_text()}}}")
-    assert "its process ended as soon as it was started" in refused("up", kit)
+    assert "its process ended right after the start" in refused("up", kit)
     assert processes.running(kit) is None
 
 
 @pytest.mark.slow
-def test_scripts_find_the_program_where_path_is_short(tmp_path: Path, project: Project) -> None:
+def test_scripts_find_cnfgnn_although_it_is_not_on_path(tmp_path: Path, project: Project) -> None:
     kit = kits.make_kits(project, tmp_path / "kits with space")["north"]
     start, stop = ((kit / name).read_text() for name in ("start.sh", "stop.sh"))
     assert start.replace("federation up", "federation down") == stop
@@ -131,6 +134,6 @@ def test_scripts_find_the_program_where_path_is_short(tmp_path: Path, project: P
     (kit / "program.txt").write_text("/nowhere/python\n")  # the kit came from another machine
     ended = subprocess.run([kit / "stop.sh"], env=CRON, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 127
-    assert "there is no cnfgnn in PATH" in ended.stderr
-    refused("check", kit)  # a person runs a command by its full path, and the script knows it from then on
+    assert "cnfgnn is not on PATH" in ended.stderr
+    refused("check", kit)  # after a command was run by its full path, the script works
     assert (kit / "program.txt").read_text() == f"{sys.executable}\n"

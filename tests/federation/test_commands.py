@@ -1,4 +1,4 @@
-"""`cnfgnn federation` as an operator and a site's owner meet it, with real processes."""
+"""The commands of `cnfgnn federation`, as an operator and a site's owner use them, with real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.status import read_status
 from tests.commands import COMMAND, ENVIRONMENT, said
-from tests.federation.living import ENGINE_WARNINGS, awaited
+from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
 
 pytestmark = ENGINE_WARNINGS
 
@@ -38,9 +38,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kits(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Path]]:
-    """Kits made by the command, whose processes are ended whatever happens."""
+    """Kits made by the command; their processes are stopped at the end."""
     out = tmp_path_factory.mktemp("federation") / "kits"
-    assert "next: hand each site its folder" in said("federation", "init", project, "--out", out)
+    assert "next: give each site its folder" in said("federation", "init", project, "--out", out)
     made = {name: out / name for name in ("server", *SITES)}
     yield made
     for kit in made.values():
@@ -54,25 +54,34 @@ def refused(*arguments: object) -> str:
 def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Path, tmp_path: Path) -> None:
     assert "cannot be reached" in refused("check", kits["north"])
     said("federation", "up", kits["server"])
-    awaited(lambda: _passes(kits["north"]), "the server answers")
+    wait_until(lambda: _passes(kits["north"]), "the server answers")
     told = said("federation", "check", kits["north"])
-    for part in ("all 2 of north", "step: 300 s", "missing: ", "clock: ", "certificates match", "can join"):
+    for part in (
+        "all 2 of site north",
+        "step: 300 s",
+        "missing: ",
+        "clock: ",
+        "certificates match",
+        "can join",
+    ):
         assert part in told
     assert "this is the server's kit" in refused("check", kits["server"])
     stranger = make_kits(read_project(project), tmp_path / "others")["north"]
-    assert "certificates do not match" in refused("check", stranger)
+    assert "do not match" in refused("check", stranger)
     authority = kits["server"].parent / "authority"
     said("federation", "init", project, "--out", tmp_path / "renewed", "--authority", authority)
     assert "certificates match" in said("federation", "check", tmp_path / "renewed" / "north")
-    assert "not the authority" in refused("init", project, "--out", tmp_path / "x", "--authority", tmp_path)
+    assert "does not contain the authority" in refused(
+        "init", project, "--out", tmp_path / "x", "--authority", tmp_path
+    )
 
     toml = kits["south"] / "local" / "site.toml"
     right = toml.read_text()
     table = pd.read_csv(
         project.parent / "data" / "south" / "readings.csv", index_col="time", parse_dates=True
     )
-    for name, change, said_so in (
-        ("ahead", table.set_index(table.index + pd.Timedelta(days=9000)), "ahead of the clock"),
+    for name, change, problem in (
+        ("ahead", table.set_index(table.index + pd.Timedelta(days=9000)), "in the future"),
         ("short", table.head(20), "20 time steps are too few"),
         ("silent", table.assign(**{table.columns[1]: float("nan")}), "100% of its readings are missing"),
         ("other", table[[table.columns[0]]], "there is no such sensor"),
@@ -81,7 +90,7 @@ def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Pa
         folder.mkdir()
         change.to_csv(folder / "readings.csv")
         toml.write_text(right.replace(str(project.parent / "data" / "south"), str(folder)))
-        assert said_so in refused("check", kits["south"]), name
+        assert problem in refused("check", kits["south"]), name
     toml.write_text(right)
 
 
@@ -93,15 +102,18 @@ def _passes(kit: Path) -> bool:
     return True
 
 
-def test_an_operator_starts_trains_stops_resumes_judges_and_forecasts(kits: Mapping[str, Path]) -> None:
+def test_an_operator_starts_trains_stops_resumes_evaluates_and_forecasts(kits: Mapping[str, Path]) -> None:
     server = kits["server"]
     processes.down(server)
-    assert "its server does not run" in refused("train", server)
+    assert "the server does not run" in refused("train", server)
     assert "does not run" in said("federation", "status", server)
     for kit in kits.values():
         assert "is up" in said("federation", "up", kit)
-    assert "runs already" in said("federation", "up", server)
-    awaited(lambda: len(json.loads(said("federation", "status", server, "--json"))["connected"]) == 2, "all")
+    assert "is already running" in said("federation", "up", server)
+    wait_until(
+        lambda: len(json.loads(said("federation", "status", server, "--json"))["connected"]) == 2,
+        "both sites are connected",
+    )
     assert "south: 2 sensors, connected" in said("federation", "status", server)
     assert "site north: process" in said("federation", "status", kits["north"])
 
@@ -114,7 +126,7 @@ def test_an_operator_starts_trains_stops_resumes_judges_and_forecasts(kits: Mapp
         [*COMMAND, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as command:
         try:
-            awaited(lambda: (read_status(server) or {}).get("done", 0) >= 2, "two rounds")
+            wait_until(lambda: (read_status(server) or {}).get("done", 0) >= 2, "two rounds")
             assert "busy with another task" in refused("train", server, *TINY)
         finally:
             command.send_signal(signal.SIGINT)
@@ -129,12 +141,12 @@ def test_an_operator_starts_trains_stops_resumes_judges_and_forecasts(kits: Mapp
     config.write_text(config.read_text().replace("rounds = 300", f"rounds = {done + 2}"))
     assert "best round" in said("federation", "train", server, "--resume", "first")
     told = said("federation", "evaluate", server, "first", "--split", "validation", "--json")
-    scores = json.loads(told.splitlines()[-1])  # the lines before it go to stderr
+    scores = json.loads(told.splitlines()[-1])  # the lines before it are stderr's
     assert scores["overall"]["masked_rmse"] == pytest.approx(read_run_error(server), abs=1e-9)
-    assert "are at north, south" in said("federation", "forecast", server, "first")
+    assert "are at sites north, south" in said("federation", "forecast", server, "first")
     for name in SITES:
         assert len(pd.read_csv(kits[name] / "forecasts" / "latest.csv")) == 12
-    assert "keeps the settings" in refused("train", server, "--resume", "first", "--seed", 2)
+    assert "keeps its settings" in refused("train", server, "--resume", "first", "--seed", 2)
     for kit in kits.values():
         assert "is stopped" in said("federation", "down", kit)
 
@@ -145,12 +157,17 @@ def read_run_error(server: Path) -> float:
     return float(min(item["validation"]["masked_rmse"] for item in history))
 
 
-def test_what_is_no_project_and_no_kit_is_said_in_a_sentence(project: Path, tmp_path: Path) -> None:
-    assert "no kit of a server or a site" in refused("up", tmp_path)
+def test_a_folder_that_is_not_a_kit_and_a_bad_project_file_are_refused_with_their_names(
+    project: Path, tmp_path: Path
+) -> None:
+    assert "not the kit of a server or a site" in refused("up", tmp_path)
     broken = tmp_path / "broken.toml"
     broken.write_text(project.read_text().replace("min_sites = 1", "min_sites = 7"))
     for file in ("sensors.csv", "edges.csv"):
         (tmp_path / file).write_text((project.parent / file).read_text())
-    assert "min_sites" in refused("init", broken, "--out", tmp_path / "kits")
+    assert f"{broken}: min_sites" in refused("init", broken, "--out", tmp_path / "kits")
+    empty = tmp_path / "empty.toml"
+    empty.touch()
+    assert f"{empty}: name: it is missing" in refused("init", empty, "--out", tmp_path / "kits")
     with pytest.raises(CnfgnnError, match="never overwritten"):
         make_kits(read_project(project), tmp_path)

@@ -1,4 +1,4 @@
-"""Where a forecast begins when sites have readings up to different times, and who is told what."""
+"""Where a forecast begins when the readings of sites end at different times, and what is reported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from cnfgnn.federation.flare.executor import FORECASTS
+from cnfgnn.federation.site_status import read_site_status
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small
-from tests.federation.living import ENGINE_WARNINGS, dealt, living
-from tests.federation.nearby import SITES, Nearby, ending, with_row
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, with_row
+from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 
 pytestmark = ENGINE_WARNINGS
 
@@ -22,28 +23,28 @@ STEP = pd.Timedelta(seconds=300)
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Nearby:
+def once(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     """Three sites with a run of one round."""
-    sites = Nearby(tmp_path_factory.mktemp("sites"), network(dropout=0))
+    sites = InMemoryFederation(tmp_path_factory.mktemp("sites"), network(dropout=0))
     assert sites.train(small("at-fedavg", **ROUND))["state"] == "finished"
     return sites
 
 
 @pytest.fixture
-def trained(once: Nearby) -> Iterator[Nearby]:
-    """With forecasts of an earlier time; what a test writes into readings is undone."""
+def trained(once: InMemoryFederation) -> Iterator[InMemoryFederation]:
+    """The same with forecasts; changes of readings are undone after each test."""
     before = {name: once.readings(name) for name in SITES}
     first = once.forecast()
     assert first["state"] == "finished", first["problem"]
     assert first["result"]["sites"] == list(SITES)
     assert first["result"]["without"] == {}
     yield once
-    once.away = set()
+    once.unreachable = set()
     for name, frame in before.items():
         once.write(name, frame)
 
 
-def begins(sites: Nearby, name: str) -> pd.Timestamp:
+def begins(sites: InMemoryFederation, name: str) -> pd.Timestamp:
     latest = sites.latest(name)
     assert latest is not None
     return latest.index[0]
@@ -51,8 +52,8 @@ def begins(sites: Nearby, name: str) -> pd.Timestamp:
 
 @pytest.mark.parametrize("utc", [False, True])
 @pytest.mark.parametrize("leading", ["north", "west"])
-def test_a_row_of_the_future_at_one_site_takes_no_forecast_from_anybody(
-    trained: Nearby, leading: str, utc: bool
+def test_a_row_in_the_future_at_one_site_does_not_cost_anybody_a_forecast(
+    trained: InMemoryFederation, leading: str, utc: bool
 ) -> None:
     newest = pd.Timestamp.now(tz="UTC").floor(STEP)
     for name in SITES:
@@ -72,7 +73,9 @@ def test_a_row_of_the_future_at_one_site_takes_no_forecast_from_anybody(
     assert [line for line in status["warnings"] if line.startswith(f"site {leading}")]
 
 
-def test_a_site_that_lags_a_little_is_forecast_and_one_that_lags_much_keeps_its_file(trained: Nearby) -> None:
+def test_a_site_that_lags_a_little_gets_a_forecast_and_one_that_lags_a_lot_keeps_its_file(
+    trained: InMemoryFederation,
+) -> None:
     file = trained.kits["south"] / FORECASTS / "latest.csv"
     before = file.read_bytes()
     ends = trained.readings("north").index[-1]
@@ -82,7 +85,7 @@ def test_a_site_that_lags_a_little_is_forecast_and_one_that_lags_much_keeps_its_
         (trained.kits[name] / FORECASTS / "latest.csv").unlink()
     status = trained.forecast()
     assert status["state"] == "finished", status["problem"]
-    # north alone is at its end; two of three have come as far as west
+    # only north is at the end; two of three sites have reached the end of west
     assert status["result"]["sites"] == ["north", "west"]
     assert list(status["result"]["without"]) == ["south"]
     assert "none of its sensors has a reading" in status["result"]["without"]["south"]
@@ -91,8 +94,8 @@ def test_a_site_that_lags_a_little_is_forecast_and_one_that_lags_much_keeps_its_
     assert any(line.startswith("site north") for line in status["warnings"])
 
 
-def test_a_site_that_is_away_is_named_and_the_others_forecast(trained: Nearby) -> None:
-    trained.away = {"west"}
+def test_an_unreachable_site_is_named_and_the_others_forecast(trained: InMemoryFederation) -> None:
+    trained.unreachable = {"west"}
     status = trained.forecast(wait=2.0)
     assert status["result"]["sites"] == ["north", "south"]
     assert "does not answer" in status["result"]["without"]["west"]
@@ -101,18 +104,21 @@ def test_a_site_that_is_away_is_named_and_the_others_forecast(trained: Nearby) -
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (lambda frame: frame.iloc[::2], "readings come every 600 s, and the others' every 300 s"),
+        (lambda frame: frame.iloc[::2], "its readings are 600 s apart, and those of the other sites 300 s"),
         (
             lambda frame: frame.tz_localize("UTC"),
-            "its times are in UTC, and the others' as a clock showed them",
+            "its timestamps are in UTC, and those of the other sites have no time zone",
         ),
-        (lambda frame: frame.set_axis(frame.index + STEP / 2), "its times do not fall on the others' steps"),
+        (
+            lambda frame: frame.set_axis(frame.index + STEP / 2),
+            "its timestamps are shifted against the other sites' steps",
+        ),
         (lambda frame: frame.iloc[:, :0], "its readings cannot be used"),
     ],
     ids=["step", "zone", "shifted", "no sensor"],
 )
-def test_a_site_whose_readings_do_not_fit_costs_nobody_else_a_forecast(
-    trained: Nearby, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
+def test_a_site_with_incompatible_readings_does_not_cost_others_a_forecast(
+    trained: InMemoryFederation, changed: Callable[[pd.DataFrame], pd.DataFrame], reason: str
 ) -> None:
     trained.write("north", changed(trained.readings("north")))
     status = trained.forecast(wait=1.0)
@@ -122,8 +128,8 @@ def test_a_site_whose_readings_do_not_fit_costs_nobody_else_a_forecast(
 
 
 @pytest.mark.parametrize("failing", [["south"], list(SITES)])
-def test_a_site_that_cannot_write_is_named_and_nobody_waits_for_it(
-    trained: Nearby, failing: list[str]
+def test_a_site_that_cannot_write_its_forecast_is_named_and_nobody_waits_for_it(
+    trained: InMemoryFederation, failing: list[str]
 ) -> None:
     project = trained.server / "local" / "project.toml"
     right = project.read_text()
@@ -142,19 +148,25 @@ def test_a_site_that_cannot_write_is_named_and_nobody_waits_for_it(
     assert status["state"] == "finished", status["problem"]
     assert status["result"]["sites"] == [name for name in SITES if name not in failing]
     assert list(status["result"]["without"]) == failing
-    for reason in status["result"]["without"].values():
+    for name, reason in status["result"]["without"].items():
+        assert "forecasts" in reason
         assert "cannot be written" in reason
+        assert str(trained.folder) not in reason  # the server does not learn the site's paths
+        [*_, entry] = read_site_status(trained.kits[name])["problems"]
+        assert str(trained.kits[name]) in entry["problem"]  # the owner does
 
 
-def test_readings_at_another_step_than_the_trainings_are_refused_in_a_sentence(trained: Nearby) -> None:
+def test_readings_at_another_step_than_in_training_are_refused(trained: InMemoryFederation) -> None:
     for name in SITES:
         trained.write(name, trained.readings(name).iloc[::2])
     status = trained.forecast(wait=1.0)
     assert (status["state"], status["exit_code"]) == ("failed", 2)
-    assert "every 600 s, and one was trained on one every 300 s" in status["problem"]
+    assert "readings are 600 s apart, and run one was trained on 300 s" in status["problem"]
 
 
-def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_forecast(trained: Nearby) -> None:
+def test_sensors_without_recent_readings_are_counted_and_the_others_of_their_site_forecast(
+    trained: InMemoryFederation,
+) -> None:
     own = trained.readings("west")
     own.iloc[-20:, 1] = float("nan")
     trained.write("west", own)
@@ -168,9 +180,9 @@ def test_sensors_that_are_silent_are_counted_and_the_others_of_their_site_foreca
 
 @pytest.mark.slow
 def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Path) -> None:
-    data = dealt(tmp_path / "city", days=2)
+    data = city_on_disk(tmp_path / "city", days=2)
     ends = pd.Timestamp(data.readings.times[-1])
-    with living(tmp_path, data) as sites:
+    with running_federation(tmp_path, data) as sites:
 
         def readings(name: str) -> Path:
             return tmp_path / "example" / "data" / name / "readings.csv"
@@ -182,7 +194,7 @@ def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Pat
         sites.train(small("gru-fedavg", **ROUND))
         ended = forecast()
         assert ended.returncode == 0, ended.stderr
-        assert "are at north, south, west" in ended.stdout
+        assert "are at sites north, south, west" in ended.stdout
         kept = (sites.kits["west"] / FORECASTS / "latest.csv").read_bytes()
         leading, lagging = (
             pd.read_csv(readings(name), index_col="time", parse_dates=True) for name in ("north", "west")
@@ -191,7 +203,7 @@ def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Pat
         lagging.iloc[:-40].to_csv(readings("west"))
         ended = forecast()
         assert ended.returncode == 3, ended.stdout + ended.stderr
-        assert "are at north, south\n" in ended.stdout
+        assert "are at sites north, south\n" in ended.stdout
         assert "site 'west' has no forecast: none of its sensors has a reading" in ended.stderr
         assert "warning: site north leads: its readings of the last 2 hours are newer" in ended.stderr
         assert "warning: site west lags: its newest reading is 3 hours older" in ended.stderr

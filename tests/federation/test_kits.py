@@ -1,4 +1,4 @@
-"""Kits: whole or not at all, closed to others, and with no more in them than their party needs."""
+"""Kits are complete or absent, private, and contain no more than their party needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import engine_files
 from cnfgnn.federation.project import Project, SitePlan, read_project
 from cnfgnn.federation.site_data import SiteData
-from tests.federation.parties import write_project
+from cnfgnn.federation.site_settings import read_site
+from tests.federation.two_site_federation import write_project
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Proj
     common |= {"start.sh", "stop.sh", "program.txt", "startup/rootCA.pem"}
     site = {"local/site.toml", "startup/client.crt", "startup/client.key", "startup/fed_client.json"}
     assert files(made["north"]) == common | site
-    assert kits.kind(made["north"]) == "site"
-    assert kits.kind(made["server"]) == "server"
-    assert kits.read_site(made["north"]) == SitePlan("north", ("s0",), "/data/north")
-    assert kits.read_site(made["south"]) == SitePlan("south", ("s2", "s1"), None)
+    assert kits.role(made["north"]) == "site"
+    assert kits.role(made["server"]) == "server"
+    assert read_site(made["north"]) == SitePlan("north", ("s0",), "/data/north")
+    assert read_site(made["south"]) == SitePlan("south", ("s2", "s1"), None)
 
     known = kits.read_server(made["server"])
     assert known.sensors == project.sensors
@@ -50,7 +51,7 @@ def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Proj
     assert "/data/north" not in "".join((made["server"] / file).read_text() for file in files(made["server"]))
 
 
-def test_kits_are_closed_to_others_and_hold_one_key_each(tmp_path: Path, project: Project) -> None:
+def test_kits_are_private_and_hold_one_key_each(tmp_path: Path, project: Project) -> None:
     kits.make_kits(project, tmp_path / "kits")
     for place, folders, names in os.walk(tmp_path / "kits"):
         for name in (*folders, *names):
@@ -69,7 +70,9 @@ def test_kits_are_closed_to_others_and_hold_one_key_each(tmp_path: Path, project
     }
 
 
-def test_certificates_last(tmp_path: Path, project: Project) -> None:
+def test_certificates_are_valid_for_two_years_and_the_authority_for_ten(
+    tmp_path: Path, project: Project
+) -> None:
     made = kits.make_kits(project, tmp_path / "kits")
     startup = made["north"] / "startup"
     for name, days in (("rootCA.pem", 3650), ("client.crt", 730)):
@@ -78,7 +81,7 @@ def test_certificates_last(tmp_path: Path, project: Project) -> None:
         assert abs(lasts - datetime.timedelta(days=days)) < datetime.timedelta(days=2)
 
 
-def test_jobs_may_name_our_classes_only(tmp_path: Path, project: Project) -> None:
+def test_jobs_may_load_our_classes_only(tmp_path: Path, project: Project) -> None:
     made = kits.make_kits(project, tmp_path / "kits")
     for name, allowed in (("server", engine_files.CONTROLLER), ("north", engine_files.EXECUTOR)):
         local = made[name] / "local"
@@ -110,38 +113,38 @@ def test_kits_are_never_overwritten_and_never_half_written(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kits, "_close_to_others", full)
+    monkeypatch.setattr(kits, "_restrict_to_owner", full)
     with pytest.raises(StorageError, match="No space left"):
         kits.make_kits(project, tmp_path / "more")
     assert set(tmp_path.iterdir()) == before
 
 
-def test_an_owner_may_change_where_the_readings_are(tmp_path: Path, project: Project) -> None:
+def test_an_owner_may_change_the_settings_of_a_site(tmp_path: Path, project: Project) -> None:
     kit = kits.make_kits(project, tmp_path / "kits")["south"]
     file = kit / "local" / "site.toml"
     file.write_text(file.read_text() + 'readings = "/elsewhere"\n')
-    assert kits.read_site(kit).readings == "/elsewhere"
+    assert read_site(kit).readings == "/elsewhere"
     written = (kit / "local" / "site.toml").read_text()
     for said, size in (("2 GiB", 2 << 30), ("1.5 GiB", 3 << 29), ("512MiB", 512 << 20)):
         (kit / "local" / "site.toml").write_text(f'{written}\nmemory = "{said}"\n')
-        assert kits.read_site(kit).memory == size
+        assert read_site(kit).memory == size
     for wrong in ('"2 apples"', '"-1 GiB"', '"0 MiB"', "2", "true"):
         (kit / "local" / "site.toml").write_text(f"{written}\nmemory = {wrong}\n")
         with pytest.raises(ConfigError, match=r'memory: it must be an amount such as "512 MiB"'):
-            kits.read_site(kit)
+            read_site(kit)
     (kit / "local" / "site.toml").write_text(written)
     file.write_text(file.read_text() + "secret = 3\n")
-    with pytest.raises(ConfigError, match="there is no such key"):
-        kits.read_site(kit)
+    with pytest.raises(ConfigError, match="secret: unknown key"):
+        read_site(kit)
     file.write_text('name = "south"\n')
     with pytest.raises(ConfigError, match="sensors: it is missing"):
-        kits.read_site(kit)
+        read_site(kit)
     file.write_text('name = "south"\nsensors = ["a"]\nreadings = 3\n')
     with pytest.raises(ConfigError, match="readings: it must be"):
-        kits.read_site(kit)
+        read_site(kit)
 
 
-def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> None:
+def test_an_owner_sets_how_ambiguous_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     file = tmp_path / "local" / "site.toml"
     (tmp_path / "readings.csv").write_text(
@@ -150,48 +153,48 @@ def test_an_owner_says_how_to_read_what_the_files_leave_open(tmp_path: Path) -> 
     site = 'name = "south"\nsensors = ["a", "b"]\nreadings = "readings.csv"\n[reading]\n'
     file.write_text(site)
     with pytest.raises(DataError, match=r'dates = "day-first" under \[reading\] in .*site\.toml'):
-        SiteData(kits.read_site(tmp_path), tmp_path)
+        SiteData(read_site(tmp_path), tmp_path)
     file.write_text(site + 'dates = "day-first"\ntimezone = "Europe/Paris"\n')
-    own = SiteData(kits.read_site(tmp_path), tmp_path)
+    own = SiteData(read_site(tmp_path), tmp_path)
     assert str(own.readings.times[0]) == "2024-02-01T01:00:00"
     times = {"first": own.first, "last": own.last, "step": 3600, "utc": True, "newest": own.last}
-    assert own.about() == times | {"measured": len(own.counted), "left_out": 0}
+    assert own.describe() == times | {"measured": len(own.counted), "ignored": 0}
     for wrong, sentence in {
-        'zone = "Europe/Paris"': "reading: there is no such setting as 'zone'",
+        'zone = "Europe/Paris"': "reading: unknown setting 'zone'",
         'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",
         "dates = [1]": "reading.dates: cannot be",
     }.items():
         file.write_text(f"{site}{wrong}\n")
         with pytest.raises(ConfigError, match=sentence):
-            kits.read_site(tmp_path)
+            read_site(tmp_path)
     file.write_text(site.replace("[reading]", "reading = 3"))
-    with pytest.raises(ConfigError, match="there is no such setting"):
-        kits.read_site(tmp_path)
+    with pytest.raises(ConfigError, match=r"reading: it must be a table, \[reading\]"):
+        read_site(tmp_path)
 
 
 @pytest.mark.parametrize("party", ["server", "north"])
-def test_a_kit_of_an_earlier_version_is_refused_with_what_to_do(
+def test_a_kit_of_an_earlier_version_is_refused_with_instructions(
     party: str, tmp_path: Path, project: Project
 ) -> None:
     kit = kits.make_kits(project, tmp_path / "kits")[party]
     resources = kit / "local" / "resources.json"
     content = json.loads(resources.read_text())
-    parts = [part for part in content["components"] if part["id"] not in ("doorkeeper", "site_desk")]
+    parts = [part for part in content["components"] if part["id"] not in ("admission", "connection_monitor")]
     resources.write_text(json.dumps(content | {"components": parts}))
     with pytest.raises(
-        RunError, match=r"made by an earlier version: make new ones with cnfgnn federation init"
+        RunError, match=r"made by an earlier version of cnfgnn: make new kits with cnfgnn federation init"
     ):
         processes.up(kit)
     assert processes.running(kit) is None
 
 
-def test_a_folder_that_is_no_kit_is_refused(tmp_path: Path) -> None:
-    for act in (kits.kind, processes.up, processes.down, processes.running):
-        with pytest.raises(ConfigError, match="no kit of a server or a site"):
+def test_a_folder_that_is_not_a_kit_is_refused(tmp_path: Path) -> None:
+    for act in (kits.role, processes.up, processes.down, processes.running):
+        with pytest.raises(ConfigError, match="not the kit of a server or a site"):
             act(tmp_path)
 
 
-def test_a_process_file_of_a_dead_or_another_process_does_not_count(tmp_path: Path, project: Project) -> None:
+def test_a_process_file_of_a_dead_or_another_process_is_ignored(tmp_path: Path, project: Project) -> None:
     kit = kits.make_kits(project, tmp_path / "kits")["north"]
     assert processes.running(kit) is None
     for content in (

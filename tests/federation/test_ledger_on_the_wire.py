@@ -1,4 +1,4 @@
-"""The ledger counts what a wire carries: at the size of a week of METR-LA, to within a tenth."""
+"""The ledger agrees with the bytes on the wire within ten percent, at the size of a week of METR-LA."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmarks.wire import APPLICATION, RECORD, SEAL, _Records
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.synthetic.city import city
-from tests.federation.living import ENGINE_WARNINGS
+from tests.federation.running_federation import ENGINE_WARNINGS
 
 pytestmark = ENGINE_WARNINGS
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("method", ["gru-fedavg", "at-fedavg"])
-def test_bytes_at_the_sockets_are_the_ledgers_to_within_a_tenth(method: str) -> None:
+def test_bytes_at_the_sockets_equal_the_ledger_within_ten_percent(method: str) -> None:
     """207 sensors in four sites, seven days: bytes do not depend on what the readings are."""
     config = preset(method).with_changes({"training.rounds": 1, "compute.device": "cpu"})
     counted = against_the_wire(city(207, 7.0), 4, config)
@@ -25,7 +25,7 @@ def test_bytes_at_the_sockets_are_the_ledgers_to_within_a_tenth(method: str) -> 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 1000])
-def test_the_wire_counts_what_records_of_data_carry(chunk: int) -> None:
+def test_the_counting_wire_counts_the_payload_of_tls_records(chunk: int) -> None:
     def record(kind: int, carried: int) -> bytes:
         size = carried + SEAL if kind == APPLICATION else carried
         return bytes([kind, 3, 3]) + size.to_bytes(2, "big") + bytes(size)

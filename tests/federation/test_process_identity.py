@@ -1,4 +1,4 @@
-"""A process is known again after the clock was set, and not mistaken for another one with its id."""
+"""A process is recognised after the clock was set, and not confused with another one of the same id."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from cnfgnn.federation import kits, processes
-from cnfgnn.federation.process_identity import identity, runs
+from cnfgnn.federation.process_identity import identity, is_running
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.status import Status
-from cnfgnn.federation.task_client import at_work
-from tests.federation.parties import awaited, write_project
+from cnfgnn.federation.task_client import is_active
+from tests.federation.two_site_federation import wait_until, write_project
 
 
 @pytest.fixture
@@ -28,45 +28,45 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def set_clock_forward(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """As Linux tells it: the time of the boot, from which the start of a process is worked out, moves too."""
+    """As on Linux: the boot time, from which the start of a process is derived, moves too."""
     linux = pytest.importorskip("psutil._pslinux")
     shown = linux.boot_time()
     monkeypatch.setattr(linux, "boot_time", lambda: shown + seconds)
 
 
-def test_a_process_is_itself_whatever_the_clock_shows(
+def test_a_process_is_recognised_whatever_the_clock_shows(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted, started = identity(sleeper.pid), psutil.Process(sleeper.pid).create_time()
     assert noted is not None
     set_clock_forward(monkeypatch, 2.0)
     assert psutil.Process(sleeper.pid).create_time() == pytest.approx(started + 2.0)
-    assert runs(json.loads(json.dumps(noted)))
+    assert is_running(json.loads(json.dumps(noted)))
 
 
-def test_another_process_or_boot_is_another(sleeper: subprocess.Popen[bytes]) -> None:
+def test_another_process_or_boot_is_not_the_same(sleeper: subprocess.Popen[bytes]) -> None:
     noted = identity(sleeper.pid)
     assert noted is not None
-    assert not runs({**noted, "ticks": noted["ticks"] - 1})
-    assert not runs({**noted, "boot": "of yesterday"})
-    assert runs({"pid": sleeper.pid})  # as earlier versions noted it
+    assert not is_running({**noted, "ticks": noted["ticks"] - 1})
+    assert not is_running({**noted, "boot": "of yesterday"})
+    assert is_running({"pid": sleeper.pid})  # as earlier versions recorded it
     for nonsense in ({}, {"pid": "x"}, {"pid": None}, {"pid": True}, {"pid": -1}):
-        assert not runs(nonsense)
+        assert not is_running(nonsense)
     sleeper.kill()
-    awaited(lambda: not runs(noted), "a process that ended and was not waited for does not run")
+    wait_until(lambda: not is_running(noted), "a zombie does not count as running")
     sleeper.wait()
-    assert not runs(noted)
+    assert not is_running(noted)
     assert identity(sleeper.pid) is None
 
 
-def test_a_task_is_at_work_while_the_process_that_wrote_its_status_runs(tmp_path: Path) -> None:
+def test_a_task_is_active_while_the_process_that_wrote_its_status_runs(tmp_path: Path) -> None:
     Status(tmp_path, "token").end("running")
     status = json.loads((tmp_path / "status.json").read_text())
-    assert at_work(status)
-    assert not at_work({**status, "state": "finished"})
+    assert is_active(status)
+    assert not is_active({**status, "state": "finished"})
     reused = {**status["process"], "ticks": status["process"]["ticks"] + 1}
-    assert not at_work({**status, "process": reused})
-    assert at_work({"state": "running", "pid": os.getpid()})  # as earlier versions wrote it
+    assert not is_active({**status, "process": reused})
+    assert is_active({"state": "running", "pid": os.getpid()})  # as earlier versions wrote it
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_a_running_site_is_left_alone_after_the_clock_was_set(
         assert processes.running(kit) == pid
         assert processes.up(kit) == pid
 
-        # noted by an earlier version, before the clock was set
+        # recorded by an earlier version, before the clock was set
         (kit / "process.json").write_text(json.dumps({"pid": pid, "started": 1.0}))
         assert processes.running(kit) == pid
         assert processes.up(kit) == pid

@@ -1,4 +1,4 @@
-"""Real processes on this machine: jobs that come back by themselves, and parties that are not let in."""
+"""Real processes on this machine: jobs restart and rejoin, and unauthorised parties are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import jobs
-from tests.federation.parties import CONTROLLER, Echo, awaited, connected, federation
+from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation, wait_until
 
 pytestmark = [
     # The engine leaves the sockets of a session to the garbage collector.
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 @pytest.mark.slow
-def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> None:
+def test_killed_jobs_and_killed_sites_rejoin_a_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
         north, south = echo.pid("north"), echo.pid("south")
@@ -41,29 +41,31 @@ def test_killed_jobs_and_killed_sites_rejoin_the_running_job(tmp_path: Path) -> 
         assert parent is not None
         for pid in (parent, south):
             os.kill(pid, signal.SIGKILL)
-        awaited(lambda: not isinstance(echo.answers()["south"], int), "the server notices that south is away")
+        wait_until(
+            lambda: not isinstance(echo.answers()["south"], int), "the server notices that south is gone"
+        )
         assert processes.running(made["south"]) is None
         assert processes.up(made["south"]) == processes.running(made["south"])
         south = echo.pid("south", other_than=south)
 
-        # Of a parent alone: its job goes on, until `up` replaces both.
+        # Only the parent is killed: its job continues until `up` replaces both.
         parent = processes.running(made["north"])
         assert parent is not None
         os.kill(parent, signal.SIGKILL)
-        awaited(lambda: processes.running(made["north"]) is None, "north's parent is gone")
+        wait_until(lambda: processes.running(made["north"]) is None, "north's parent is gone")
         processes.up(made["north"])
         echo.pid("north", other_than=again)
 
         assert session.state(echo.id) == "RUNNING"
         echo.stop()
-        awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        wait_until(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
         for name in ("north", "south"):
-            awaited(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
-            awaited(lambda name=name: forgot(made[name]), f"{name} forgets the job")
+            wait_until(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
+            wait_until(lambda name=name: forgot(made[name]), f"{name} forgets the job")
 
 
 @pytest.mark.slow
-def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(tmp_path: Path) -> None:
+def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_restart(tmp_path: Path) -> None:
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
         echo.pid("north"), echo.pid("south")
@@ -72,20 +74,20 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_come_back(
         assert processes.running(made["south"]) is None
         assert processes.jobs_of(made["south"]) == []
         session.abort(echo.id)
-        awaited(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
-        awaited(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
-        awaited(lambda: forgot(made["north"]), "north forgets the job")
+        wait_until(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
+        wait_until(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
+        wait_until(lambda: forgot(made["north"]), "north forgets the job")
 
-        # South was away when the job ended: it starts it again and is told at once that it is over.
+        # South was stopped when the job ended: it starts the job again and learns at once that it is over.
         processes.up(made["south"])
-        awaited(lambda: "south" in connected(made["server"]), "south is back")
-        awaited(lambda: forgot(made["south"]), "south forgets the job")
-        with pytest.raises(ConfigError, match="there is no such job"):
+        wait_until(lambda: "south" in connected(made["server"]), "south is back")
+        wait_until(lambda: forgot(made["south"]), "south forgets the job")
+        with pytest.raises(ConfigError, match="the server has no such job"):
             session.state("0bd6bd6e-0000-0000-0000-000000000000")
 
 
 @pytest.mark.slow
-def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None:
+def test_a_site_that_connects_late_gets_the_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
         north = echo.pid("north")
@@ -97,25 +99,25 @@ def test_a_site_that_comes_late_is_given_the_running_job(tmp_path: Path) -> None
         assert parent is not None
         for pid in (parent, south):
             os.kill(pid, signal.SIGKILL)
-        awaited(lambda: processes.running(made["south"]) is None, "south is gone")
+        wait_until(lambda: processes.running(made["south"]) is None, "south is gone")
         processes.up(made["south"])
         echo.pid("south", other_than=south)
         assert echo.pid("north") == north
         echo.stop()
-        awaited(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
-        awaited(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
-        awaited(lambda: forgot(made["south"]), "south forgets the job")
+        wait_until(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        wait_until(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
+        wait_until(lambda: forgot(made["south"]), "south forgets the job")
 
 
 @pytest.mark.slow
-def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Path) -> None:
+def test_sites_accept_a_new_job_after_the_server_or_its_job_was_killed(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made):
         with jobs.connect(made["server"]) as session:
             first = Echo(session, tmp_path / "first", ["north"])
             was = first.pid("north")
             [job] = processes.jobs_of(made["server"])
             os.kill(job, signal.SIGKILL)
-            awaited(lambda: session.state(first.id).startswith("FINISHED"), "the server notices")
+            wait_until(lambda: session.state(first.id).startswith("FINISHED"), "the server notices")
             assert session.state(first.id) != "FINISHED:COMPLETED"
             second = Echo(session, tmp_path / "second", ["north"])
             was = second.pid("north", other_than=was)
@@ -124,18 +126,18 @@ def test_after_the_server_or_its_job_is_killed_sites_take_a_new_job(tmp_path: Pa
         assert parent is not None
         for pid in (parent, *processes.jobs_of(made["server"])):
             os.kill(pid, signal.SIGKILL)
-        awaited(lambda: processes.running(made["server"]) is None, "the server is gone")
+        wait_until(lambda: processes.running(made["server"]) is None, "the server is gone")
         processes.up(made["server"])
-        awaited(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
+        wait_until(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
         with jobs.connect(made["server"]) as session:
             assert session.running_jobs() == []
             third = Echo(session, tmp_path / "third", ["north"])
             assert third.pid("north") != was
-            awaited(lambda: len(processes.jobs_of(made["north"])) == 1, "the job of before is over")
+            wait_until(lambda: len(processes.jobs_of(made["north"])) == 1, "the previous job has ended")
 
 
 @pytest.mark.slow
-def test_strangers_are_refused(tmp_path: Path) -> None:
+def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (project, made):
         port = project.server.port
         refused(port, "CERTIFICATE_REQUIRED")
@@ -150,8 +152,10 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
             processes.up(renamed)
             processes.up(stranger)
             problem = "authenticated as 'north' but claimed endpoint 'south'"
-            awaited(lambda: problem in said(made["server"]), "a false name is refused")
-            awaited(lambda: "CERTIFICATE_VERIFY_FAILED" in said(stranger), "another authority is refused")
+            wait_until(lambda: problem in logged(made["server"]), "a false name is refused")
+            wait_until(
+                lambda: "CERTIFICATE_VERIFY_FAILED" in logged(stranger), "another authority is refused"
+            )
             assert connected(made["server"]) == {"north"}
         finally:
             processes.down(renamed)
@@ -159,29 +163,31 @@ def test_strangers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_bring_no_code_and_name_no_class_but_ours(tmp_path: Path) -> None:
+def test_jobs_with_code_or_foreign_classes_are_refused(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
         trace = tmp_path / "ran"
         with_code = jobs.job_folder(tmp_path / "code", "code", "evil.Controller", {}, "evil.Executor", {})
         (with_code / "app" / "custom").mkdir()
         (with_code / "app" / "custom" / "evil.py").write_text(f"open({str(trace)!r}, 'w')")
         job = session.submit(with_code)
-        awaited(lambda: session.state(job).startswith("FINISHED"), "code is refused")
-        awaited(lambda: "BYOC not permitted" in said(made["server"]), "the server's log says why")
+        wait_until(lambda: session.state(job).startswith("FINISHED"), "code is refused")
+        wait_until(lambda: "BYOC not permitted" in logged(made["server"]), "the server's log says why")
 
         args = {"log": str(tmp_path / "log"), "sites": ["north"]}
         foreign = jobs.job_folder(
-            tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo.Unlisted", {}
+            tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo_job.Unlisted", {}
         )
         job = session.submit(foreign)
-        awaited(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
+        wait_until(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
         assert session.state(job) != "FINISHED:COMPLETED"
         assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
         assert not trace.exists()
 
 
-@pytest.mark.parametrize("module", ["launcher", "late_joiners", "admission", "connection_monitor"])
-def test_processes_that_only_start_others_do_not_load_pytorch(module: str) -> None:
+@pytest.mark.parametrize(
+    "module", ["launcher", "late_joiners", "admission", "connection_monitor", "guard", "job_store"]
+)
+def test_parent_processes_do_not_load_pytorch(module: str) -> None:
     program = f"import cnfgnn.federation.flare.{module}, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
@@ -190,13 +196,13 @@ def forgot(kit: Path) -> bool:
     return list((kit / "rejoin").iterdir()) == []
 
 
-def said(kit: Path) -> str:
+def logged(kit: Path) -> str:
     files = [file for file in (kit / "log.txt", kit / "console.txt") if file.exists()]
     return "".join(file.read_text() for file in files)
 
 
 def refused(port: int, alert: str, certificates: Path | None = None) -> None:
-    """Speak TLS as a site does, but check nothing: the server must be the one that refuses."""
+    """Connect with TLS as a site does, but verify nothing: the server must be the one that refuses."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificates is not None:
@@ -205,12 +211,12 @@ def refused(port: int, alert: str, certificates: Path | None = None) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
         pytest.raises(ssl.SSLError) as caught,
     ):
-        converse(context, plain)
+        read_all(context, plain)
     assert alert in str(caught.value)
 
 
-def converse(context: ssl.SSLContext, plain: socket.socket) -> None:
-    """Only listen: what we sent could arrive after the refusal, and the answer to that hide the alert."""
+def read_all(context: ssl.SSLContext, plain: socket.socket) -> None:
+    """Only read: data that arrives after the refusal could hide the alert."""
     with context.wrap_socket(plain) as secure:
         while secure.recv(100):
             pass

@@ -1,4 +1,4 @@
-"""PROJECT.toml: what is read, and what is refused with the key's name."""
+"""The project file: what is read, and what is refused with the file and the key."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan, read_project
-from tests.federation.parties import write_project
+from tests.federation.two_site_federation import write_project
 
 
-def test_nodes_are_numbered_by_site_and_then_as_listed(tmp_path: Path) -> None:
+def test_nodes_are_numbered_by_site_and_within_a_site_as_listed(tmp_path: Path) -> None:
     project = read_project(write_project(tmp_path))
     assert project.sites == (
         SitePlan("north", ("s0",), "/data/north", "north"),
@@ -64,10 +64,13 @@ def test_ports_and_organisations_have_defaults(tmp_path: Path) -> None:
         ({" sensors": '["s1"]\n[sites._a]\nsensors = ["s2"]'}, "sites._a"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(tmp_path: Path, changes: dict[str, object], key: str) -> None:
+def test_an_invalid_value_is_refused_with_the_file_and_the_key(
+    tmp_path: Path, changes: dict[str, object], key: str
+) -> None:
+    path = write_project(tmp_path, **changes)
     with pytest.raises(ConfigError) as caught:
-        read_project(write_project(tmp_path, **changes))
-    assert caught.value.key == key
+        read_project(path)
+    assert caught.value.key == f"{path}: {key}"
     assert "\n" not in str(caught.value)
 
 
@@ -78,14 +81,21 @@ def test_a_project_without_sites_or_server_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no site"):
         read_project(path)
     path.write_text("sites = 3\n" + whole[: whole.index("[sites")])
-    with pytest.raises(ConfigError, match="it must be a table"):
+    with pytest.raises(ConfigError, match=r"sites: it must be a table, \[sites\]"):
         read_project(path)
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"\xff\xfe", None])
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "PROJECT.toml"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"PROJECT\.toml: it "):
+        read_project(path)
+
+
+def test_the_error_about_an_empty_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "PROJECT.toml"
+    path.touch()
+    with pytest.raises(ConfigError, match=r"PROJECT\.toml: name: it is missing"):
         read_project(path)

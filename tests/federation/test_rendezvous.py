@@ -1,4 +1,4 @@
-"""What the server makes of what a site says of itself."""
+"""How the server evaluates what sites report about themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.rendezvous import gather, objection
+from cnfgnn.federation.rendezvous import rejoin_problem, wait_for_sites
 from cnfgnn.federation.spans import Span
 from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.remote.link import Link
@@ -21,25 +21,25 @@ PLAN = SitePlan("north", ("s0",))
 SPAN = Span(0, 300_000, 300, False)
 
 
-def said(**changes: Any) -> dict[str, Any]:
+def hello(**changes: Any) -> dict[str, Any]:
     about = {"ready": True, "version": __version__, "clock": time.time(), "sensors": ["s0"], "utc": False}
-    times = {"first": 0, "last": 300_000, "step": 300, "newest": 300_000, "measured": 1001, "left_out": 0}
+    times = {"first": 0, "last": 300_000, "step": 300, "newest": 300_000, "measured": 1001, "ignored": 0}
     return about | times | changes
 
 
-def test_a_site_that_cannot_hold_its_hidden_states_is_not_let_in() -> None:
-    needed, takes = "take 2 GiB in this run, and it can hold 1 GiB", 2 << 30
-    assert needed in objection(said(memory=1 << 30), PLAN, SPAN, takes)
-    assert objection(said(memory=2 << 30), PLAN, SPAN, takes) == ""
+def test_a_site_without_enough_memory_for_its_hidden_states_is_refused() -> None:
+    problem, needed = "need 2 GiB in this run, and it has 1 GiB", 2 << 30
+    assert problem in rejoin_problem(hello(memory=1 << 30), PLAN, SPAN, needed)
+    assert rejoin_problem(hello(memory=2 << 30), PLAN, SPAN, needed) == ""
 
 
 @pytest.mark.parametrize("memory", [None, 0, -1, "2 GiB", 2.5, True, [1]])
-def test_a_site_that_does_not_say_what_it_can_hold_is_believed_to_hold_anything(memory: object) -> None:
-    assert objection(said(memory=memory), PLAN, SPAN, 2 << 40) == ""
+def test_a_site_that_does_not_report_its_memory_is_assumed_to_have_enough(memory: object) -> None:
+    assert rejoin_problem(hello(memory=memory), PLAN, SPAN, 2 << 40) == ""
 
 
-class Starting:
-    """A job whose handler is not registered until it was asked a few times."""
+class StartingSite:
+    """A site that cannot be reached until it was asked a few times."""
 
     def __init__(self, times: float) -> None:
         self.left = times
@@ -48,20 +48,22 @@ class Starting:
         self.left -= 1
         if self.left >= 0:
             raise Unreachable("process_exception")
-        return pack("hello", **said())
+        return pack("hello", **hello())
 
 
-def gathered(channel: Starting, wait: float) -> list[Mapping[str, str]]:
-    shown: list[Mapping[str, str]] = []
+def reported_missing(channel: StartingSite, wait: float) -> list[Mapping[str, str]]:
+    reports: list[Mapping[str, str]] = []
     links = {"north": Link("north", channel, "session")}
-    gather(links, {"north": PLAN}, 1, wait, lambda: False, lambda **more: shown.append(more["missing"]))
-    return shown
+    wait_for_sites(
+        links, {"north": PLAN}, 1, wait, lambda: False, lambda **more: reports.append(more["missing"])
+    )
+    return reports
 
 
-def test_a_site_whose_job_is_starting_is_said_to_start() -> None:
-    assert gathered(Starting(2), wait=60.0) == [{"north": STARTING}, {"north": STARTING}, {}]
+def test_a_site_whose_job_is_starting_is_reported_as_starting() -> None:
+    assert reported_missing(StartingSite(2), wait=60.0) == [{"north": STARTING}, {"north": STARTING}, {}]
 
 
-def test_a_site_that_never_answers_is_named_with_the_reason_when_time_is_up() -> None:
+def test_a_site_that_never_answers_is_named_with_the_reason_at_the_deadline() -> None:
     with pytest.raises(NodeError, match=r"north.*does not answer \(process_exception\)"):
-        gathered(Starting(float("inf")), wait=0.0)
+        reported_missing(StartingSite(float("inf")), wait=0.0)

@@ -1,4 +1,4 @@
-"""What finished tasks leave is removed, but nothing of a task that is not over."""
+"""The files of finished tasks are removed; those of running tasks are kept."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import kits
 from cnfgnn.federation.project import KEEP_TASKS, read_project
-from cnfgnn.federation.retention import tidy
+from cnfgnn.federation.retention import remove_old_tasks
+from cnfgnn.federation.site_settings import read_site
 from tests.commands import said
-from tests.federation.parties import write_project
+from tests.federation.two_site_federation import write_project
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def task(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012x}"
 
 
-def leave(folder: Path, age: int, size: int = 100) -> Path:
+def write_task(folder: Path, age: int, size: int = 100) -> Path:
     (folder / "app").mkdir(parents=True)
     (folder / "log.txt").write_bytes(b"x" * size)
     os.utime(folder, (1e9 - age, 1e9 - age))
@@ -36,38 +37,38 @@ def leave(folder: Path, age: int, size: int = 100) -> Path:
 
 def test_a_site_keeps_the_latest_tasks_and_those_it_takes_part_in(made: dict[str, Path]) -> None:
     kit = made["north"]
-    folders = [leave(kit / task(number), age=number) for number in range(KEEP_TASKS + 3)]
+    folders = [write_task(kit / task(number), age=number) for number in range(KEEP_TASKS + 3)]
     (kit / "rejoin").mkdir()
     (kit / "rejoin" / f"{folders[-1].name}.json").write_text("{}")
     others = {path.name for path in kit.iterdir()} - {path.name for path in folders}
-    done = tidy(kit)
+    done = remove_old_tasks(kit)
     assert (done.tasks, done.bytes) == (2, 200)
     assert [folder.exists() for folder in folders] == [True] * KEEP_TASKS + [False] * 2 + [True]
     toml = kit / "local" / "site.toml"
     toml.write_text(toml.read_text() + "keep_tasks = 3\n")
-    assert tidy(kit).tasks == KEEP_TASKS - 3
-    assert "removed what 3 tasks left" in said("federation", "clean", kit, "--keep", 0)
+    assert remove_old_tasks(kit).tasks == KEEP_TASKS - 3
+    assert "removed the files of 3 tasks" in said("federation", "clean", kit, "--keep", 0)
     assert {path.name for path in kit.iterdir()} == others | {folders[-1].name}
     toml.write_text(toml.read_text().replace("keep_tasks = 3", "keep_tasks = 0"))
     with pytest.raises(ConfigError, match="keep_tasks"):
-        kits.read_site(kit)
+        read_site(kit)
 
 
-def test_a_server_keeps_what_is_not_over(made: dict[str, Path]) -> None:
+def test_a_server_keeps_tasks_that_have_not_finished(made: dict[str, Path]) -> None:
     kit = made["server"]
     states = ["FINISHED:COMPLETED", "RUNNING", "SUBMITTED", "FINISHED:ABORTED", "FINISHED:COMPLETED"]
     for number, state in enumerate(states):
-        folder = leave(kit / "jobs" / task(number), age=number)
+        folder = write_task(kit / "jobs" / task(number), age=number)
         (folder / "meta").write_text(json.dumps({"status": state, "submit_time": float(number)}))
-    leave(kit / "jobs" / task(7), age=0)  # just being written
-    leave(kit / task(1), age=0)
-    leave(kit / task(9), age=0)  # of a server that was killed in the midst of a task
-    working = subprocess.Popen(  # as the engine names a task's process
+    write_task(kit / "jobs" / task(7), age=0)  # being written
+    write_task(kit / task(1), age=0)
+    write_task(kit / task(9), age=0)  # of a server that was killed during a task
+    working = subprocess.Popen(  # with a command line like the engine's
         [sys.executable, "-c", "input()", "nvflare.private.fed.app.x", str(kit.resolve()), "-n", task(9)],
         stdin=subprocess.PIPE,
     )
     try:
-        assert tidy(kit, 1).tasks == 2
+        assert remove_old_tasks(kit, 1).tasks == 2
         left = {path.name for path in (kit / "jobs").iterdir()}
         assert left == {task(number) for number in (1, 2, 4, 7)}
         assert (kit / task(9)).exists()
@@ -76,7 +77,7 @@ def test_a_server_keeps_what_is_not_over(made: dict[str, Path]) -> None:
         working.wait()
         assert working.stdin is not None
         working.stdin.close()
-    tidy(kit, 1)
+    remove_old_tasks(kit, 1)
     assert not (kit / task(9)).exists()
     assert (kit / task(1)).exists()
     assert not list(kit.glob(".gone-*"))

@@ -1,4 +1,4 @@
-"""A run goes on with the readings that it began with, and with no others."""
+"""A run continues with the readings that it began with, and with no others."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from cnfgnn.federation.site_store import JOINED, STATES
 from cnfgnn.federation.status import STATUS
 from tests.conftest import network, small
-from tests.federation.living import awaited
-from tests.federation.nearby import SITES, Nearby
+from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.running_federation import wait_until
 
 MANY = {"training.rounds": 1000, "training.patience": 1000, "training.client_rounds": 1}
-REFUSED = "its readings are not those that this run began with"
-SHORTER = 10  # rows that west does not have yet when the training begins
+REFUSED = "its readings have changed since it joined this run"
+SHORTER = 10  # rows that west does not have yet when training begins
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> Nearby:
-    """A training that was stopped after its first rounds."""
-    sites = Nearby(tmp_path_factory.mktemp("sites"), network(dropout=0))
+def begun(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
+    """A federation whose training was stopped after its first rounds."""
+    sites = InMemoryFederation(tmp_path_factory.mktemp("sites"), network(dropout=0))
     sites.write("west", sites.readings("west").iloc[:-SHORTER])
     sites.stop_after(1)
     status = sites.train(small("gru-fedavg", **MANY))
@@ -32,7 +32,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Nearby:
 
 
 @pytest.fixture
-def sites(begun: Nearby) -> Iterator[Nearby]:
+def sites(begun: InMemoryFederation) -> Iterator[InMemoryFederation]:
     before = {name: begun.readings(name) for name in SITES}
     begun.stop_after(1)
     yield begun
@@ -55,26 +55,28 @@ def appended(frame: pd.DataFrame, rows: int) -> pd.DataFrame:
     ],
     ids=["ten times as large", "most rows gone", "a step later"],
 )
-def test_other_readings_are_refused_by_name_when_a_training_is_resumed(
-    sites: Nearby, changed: Callable[[pd.DataFrame], pd.DataFrame], caplog: pytest.LogCaptureFixture
+def test_a_site_with_changed_readings_is_refused_by_name_when_training_resumes(
+    sites: InMemoryFederation,
+    changed: Callable[[pd.DataFrame], pd.DataFrame],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     sites.write("west", changed(sites.readings("west")))
     status = sites.resume()
     assert (status["state"], status["exit_code"]) == ("failed", 3)
     assert "site 'west'" in status["problem"]
     assert REFUSED in status["problem"]
-    [line] = [record.message for record in caplog.records if "are not those" in record.message]
+    [line] = [record.message for record in caplog.records if "have changed since this site" in record.message]
     assert "west/readings.csv" in line  # the owner's log says which file; the server is not told
     assert "readings.csv" not in status["problem"]
-    assert sites.forecast()["state"] == "finished"  # new and corrected readings are what a forecast is for
+    assert sites.forecast()["state"] == "finished"  # a forecast uses new and corrected readings
 
 
-def test_a_forecast_from_readings_unlike_the_trainings_warns_the_owner_and_nobody_else(
-    sites: Nearby, caplog: pytest.LogCaptureFixture
+def test_readings_far_outside_of_the_trainings_range_warn_the_owner_only(
+    sites: InMemoryFederation, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = sites.readings("south")
     odd = own.copy()
-    odd.iloc[-12:, 1] = 54321.25  # more than count as slips of single readings
+    odd.iloc[-12:, 1] = 54321.25  # too many in a row to be treated as outliers
     sites.write("south", odd)
     status = sites.forecast()
     assert status["state"] == "finished", status["problem"]
@@ -88,9 +90,11 @@ def test_a_forecast_from_readings_unlike_the_trainings_warns_the_owner_and_nobod
     assert not [record for record in caplog.records if "far outside" in record.message]
 
 
-def test_newer_rows_are_welcome_and_the_run_does_without_them(sites: Nearby) -> None:
+def test_newer_rows_are_accepted_and_the_run_does_not_use_them(sites: InMemoryFederation) -> None:
     sites.write("north", appended(sites.readings("north"), 20))
-    sites.write("west", appended(sites.readings("west"), 2 * SHORTER))  # some at steps that others have had
+    sites.write(
+        "west", appended(sites.readings("west"), 2 * SHORTER)
+    )  # some at steps where other sites had readings
     status = sites.resume()
     assert status["state"] == "stopped", status["problem"]
     west = sites.ends["west"].clients
@@ -98,8 +102,8 @@ def test_newer_rows_are_welcome_and_the_run_does_without_them(sites: Nearby) -> 
     assert west.series.missing[:, -SHORTER:].all()
 
 
-def test_a_site_that_comes_back_with_other_readings_is_left_out_until_it_has_the_old_ones(
-    sites: Nearby,
+def test_a_site_that_rejoins_with_changed_readings_is_left_out_until_they_are_restored(
+    sites: InMemoryFederation,
 ) -> None:
     right = sites.readings("west")
     end = threading.Event()
@@ -107,24 +111,24 @@ def test_a_site_that_comes_back_with_other_readings_is_left_out_until_it_has_the
     worker = threading.Thread(target=sites.resume, daemon=True)
     worker.start()
     try:
-        awaited(lambda: _site(sites).get("present", False), "west takes part")
+        wait_until(lambda: _site(sites).get("present", False), "west takes part")
         sites.write("west", right * 10)
         sites.restart("west")
-        awaited(lambda: REFUSED in _site(sites).get("problem", ""), "west is refused")
-        awaited(lambda: not _site(sites)["reachable"], "west is not asked any more")
+        wait_until(lambda: REFUSED in _site(sites).get("problem", ""), "west is refused")
+        wait_until(lambda: not _site(sites)["reachable"], "west gets no more requests")
         now = sites.status["round"]
-        awaited(lambda: sites.status["round"] > now, "the others go on")
+        wait_until(lambda: sites.status["round"] > now, "the others continue")
         assert not _site(sites)["present"]
         sites.write("west", right)
         sites.restart("west")
-        awaited(lambda: _site(sites)["present"], "west takes part again")
+        wait_until(lambda: _site(sites)["present"], "west rejoins")
     finally:
         end.set()
         worker.join(60)
     assert sites.status["state"] == "stopped", sites.status["problem"]
 
 
-def _site(sites: Nearby) -> dict[str, object]:
+def _site(sites: InMemoryFederation) -> dict[str, object]:
     return (
         dict((sites.status.get("sites") or {}).get("west", {}))
         if sites.status.get("state") == "running"
@@ -132,7 +136,7 @@ def _site(sites: Nearby) -> dict[str, object]:
     )
 
 
-def test_what_a_site_remembers_of_its_readings_stays_with_its_owner(begun: Nearby) -> None:
+def test_the_record_of_a_sites_readings_stays_at_the_site(begun: InMemoryFederation) -> None:
     for name in SITES:
         [file] = (begun.kits[name] / STATES).glob(f"one-*/{JOINED}")
         assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""Real processes, provisioned and authenticated, give what the simulator gives."""
+"""A federation of real processes gives the same result as the simulator."""
 
 from __future__ import annotations
 
@@ -11,28 +11,34 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.server_task import Task
 from cnfgnn.runs.forecast import forecast_run
-from tests.federation.living import ENGINE_WARNINGS, SITES, Living, dealt, living
-from tests.federation.undisturbed import (
-    assert_kept_by_its_site,
+from tests.federation.reference_training import (
+    assert_personal_state_is_at_the_site,
     assert_same,
     config,
     forecasts,
     simulated,
+)
+from tests.federation.running_federation import (
+    ENGINE_WARNINGS,
+    SITES,
+    RunningFederation,
+    city_on_disk,
+    running_federation,
 )
 
 pytestmark = ENGINE_WARNINGS
 
 
 @pytest.mark.slow
-def test_training_judging_and_forecasting_equal_the_simulators(tmp_path: Path) -> None:
-    """The paper's method and ours, one after the other: to start a federation takes longer than to train."""
-    data = dealt(tmp_path / "city")
-    with living(tmp_path, data) as sites:
-        the_papers_method(sites, data)
-        what_is_a_sensors_own_is_kept_by_its_site_and_found_again(sites, data)
+def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) -> None:
+    """Both methods in one federation, because starting one takes longer than training."""
+    data = city_on_disk(tmp_path / "city")
+    with running_federation(tmp_path, data) as sites:
+        check_at_fedavg(sites, data)
+        check_cnfgnn_plus(sites, data)
 
 
-def the_papers_method(sites: Living, data: Dataset) -> None:
+def check_at_fedavg(sites: RunningFederation, data: Dataset) -> None:
     result = sites.train(config(2))
     run = sites.run()
     assert run.finished
@@ -41,29 +47,29 @@ def the_papers_method(sites: Living, data: Dataset) -> None:
     assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
 
     sites.begin(Task("evaluate", "one", split="validation"))
-    judged = sites.end()["scores"]
+    evaluated = sites.end()["scores"]
     best = run.progress.best.validation
-    assert judged["overall"]["rmse"] == pytest.approx(best.rmse, abs=1e-9)
+    assert evaluated["overall"]["rmse"] == pytest.approx(best.rmse, abs=1e-9)
 
-    forecast_as(sites, "one", forecast_run(run, data))  # as if one had all readings
+    assert_forecasts(sites, "one", forecast_run(run, data))  # from all readings in one place
 
 
-def what_is_a_sensors_own_is_kept_by_its_site_and_found_again(sites: Living, data: Dataset) -> None:
+def check_cnfgnn_plus(sites: RunningFederation, data: Dataset) -> None:
     c = config(2, "cnfgnn-plus", **{"training.server_batch": 64, "training.average_every": 3})
     result = sites.train(c, "two")
     run, expected = sites.run("two"), simulated(data, c)
     assert_same(run, expected)
     assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
     for k, name in enumerate(SITES):
-        assert_kept_by_its_site(sites.kits[name], "two", run, expected, k)
+        assert_personal_state_is_at_the_site(sites.kits[name], "two", run, expected, k)
     together = forecasts(expected, data)
-    forecast_as(sites, "two", together)
-    without = forecast_run(run, data)[together.columns]  # from what the server has alone
-    assert (abs(without.to_numpy() - together.to_numpy()).max(axis=0) > 0.05).all()
+    assert_forecasts(sites, "two", together)
+    from_server_alone = forecast_run(run, data)[together.columns]  # lacks the personal weights
+    assert (abs(from_server_alone.to_numpy() - together.to_numpy()).max(axis=0) > 0.05).all()
 
 
-def forecast_as(sites: Living, name: str, together: pd.DataFrame) -> None:
-    """Each site's forecasts of its own sensors are these."""
+def assert_forecasts(sites: RunningFederation, name: str, together: pd.DataFrame) -> None:
+    """Compare each site's forecasts with those of the simulator."""
     sites.begin(Task("forecast", name))
     assert sorted(sites.end()["sites"]) == sorted(SITES)
     for site, rows in SITES.items():

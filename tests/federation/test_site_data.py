@@ -1,4 +1,4 @@
-"""Sites whose readings have gaps and other spans: windows are agreed by time."""
+"""Sites whose readings have gaps and different time spans: windows are numbered by time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.federation.kits import make_kits, read_site
+from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.preflight import check_site
 from cnfgnn.federation.project import SitePlan, read_project
 from cnfgnn.federation.server_task import check_federated
 from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.spans import Span, span_of
+from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.spans import Span, covering_span
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from tests.conftest import network, server, small
-from tests.federation.parties import write_project
+from tests.federation.two_site_federation import write_project
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
 KEPT = ((0, 150), (20, 110), (40, 150))  # the rows that each site has
-HOLE = slice(60, 75)  # of the first site's, not even in its file
+GAP = slice(60, 75)  # rows that are missing from the first site's file
 
 
 def cut(data: Dataset, rows: np.ndarray) -> Dataset:
@@ -40,13 +41,13 @@ def cut(data: Dataset, rows: np.ndarray) -> Dataset:
 
 @pytest.fixture
 def ragged(tmp_path: Path) -> tuple[Dataset, list[SiteData]]:
-    """The whole as nobody has it, with NaN where its owner has nothing, and each site's own."""
+    """The data of all sites together, NaN where the owner has no reading, and each site's own data."""
     data, owned = network(), []
     values = data.readings.values.copy()
     for k, (group, (first, last)) in enumerate(zip(GROUPS, KEPT, strict=True)):
         rows = np.arange(first, last)
         if k == 0:
-            rows = np.setdiff1d(rows, np.arange(150)[HOLE])
+            rows = np.setdiff1d(rows, np.arange(150)[GAP])
         gone = np.setdiff1d(np.arange(150), rows)
         values[np.ix_(gone, group)] = np.nan
         ids = [data.readings.ids[i] for i in group]
@@ -65,12 +66,12 @@ def spans(owned: list[SiteData]) -> dict[str, Span]:
 
 @pytest.mark.parametrize("method", ["at-fedavg", "sl", "gru-fedavg", "gru-local"])
 @pytest.mark.parametrize("missing", ["masked", "as-truth"])
-def test_ragged_sites_train_as_the_simulator_does_on_the_whole_with_holes(
+def test_sites_with_gaps_train_like_the_simulator_on_the_whole_data_with_gaps(
     method: str, missing: str, ragged: tuple[Dataset, list[SiteData]]
 ) -> None:
     whole, owned = ragged
     config = small(method, **{"data.missing": missing})
-    span = span_of(spans(owned))
+    span = covering_span(spans(owned))
     assert span.rows == 150
     wires = Wires(whole, config)
     terms = Terms(span.first, span.step, span.rows, config.compute.precision, "run")
@@ -85,8 +86,8 @@ def test_ragged_sites_train_as_the_simulator_does_on_the_whole_with_holes(
     experiment, same = federated(wires, transport), simulate(whole, config, groups=GROUPS)
     has = server(experiment).nodes.present("train")
     assert has is not None
-    assert not has[1, :8].any()  # it began later: a node without a window takes part as absent
-    assert not has[0].all()  # its hole is longer than a window's inputs
+    assert not has[1, :8].any()  # its readings begin later: the node is masked out
+    assert not has[0].all()  # its gap is longer than a window's inputs
     assert has[3:].any(dim=0).sum() < has.shape[1]
     for one in (experiment, same):
         for r_g in (1, 2):
@@ -96,17 +97,17 @@ def test_ragged_sites_train_as_the_simulator_does_on_the_whole_with_holes(
     )
 
 
-def test_other_steps_and_times_between_the_others_are_refused(
+def test_other_steps_and_shifted_timestamps_are_refused(
     ragged: tuple[Dataset, list[SiteData]],
 ) -> None:
     own = ragged[1][0]
-    with pytest.raises(DataError, match="every 300 s, and the others' every 600 s"):
+    with pytest.raises(DataError, match="300 s apart, and those of the other sites 600 s"):
         own.series(Terms(own.first, 600, 150, "fp32", "run"))
-    with pytest.raises(DataError, match="do not fall on the others' steps"):
+    with pytest.raises(DataError, match="shifted against the other sites' steps"):
         own.series(Terms(own.first - 7, 300, 150, "fp32", "run"))
 
 
-def test_a_site_must_say_where_its_readings_are_and_have_its_sensors(tmp_path: Path) -> None:
+def test_a_site_needs_a_path_to_readings_that_contain_its_sensors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"site\.toml: readings"):
         SiteData(SitePlan("north", ("s0",), None), tmp_path)
     write_folder(network(), tmp_path)
@@ -116,7 +117,7 @@ def test_a_site_must_say_where_its_readings_are_and_have_its_sensors(tmp_path: P
         SiteData(SitePlan("north", ("s0",), str(tmp_path / "nowhere")), tmp_path)
 
 
-def test_a_site_takes_absurd_readings_for_missing_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_a_site_treats_outliers_as_missing_unless_its_settings_keep_them(tmp_path: Path) -> None:
     data = network(n=2, dropout=0.0)
     values = data.readings.values.copy()
     values[70, 1], values[::10, 0] = 99999, -999
@@ -140,12 +141,12 @@ def test_a_site_takes_absurd_readings_for_missing_unless_it_says_otherwise(tmp_p
 
 def test_the_server_cannot_decide_which_readings_of_a_site_are_missing() -> None:
     for change in ({"data.outliers": "keep"}, {"data.missing_value": [-999]}):
-        with pytest.raises(ConfigError, match=r"each site says .* in its local/site.toml"):
+        with pytest.raises(ConfigError, match=r"each site decides .* in its local/site.toml"):
             check_federated(small("at-fedavg", **change))
     check_federated(small("at-fedavg"))
 
 
-def test_check_says_at_the_site_what_looks_wrong_with_its_readings(tmp_path: Path) -> None:
+def test_check_reports_suspicious_readings_at_the_site(tmp_path: Path) -> None:
     made = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["south"]
     data = network(n=3, rows=200, dropout=0.0)
     values = data.readings.values.copy()
@@ -156,16 +157,18 @@ def test_check_says_at_the_site_what_looks_wrong_with_its_readings(tmp_path: Pat
 
     def notes() -> list[str]:
         lines: list[str] = []
-        with pytest.raises(RunError, match="cannot be reached"):  # the last thing it asks for is the server
+        with pytest.raises(
+            RunError, match="cannot be reached"
+        ):  # the last check is the connection to the server
             lines.extend(check_site(made))
         return [line for line in lines if line.startswith("note: ")]
 
-    absurd, code, where = notes()
-    assert absurd.startswith(
+    outlier, code, where = notes()
+    assert outlier.startswith(
         "note: sensor s1: 1 reading of 99999 at 2024-01-01T05:50:00 is treated as missing"
     )
     assert code.startswith("note: sensor s2: -999 occurs 20 times")
     assert code.endswith("set missing_value=-999")
-    assert where == f"note: missing_value and outliers are set in {toml}"
+    assert where == f"note: change missing_value and outliers in {toml}"
     toml.write_text(f"{toml.read_text()}missing_value = -999\n")
     assert len(notes()) == 2

@@ -1,4 +1,4 @@
-"""What a site's owner is told at the site, and that a full disk is named to everybody whom it concerns."""
+"""What a site's owner learns at the site; a full disk is reported to the owner and to the operator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cnfgnn.cli.sites import SiteLines, sites_table
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import StorageError
 from cnfgnn.federation import kits
-from cnfgnn.federation.flare.handshake import Answer
+from cnfgnn.federation.flare.handshake import ServerAnswer
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.site_status import SiteStatus, copy_problem, read_site_status, standing_problem
+from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied_kit_warning, read_site_status
 from cnfgnn.federation.site_store import JOINED, SiteStore
 from tests.commands import said
-from tests.federation.living import ENGINE_WARNINGS, dealt, living
-from tests.federation.parties import write_project
+from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
+from tests.federation.two_site_federation import write_project
 
 pytestmark = ENGINE_WARNINGS
 
@@ -45,16 +45,16 @@ except StorageError as problem:
 """
 
 
-def answered(**standing: Any) -> Answer:
-    return Answer("server", "host:8002", 0.0, standing)
+def answered(**connection: Any) -> ServerAnswer:
+    return ServerAnswer("server", "host:8002", 0.0, connection)
 
 
-def test_the_file_is_the_owners_alone_and_every_writer_keeps_what_others_wrote(tmp_path: Path) -> None:
+def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_parts(tmp_path: Path) -> None:
     status = SiteStatus(tmp_path)
-    status.note_server("abc", answered(heard=1.0), "")
-    status.note_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
+    status.record_server("abc", answered(heard=1.0), "")
+    status.record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
     threads = [
-        threading.Thread(target=SiteStatus(tmp_path).note_problem, args=("save", f"problem {number}"))
+        threading.Thread(target=SiteStatus(tmp_path).record_problem, args=("save", f"problem {number}"))
         for number in range(8)
     ]
     for thread in threads:
@@ -68,56 +68,59 @@ def test_the_file_is_the_owners_alone_and_every_writer_keeps_what_others_wrote(t
     assert (tmp_path / "site-status.json").stat().st_mode & 0o077 == 0
     (tmp_path / "site-status.json").write_text("[")
     assert read_site_status(tmp_path) == {}
-    status.note_problem("save", "again")
+    status.record_problem("save", "again")
     assert [item["problem"] for item in read_site_status(tmp_path)["problems"]] == ["again"]
 
 
-def test_what_the_server_answers_is_said_in_the_owners_words() -> None:
-    assert standing_problem(answered(heard=2.0, other=False, revoked=False)) == ""
-    assert standing_problem(answered()) == ""  # a server without a doorkeeper
-    assert "revoked this kit's certificate" in standing_problem(answered(revoked=True))
-    held = standing_problem(answered(other=True, address="10.0.0.7", since=time.time()))
-    assert "is connected from 10.0.0.7 since" in held
-    ahead = Answer("server", "host:8002", -400.0)
-    assert "clock is 400 s ahead of the server's" in standing_problem(ahead)
+def test_the_servers_answer_is_explained_to_the_owner() -> None:
+    assert connection_problem(answered(heard=2.0, other_process=False, revoked=False)) == ""
+    assert connection_problem(answered()) == ""  # a server without admission control
+    assert "revoked this kit's certificate" in connection_problem(answered(revoked=True))
+    held = connection_problem(answered(other_process=True, address="10.0.0.7", since=time.time()))
+    assert "has been connected from 10.0.0.7 since" in held
+    ahead = ServerAnswer("server", "host:8002", -400.0)
+    assert "clock is 400 s ahead of the server's" in connection_problem(ahead)
     refused = {"reason": "another process with the same certificate is connected", "address": "10.0.0.9"}
-    assert "a copy of this kit from 10.0.0.9" in copy_problem({"refused": {**refused, "last": time.time()}})
-    assert copy_problem({"refused": {**refused, "last": time.time() - 100_000}}) == ""
-    assert copy_problem({"refused": None}) == ""
+    assert "a copy of this kit from 10.0.0.9" in copied_kit_warning(
+        {"refused": {**refused, "last": time.time()}}
+    )
+    assert copied_kit_warning({"refused": {**refused, "last": time.time() - 100_000}}) == ""
+    assert copied_kit_warning({"refused": None}) == ""
 
 
-def test_an_owner_sees_forecasts_and_failures_also_without_a_server(tmp_path: Path) -> None:
+def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Path) -> None:
     kit = kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
     told = said("federation", "status", kit)
     for part in ("site north: does not run", "does not hear", "no forecast yet", "cannot be reached"):
         assert part in told
-    SiteStatus(kit).note_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
-    SiteStatus(kit).note_problem("save", "states/x: cannot be written (No space left on device)")
+    SiteStatus(kit).record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
+    SiteStatus(kit).record_problem("save", "states/x: cannot be written (No space left on device)")
     told = said("federation", "status", kit)
     assert "last forecast: forecasts/latest.csv" in told
     assert "save: states/x: cannot be written (No space left on device)" in told
     assert json.loads(said("federation", "status", kit, "--json"))["failed"][0]["verb"] == "save"
 
 
-def test_a_state_that_finds_no_space_is_named_to_the_owner(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_on_the_disk_is_reported_to_the_owner(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SAVES, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
     )
-    assert "round-1.safetensors: cannot be written (File too large)" in ended.stdout
-    assert "a state could not be kept" in ended.stderr
+    # what is raised goes to the server: without the kit's path
+    assert ended.stdout == "states/run/round-1.safetensors: cannot be written (File too large)\n"
+    assert f"'save' failed: {tmp_path}/states/run/round-1.safetensors" in ended.stderr
     [problem] = read_site_status(tmp_path)["problems"]
     assert problem["verb"] == "save"
-    assert "cannot be written (File too large)" in problem["problem"]
+    assert problem["problem"] == f"{tmp_path}/{ended.stdout.strip()}"
 
 
-def test_a_folder_that_cannot_be_made_is_named_too(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_too(tmp_path: Path) -> None:
     (tmp_path / "states").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         SiteStore(tmp_path, "run").write("round-1", {"w": torch.zeros(1)}, ())
     assert read_site_status(tmp_path)["problems"]
 
 
-def test_lines_of_a_task_name_each_new_problem_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_a_task_mention_each_new_problem_once(capsys: pytest.CaptureFixture[str]) -> None:
     problem = "site 'north' failed at 'save': states/x: cannot be written (No space left on device)"
     site = {"reachable": True, "refused": 1, "problem": problem}
     lines = SiteLines()
@@ -134,7 +137,7 @@ def test_lines_of_a_task_name_each_new_problem_once(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 
-def test_a_status_that_was_written_long_ago_shows_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_status_shows_how_old_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     then = time.time() - 5000
     site = {"sensors": 1, "present": False, "reachable": False, "last_seen": then, "latency": None}
     site |= {"windows": 0, "bytes": 0, "refused": 0, "problem": ""}
@@ -144,7 +147,7 @@ def test_a_status_that_was_written_long_ago_shows_how_long(capsys: pytest.Captur
 
 @contextmanager
 def full_disk(states: Path) -> Iterator[None]:
-    """A site's states lie on a disk of their own from now on, and it is full."""
+    """Mount a full disk where the site keeps its states."""
     before = states.rename(states.with_name("states-before"))
     states.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(states)], check=False)
@@ -163,10 +166,12 @@ def full_disk(states: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_training_names_a_site_whose_disk_is_full(tmp_path: Path) -> None:
+def test_training_reports_a_site_whose_disk_is_full(tmp_path: Path) -> None:
     config = tiny()
     with (
-        living(tmp_path, dealt(tmp_path / "data", sensors=4), {"north": [0, 1], "south": [2, 3]}) as running,
+        running_federation(
+            tmp_path, city_on_disk(tmp_path / "data", sensors=4), {"north": [0, 1], "south": [2, 3]}
+        ) as running,
         ExitStack() as stack,
     ):
         running.begin_training(config)
@@ -178,7 +183,7 @@ def test_a_training_names_a_site_whose_disk_is_full(tmp_path: Path) -> None:
         assert "cannot be written" in said("federation", "status", running.server).replace("\n", " ")
         assert "failed: " in (told := said("federation", "status", north))
         assert "cannot be written" in told
-        assert any("a state could not be kept" in log.read_text() for log in north.glob("*-*/log.txt"))
+        assert any("'save' failed" in log.read_text() for log in north.glob("*-*/log.txt"))
         running.stop()
 
 

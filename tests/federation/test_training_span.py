@@ -1,4 +1,4 @@
-"""Which time steps a training takes in when one site has rows far from everybody's."""
+"""Which time steps a training uses when one site has rows far from those of the others."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 from cnfgnn.errors import RunError
 from cnfgnn.federation.preflight import check_site
-from cnfgnn.federation.site_data import lone
-from cnfgnn.federation.spans import Span, old_for, training_span
+from cnfgnn.federation.site_data import isolated_rows
+from cnfgnn.federation.spans import Span, age_if_old, training_span
 from cnfgnn.runs.folder import Run
 from tests.conftest import network, small
-from tests.federation.nearby import SITES, Nearby, ending, with_row
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, with_row
 
 MONTH = 30 * 288  # steps
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Nearby:
-    return Nearby(tmp_path, network(dropout=0))
+def sites(tmp_path: Path) -> InMemoryFederation:
+    return InMemoryFederation(tmp_path, network(dropout=0))
 
 
 def checked(kit: Path) -> list[str]:
-    """What `check` says of the readings; no server is up, which is the last thing that it looks at."""
+    """What `check` prints about the readings; its last check, the connection to the server, fails here."""
     lines: list[str] = []
     with pytest.raises(RunError, match="cannot be reached"):
         lines.extend(check_site(kit))
@@ -33,8 +33,8 @@ def checked(kit: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("steps", [-MONTH, MONTH])
-def test_a_lone_row_a_month_from_the_rest_is_left_out_and_its_site_is_named(
-    sites: Nearby, steps: int
+def test_an_isolated_row_a_month_from_the_rest_is_ignored_and_its_site_is_named(
+    sites: InMemoryFederation, steps: int
 ) -> None:
     own = sites.readings("west")
     before = checked(sites.kits["west"])
@@ -42,7 +42,7 @@ def test_a_lone_row_a_month_from_the_rest_is_left_out_and_its_site_is_named(
     sites.write("west", with_row(own, steps))
     status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
     assert status["state"] == "finished", status["problem"]
-    assert any(line.startswith("site west leaves out 1 row") for line in status["warnings"])
+    assert any(line.startswith("site west ignores 1 row") for line in status["warnings"])
     run = Run.open(sites.server / "runs" / "one")
     assert run.data["rows"] == len(own)
     assert run.data["first"] == int(own.index[0].timestamp())
@@ -51,34 +51,36 @@ def test_a_lone_row_a_month_from_the_rest_is_left_out_and_its_site_is_named(
     assert odd.strftime("%Y-%m-%dT%H:%M") in warning
 
 
-def test_a_site_whose_few_readings_are_of_another_year_is_named_and_the_others_train(sites: Nearby) -> None:
+def test_a_site_with_few_readings_from_another_year_is_named_and_the_others_train(
+    sites: InMemoryFederation,
+) -> None:
     own = sites.readings("south")
     sites.write("south", own.iloc[:120].set_index(own.index[:120] - pd.Timedelta(days=365)))
     status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
     assert status["state"] == "finished", status["problem"]
-    [said] = [line for line in status["warnings"] if "site south" in line and "left out" in line]
-    assert "2023-01-01" in said
+    [warning] = [line for line in status["warnings"] if "site south" in line and "are not used" in line]
+    assert "2023-01-01" in warning
     assert Run.open(sites.server / "runs" / "one").data["rows"] == len(own)
 
 
-def test_a_long_history_at_one_site_is_welcome_and_a_stretch_of_nothing_is_not() -> None:
+def test_a_long_dense_history_at_one_site_extends_the_span_and_a_sparse_one_does_not() -> None:
     def span(first: int, rows: int, measured: int) -> Span:
         return Span(first * 300, (first + rows - 1) * 300, 300, True, measured=measured)
 
     others = {"a": span(9000, 1000, 900), "b": span(9100, 950, 950)}
-    whole, said = training_span({**others, "c": span(0, 10_000, 8000)})
-    assert (whole.first, whole.rows, said) == (0, 10_050, [])
-    whole, [sentence] = training_span({**others, "c": span(0, 10_000, 1500)})
+    whole, warnings = training_span({**others, "c": span(0, 10_000, 8000)})
+    assert (whole.first, whole.rows, warnings) == (0, 10_050, [])
+    whole, [warning] = training_span({**others, "c": span(0, 10_000, 1500)})
     assert (whole.first, whole.rows) == (9000 * 300, 1050)
-    assert sentence.startswith("site c")
-    whole, said = training_span({"c": span(0, 10_000, 1500)})  # nobody to hold it against
-    assert (whole.rows, said) == (10_000, [])
-    whole, said = training_span({"a": span(0, 300, 300), "b": span(100_000, 200, 200)})
-    assert (whole.first, len(said)) == (0, 1)  # the one with more readings counts
+    assert warning.startswith("site c")
+    whole, warnings = training_span({"c": span(0, 10_000, 1500)})  # there is no other site to compare with
+    assert (whole.rows, warnings) == (10_000, [])
+    whole, warnings = training_span({"a": span(0, 300, 300), "b": span(100_000, 200, 200)})
+    assert (whole.first, len(warnings)) == (0, 1)  # the one with more readings counts
 
 
 @pytest.mark.parametrize(
-    ("rows", "left_out"),
+    ("rows", "isolated"),
     [
         ([0, *range(9000, 9500)], [0]),
         ([*range(500), 9000, 20_000], [500, 501]),
@@ -89,11 +91,11 @@ def test_a_long_history_at_one_site_is_welcome_and_a_stretch_of_nothing_is_not()
         ([7], []),
     ],
 )
-def test_what_counts_as_a_lone_row(rows: list[int], left_out: list[int]) -> None:
-    assert np.flatnonzero(lone(np.array(rows))).tolist() == left_out
+def test_which_rows_are_isolated(rows: list[int], isolated: list[int]) -> None:
+    assert np.flatnonzero(isolated_rows(np.array(rows))).tolist() == isolated
 
 
-def test_readings_that_are_old_are_said_to_be_by_name_and_used(sites: Nearby) -> None:
+def test_old_readings_are_used_and_their_sites_are_named(sites: InMemoryFederation) -> None:
     now = pd.Timestamp.now(tz="UTC").floor("300s")
     for name in SITES:
         newest = now - pd.Timedelta(days=3 if name == "west" else 0)
@@ -109,7 +111,7 @@ def test_readings_that_are_old_are_said_to_be_by_name_and_used(sites: Nearby) ->
     [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: the newest")]
     assert "is 3 days old" in warning
     assert not [line for line in checked(sites.kits["north"]) if line.startswith("warning")]
-    for name in SITES:  # all as old as each other: it is no reason to refuse
+    for name in SITES:  # all equally old: that is no reason to refuse
         sites.write(name, ending(sites.readings(name), now - pd.Timedelta(days=800)))
     status = sites.forecast()
     assert status["result"]["without"] == {}
@@ -128,12 +130,14 @@ def test_readings_that_are_old_are_said_to_be_by_name_and_used(sites: Nearby) ->
     ],
 )
 def test_readings_are_old_after_a_day_and_ten_steps(hours: int, step: int, utc: bool, old: str) -> None:
-    assert old_for(1_700_000_000 - hours * 3600, step, utc, 1_700_000_000.0) == old
+    assert age_if_old(1_700_000_000 - hours * 3600, step, utc, 1_700_000_000.0) == old
 
 
-def test_two_sites_with_a_lone_row_each_do_not_excuse_one_another(sites: Nearby) -> None:
+def test_isolated_rows_are_ignored_even_if_every_site_has_one_at_the_same_time(
+    sites: InMemoryFederation,
+) -> None:
     for name in SITES:
         sites.write(name, with_row(sites.readings(name), -MONTH))
     status = sites.train(small("gru-fedavg", **{"training.rounds": 1}))
     assert status["state"] == "finished", status["problem"]
-    assert len([line for line in status["warnings"] if "leaves out 1 row" in line]) == len(SITES)
+    assert len([line for line in status["warnings"] if "ignores 1 row" in line]) == len(SITES)

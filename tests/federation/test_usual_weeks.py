@@ -1,4 +1,4 @@
-"""What a site does to forecast with sensors' own knowledge: find again what it kept, or do without."""
+"""How a site forecasts with the personal state of its sensors: from its saved states, or without them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
 TRAINED, ROWS, AHEAD = 130, 150, 12
-SILENT = 2  # a sensor of the site that is new
+SILENT = 2  # a sensor of the new site with few readings
 TAG = "round-2"
 
 
 def cut(data: Dataset, rows: int, ahead: int = 0) -> Dataset:
-    """The first rows, and some that are yet to come."""
+    """The first rows, followed by some without readings."""
     r = data.readings
     values = r.values[: rows + ahead].copy()
     values[rows:] = np.nan
@@ -33,9 +33,9 @@ def cut(data: Dataset, rows: int, ahead: int = 0) -> Dataset:
 
 
 def forecasting(folder: Path) -> list[Clients]:
-    """Sites that trained, but for the second, which has lost its states or never had any; weeks later."""
+    """Three sites that forecast after training; the second one has no states."""
     whole = network(rows=ROWS + AHEAD, seconds=3600)
-    whole.readings.values[: ROWS - AHEAD, SILENT] = np.nan  # it has read but half a day
+    whole.readings.values[: ROWS - AHEAD, SILENT] = np.nan  # it has readings of half a day only
     config = small("cnfgnn-plus")
     stores = [SiteStore(folder / f"site-{k}", "run") for k in range(len(GROUPS))]
     wires = Wires(cut(whole, TRAINED), config)
@@ -56,14 +56,16 @@ def forecasting(folder: Path) -> list[Clients]:
     return [end.clients for end in later.ends if end.clients is not None]
 
 
-def test_a_site_finds_its_usual_weeks_again_and_a_new_one_counts_what_it_has(tmp_path: Path) -> None:
+def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_its_readings(
+    tmp_path: Path,
+) -> None:
     before, new, other = forecasting(tmp_path)
     for k, clients in ((0, before), (2, other)):
         state = SiteStore(tmp_path / f"site-{k}", "run").read(TAG)
         weeks = clients.data.usual_weeks
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
         counted, _ = clients.series.usual(Windows.next(ROWS, 12, 12), "masked")
-        assert not np.allclose(weeks, counted, equal_nan=True)  # which the readings since would have changed
+        assert not np.allclose(weeks, counted, equal_nan=True)  # newer readings would have changed it
         personal = {name: w for name, w in clients.theta.items() if is_personal(name)}
         assert personal
         assert all(w.any() and torch.equal(w, state[f"theta.{name}"]) for name, w in personal.items())
@@ -71,13 +73,13 @@ def test_a_site_finds_its_usual_weeks_again_and_a_new_one_counts_what_it_has(tmp
     counted, _ = new.series.usual(Windows.next(ROWS, 12, 12), "masked")
     np.testing.assert_array_equal(new.data.usual_weeks, counted)
     assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
-    for clients in (before, new, other):  # with everybody's weights nonetheless
+    for clients in (before, new, other):  # all use the shared weights
         assert clients.owner.forecasts is not None
         assert torch.equal(clients.theta["output.weight"], before.theta["output.weight"])
         assert torch.isfinite(clients.owner.forecasts).all()
 
 
-def test_where_nothing_is_usual_no_change_is_expected(tmp_path: Path) -> None:
+def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
     batch, _ = new.data.batch("test", slice(None))
     row = GROUPS[1].index(SILENT)

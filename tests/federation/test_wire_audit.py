@@ -1,6 +1,8 @@
-"""Nothing gets out: all that a site's sockets carry, in clear, and all that the server's disk ever holds, is
-searched for the site's readings and what its sensors know of themselves; in a real federation, while it
-trains, judges and forecasts."""
+"""No reading leaves a site, in a real federation that trains, evaluates and forecasts.
+
+Everything that a site's sockets carry in the clear, and every version of every file on the server's disk, is
+searched for the site's readings and for the personal state of its sensors.
+"""
 
 from __future__ import annotations
 
@@ -26,43 +28,50 @@ from cnfgnn.federation.server_task import Task, settings_of
 from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
-from tests.federation.living import ENGINE_WARNINGS, Living, dealt, living
-from tests.federation.searching import TYPES, Search, SearchOfOwn, encoded, own_of
+from tests.federation.reading_search import TYPES, PersonalStateSearch, Search, encoded, personal_state
+from tests.federation.running_federation import (
+    ENGINE_WARNINGS,
+    RunningFederation,
+    city_on_disk,
+    running_federation,
+)
 
 pytestmark = ENGINE_WARNINGS
 
-TAP = Path(__file__).parent / "tap"
+TAP = Path(__file__).parent / "wire_tap"
 SITES = {"audited": [0, 1, 2, 3], "other": [4, 5]}
-PLANTED = (100, 420, 500)  # first rows of windows of markers: one for training, validation and test each
+PLANTED = (100, 420, 500)  # first rows of the planted windows, one in each split
 LENGTH = 24
-HANDSHAKE = 8192  # bytes of a TLS handshake and what follows it, at most
+HANDSHAKE = 8192  # at most so many bytes of a TLS handshake
 TOKENS = ("NVFLARE_JOB_AUTH_TOKEN", "NVFLARE_JOB_TOKEN_SIGNATURE")
 
 
 @dataclass
 class Audit:
-    """What was seen."""
+    """What was recorded of one federation."""
 
-    sites: Living
+    sites: RunningFederation
     data: Dataset
     wire: Wire
     tapped: Path
     disk: set[tuple[str, bytes]] = field(default_factory=set)  # every version of every file
-    elsewhere: set[object] = field(default_factory=set)  # connections of the site that bypass the wire
+    elsewhere: set[object] = field(
+        default_factory=set
+    )  # connections of the site that bypass the recorded wire
     secrets: set[str] = field(default_factory=set)
     commands: set[str] = field(default_factory=set)  # of all processes
-    _again: float = 0.0  # when to look at processes
+    _again: float = 0.0  # when to look at the processes again
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """At the server's disk and the processes, as they are now."""
+    def record(self) -> None:
+        """Record the server's disk and the processes as they are now."""
         for path in self.sites.server.rglob("*"):
             try:
                 stat = path.stat()
                 if path.is_file() and self._seen.get(path) != (stat.st_mtime_ns, stat.st_size):
                     self.disk.add((str(path.relative_to(self.sites.server)), path.read_bytes()))
                     self._seen[path] = (stat.st_mtime_ns, stat.st_size)
-            except OSError:  # it was there a moment ago
+            except OSError:  # the file has just been removed
                 continue
         if time.monotonic() < self._again:
             return
@@ -70,13 +79,13 @@ class Audit:
         for name, kit in self.sites.kits.items():
             for pid in [processes.running(kit), *processes.jobs_of(kit)]:
                 if pid is not None:
-                    self._look_at(pid, name)
+                    self._record_process(pid, name)
 
-    def _look_at(self, pid: int, party: str) -> None:
+    def _record_process(self, pid: int, party: str) -> None:
         try:
             process = psutil.Process(pid)
             self.commands.add(" ".join(process.cmdline()))
-            if party != "server":  # whose jobs have their own number for a token
+            if party != "server":  # whose jobs use their own id as a token
                 self.secrets |= {value for key, value in process.environ().items() if key in TOKENS}
             ends = [one.raddr for one in process.net_connections("inet") if party == "audited" and one.raddr]
         except psutil.Error:
@@ -94,7 +103,7 @@ class Audit:
         self.sites.begin(task)
         assert self.sites.worker is not None
         while self.sites.worker.is_alive():
-            self.look()
+            self.record()
             self.sites.worker.join(0.1)
         self.sites.end()
 
@@ -114,14 +123,14 @@ class Audit:
         return Search(own, readings.time_of_day, scaler, [float(value) for value in markers])
 
     @cached_property
-    def search_of_own(self) -> SearchOfOwn:
-        """For usual weeks, in the readings' unit and scaled, and for personal weights."""
+    def personal_search(self) -> PersonalStateSearch:
+        """A search for weekly profiles, raw and scaled, and for personal weights."""
         run = self.sites.run("plus")
         [states] = (self.sites.kits["audited"] / STATES).glob("plus-*")
         assert run.scaler is not None
         same = simulate(self.data, run.config, scaler=run.scaler)
         kept = FolderStore(states).read(run.progress.best.tag)
-        return SearchOfOwn(own_of(same, SITES["audited"], kept), run.scaler)
+        return PersonalStateSearch(personal_state(same, SITES["audited"], kept), run.scaler)
 
 
 def config(method: str, **more: object) -> Config:
@@ -133,7 +142,7 @@ def config(method: str, **more: object) -> Config:
 
 
 def planted(data: Dataset) -> Dataset:
-    """Speeds that nobody drives, each but once, in windows of the first sensor."""
+    """Plant unique, impossible speeds in windows of the first sensor."""
     values = data.readings.values.copy()
     missing = data.readings.missing.copy()
     for k, start in enumerate(PLANTED):
@@ -142,12 +151,12 @@ def planted(data: Dataset) -> Dataset:
     return replace(data, readings=replace(data.readings, values=values, missing=missing))
 
 
-def watched(folder: Path, stack: ExitStack) -> Audit:
-    """A federation of two sites that has trained, judged and forecast, in the paper's way and in ours."""
-    data = planted(dealt(folder / "city", 6, 2.0))
+def audited_federation(folder: Path, stack: ExitStack) -> Audit:
+    """A federation of two sites that has trained, evaluated and forecast with two methods."""
+    data = planted(city_on_disk(folder / "city", 6, 2.0))
     tapped = folder / "tapped"
     tapped.mkdir()
-    sites = stack.enter_context(living(folder, data, SITES, up=False))
+    sites = stack.enter_context(running_federation(folder, data, SITES, up=False))
     wire = stack.enter_context(wired(sites.kits["audited"]))
     for name, kit in sites.kits.items():
         with pytest.MonkeyPatch.context() as patch:
@@ -156,40 +165,40 @@ def watched(folder: Path, stack: ExitStack) -> Audit:
                 patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, places)))
                 patch.setenv("CNFGNN_TAP", str(tapped))
             processes.up(kit)
-    seen = Audit(sites, data, wire, tapped)
-    seen.follow(Task("train", "one", settings=settings_of(config("at-fedavg"))))
-    seen.follow(Task("evaluate", "one"))
-    # as computed: what is rounded to one byte would not be found
+    audit = Audit(sites, data, wire, tapped)
+    audit.follow(Task("train", "one", settings=settings_of(config("at-fedavg"))))
+    audit.follow(Task("evaluate", "one"))
+    # at full precision: values rounded to one byte would not be found
     plus = config("cnfgnn-plus", **{"training.wire": "full", "model.sent": 8})
-    seen.follow(Task("train", "plus", settings=settings_of(plus)))
-    seen.follow(Task("forecast", "plus"))
-    seen.look()
-    return seen
+    audit.follow(Task("train", "plus", settings=settings_of(plus)))
+    audit.follow(Task("forecast", "plus"))
+    audit.record()
+    return audit
 
 
 @pytest.mark.slow
-def test_nothing_gets_out(tmp_path: Path) -> None:
-    """One federation for all of it: tests run side by side, each in a process that would start its own."""
+def test_no_reading_leaves_a_site(tmp_path: Path) -> None:
+    """One test for all checks, because each test process would start a federation of its own."""
     with ExitStack() as stack:
-        audit = watched(tmp_path, stack)
-        a_sites_sockets_carry_none_of_its_readings(audit)
-        no_byte_of_a_site_passes_by_the_record(audit)
-        the_servers_disk_holds_none_of_a_sites_readings(audit)
-        nor_anything_that_its_sensors_know_of_themselves(audit)
-        the_search_finds_what_is_there(audit)
-        secrets_are_in_no_log_file_or_command(audit)
-        what_is_written_is_its_owners_alone(audit)
+        audit = audited_federation(tmp_path, stack)
+        check_that_sockets_carry_no_readings(audit)
+        check_that_the_tap_recorded_every_byte(audit)
+        check_that_the_servers_disk_holds_no_readings(audit)
+        check_that_no_personal_state_leaves_the_site(audit)
+        check_that_the_search_finds_readings(audit)
+        check_that_secrets_are_in_no_log_file_or_command(audit)
+        check_that_files_are_private(audit)
 
 
-def a_sites_sockets_carry_none_of_its_readings(audit: Audit) -> None:
+def check_that_sockets_carry_no_readings(audit: Audit) -> None:
     for direction in ("out", "in"):
         carried = audit.carried(direction)
         assert audit.search.found(carried) == set()
-        assert b'"clock"' in carried or direction == "in"  # what it does say is in the record
+        assert b'"clock"' in carried or direction == "in"  # the recording is not empty
 
 
-def no_byte_of_a_site_passes_by_the_record(audit: Audit) -> None:
-    """Independently of the record: what the wire carried, by the lengths of its TLS records."""
+def check_that_the_tap_recorded_every_byte(audit: Audit) -> None:
+    """Compare with an independent count: the lengths of the TLS records on the wire."""
     assert audit.elsewhere == set()
     for way, direction in ((audit.wire.up, "out"), (audit.wire.down, "in")):
         kept = len(audit.carried(direction, f"tls-{audit.wire.port}"))
@@ -197,7 +206,7 @@ def no_byte_of_a_site_passes_by_the_record(audit: Audit) -> None:
         assert kept <= way.carried <= kept + HANDSHAKE * audit.wire.connections
 
 
-def the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
+def check_that_the_servers_disk_holds_no_readings(audit: Audit) -> None:
     search, names = audit.search, {name for name, _ in audit.disk}
     assert {name: hit for name, content in audit.disk if (hit := search.found(content))} == {}
     assert {"status.json", "runs/one/manifest.json", "runs/one/events.jsonl", "log.txt"} <= names
@@ -205,8 +214,8 @@ def the_servers_disk_holds_none_of_a_sites_readings(audit: Audit) -> None:
     assert any(name.endswith(".safetensors") for name in names)
 
 
-def nor_anything_that_its_sensors_know_of_themselves(audit: Audit) -> None:
-    search = audit.search_of_own
+def check_that_no_personal_state_leaves_the_site(audit: Audit) -> None:
+    search = audit.personal_search
     personal = {"encoder.personal.embedding", "output.personal.weight", "output.personal.bias"}
     assert {"usual_weeks", "usual at a time", "usual in a window", *personal} <= search.kinds.keys()
     for direction in ("out", "in"):
@@ -224,8 +233,8 @@ def nor_anything_that_its_sensors_know_of_themselves(audit: Audit) -> None:
             assert search.found(",".join(repr(float(value)) for value in some).encode()), kind
 
 
-def the_search_finds_what_is_there(audit: Audit) -> None:
-    """Readings in each type and layout, at odd places of the very bytes that were searched."""
+def check_that_the_search_finds_readings(audit: Audit) -> None:
+    """Insert readings in each type and layout at odd offsets into the recorded bytes."""
     search, carried = audit.search, audit.carried("out")[:100_001]
     own = audit.data.readings.values[:, SITES["audited"]].T.astype(np.float64)
     scaler = audit.sites.run().scaler
@@ -245,22 +254,22 @@ def the_search_finds_what_is_there(audit: Audit) -> None:
     assert search.found(own_disk) >= {"readings as text"}
 
 
-def test_the_tap_hears_what_is_said_on_any_kind_of_socket(tmp_path: Path) -> None:
-    heard_in = tmp_path / "tapped"
-    heard_in.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(TAP), "CNFGNN_TAP": str(heard_in)}
+def test_the_wire_tap_records_every_kind_of_socket(tmp_path: Path) -> None:
+    recordings = tmp_path / "tapped"
+    recordings.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(TAP), "CNFGNN_TAP": str(recordings)}
     subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "talking.py"), str(tmp_path)],
+        [sys.executable, str(Path(__file__).parent / "socket_chatter.py"), str(tmp_path)],
         env=environment,
         check=True,
         timeout=60,
     )
-    heard = {
-        direction: b"".join(path.read_bytes() for path in sorted(heard_in.glob(f"*-{direction}")))
+    recorded = {
+        direction: b"".join(path.read_bytes() for path in sorted(recordings.glob(f"*-{direction}")))
         for direction in ("out", "in")
     }
     for way in ("send", "sendall", "sendto", "sendmsg", "tls-send", "tls-sendall", "tls-write", "tls-bio"):
-        assert f"<{way}>".encode() in heard["out"], way
+        assert f"<{way}>".encode() in recorded["out"], way
     for way in (
         "recv",
         "recv_into",
@@ -271,10 +280,10 @@ def test_the_tap_hears_what_is_said_on_any_kind_of_socket(tmp_path: Path) -> Non
         "tls-read",
         "tls-bio",
     ):
-        assert f"[{way}]".encode() in heard["in"], way
+        assert f"[{way}]".encode() in recorded["in"], way
 
 
-def secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
+def check_that_secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
     secrets = {value.encode() for value in audit.secrets if len(value) >= 16}
     assert len(secrets) >= 2 * len(SITES)  # a token and a signature of each site, at least
     kits = audit.sites.server.parent
@@ -291,7 +300,7 @@ def secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
     assert not [line for line in audit.commands if any(secret.decode() in line for secret in secrets)]
 
 
-def what_is_written_is_its_owners_alone(audit: Audit) -> None:
+def check_that_files_are_private(audit: Audit) -> None:
     kits = audit.sites.server.parent
     names = {path.relative_to(kits).as_posix() for path in kits.rglob("*")}
     assert {"audited/forecasts/latest.csv", "server/status.json"} <= names

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, is_personal, own
 from cnfgnn.models.plus import PlusModel, node_model
 
 N, B, HISTORY, HORIZON = 3, 5, 6, 4
-ALL = Options("perceptron", "direct", True, True, True, 3, 2, True)
+SMALL = ModelConfig(hidden=6, embedding=4)
+ALL = replace(
+    SMALL,
+    encoder="perceptron",
+    decoder="direct",
+    change=True,
+    gaps=True,
+    profile=True,
+    calendar=3,
+    personal=2,
+    personal_head=True,
+)
 EACH = [
-    Options(encoder="perceptron"),
-    Options(decoder="direct"),
-    Options(change=True),
-    Options(gaps=True),
-    Options(profile=True),
-    Options(encoder="perceptron", gaps=True),
-    Options(calendar=3),
-    Options(personal=2),
-    Options(personal_head=True),
-    Options(encoder="perceptron", personal_head=True),
+    replace(SMALL, encoder="perceptron"),
+    replace(SMALL, decoder="direct"),
+    replace(SMALL, change=True),
+    replace(SMALL, gaps=True),
+    replace(SMALL, profile=True),
+    replace(SMALL, encoder="perceptron", gaps=True),
+    replace(SMALL, calendar=3),
+    replace(SMALL, personal=2),
+    replace(SMALL, personal_head=True),
+    replace(SMALL, encoder="perceptron", personal_head=True),
     ALL,
 ]
 
 
-def model(options: Options) -> PlusModel:
-    return PlusModel(6, 4, HISTORY, HORIZON, options)
+def model(config: ModelConfig) -> PlusModel:
+    return PlusModel(config, HISTORY, HORIZON)
 
 
 def batch(seed: int = 0) -> Batch:
@@ -53,7 +65,7 @@ def weights(one: PlusModel) -> Params:
 
 
 def test_with_nothing_switched_on_it_is_the_papers() -> None:
-    plain, same = NodeModel(6, 1, 4), model(Options())
+    plain, same = NodeModel(6, 1, 4), model(SMALL)
     theta = {name: w.double() for name, w in plain.init(torch.Generator().manual_seed(3)).items()}
     assert {name: w.shape for name, w in same.init(torch.Generator()).items()} == {
         name: w.shape for name, w in theta.items()
@@ -64,20 +76,20 @@ def test_with_nothing_switched_on_it_is_the_papers() -> None:
         torch.testing.assert_close(
             same.forecast(theta, batch(), h_G, truth), plain.forecast(theta, batch(), h_G, truth)
         )
-    assert isinstance(node_model(6, 1, 4, HISTORY, HORIZON, Options(sent=3)), NodeModel)
+    assert isinstance(node_model(replace(SMALL, sent=3), HISTORY, HORIZON), NodeModel)
 
 
-@pytest.mark.parametrize("options", EACH)
-def test_shared_weights_give_what_copies_of_them_give(options: Options) -> None:
-    one, b = model(options), batch()
+@pytest.mark.parametrize("config", EACH)
+def test_shared_weights_give_what_copies_of_them_give(config: ModelConfig) -> None:
+    one, b = model(config), batch()
     theta = weights(one)
     h_G = torch.randn(N, B, 4).double()
     torch.testing.assert_close(one.forecast(theta, b, h_G), one.forecast(own(theta, N), b, h_G))
 
 
-@pytest.mark.parametrize("options", EACH)
-def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(options: Options) -> None:
-    one, b = model(options), batch()
+@pytest.mark.parametrize("config", EACH)
+def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(config: ModelConfig) -> None:
+    one, b = model(config), batch()
     theta = weights(one)
     y_hat = one.forecast(theta, b, None)
     assert y_hat.shape == (N, B, HORIZON)
@@ -90,14 +102,14 @@ def test_each_part_changes_the_forecast_and_nodes_do_not_touch_each_other(option
 def test_the_sensor_the_day_and_the_last_reading_matter_where_they_are_asked_for() -> None:
     b = batch()
     same = Batch(b.x[:1].expand(N, -1, -1, -1), b.y, b.clock, None, b.moment)
-    one = model(Options(personal=2))
+    one = model(replace(SMALL, personal=2))
     theta = weights(one)
     rows = one.forecast(theta, same, None)
     assert all(not torch.allclose(first, second) for first, second in pairwise(rows))
-    one = model(Options(calendar=3))
+    one = model(replace(SMALL, calendar=3))
     later = Batch(b.x, b.y, b.clock, None, (b.moment + 1) % 7)
     assert not torch.allclose(one.forecast(weights(one), b, None), one.forecast(weights(one), later, None))
-    one = model(Options(decoder="direct", change=True))
+    one = model(replace(SMALL, decoder="direct", change=True))
     theta = {name: torch.zeros_like(w) for name, w in weights(one).items()}
     last = b.x[:, :, -1, :1].expand(-1, -1, HORIZON)
     assert torch.equal(one.forecast(theta, b, None), last)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.algorithm.experiment import Experiment
 from tests.conftest import network, server, small, transport
 
 

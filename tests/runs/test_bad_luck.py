@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cnfgnn.errors import StorageError
-from cnfgnn.runs.train import Unwatched, carry_on
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.train import Unwatched, carry_on
 from tests.conftest import network, small
 from tests.runs.test_killed import assert_same_run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cnfgnn.errors import RunError, StorageError
-from cnfgnn.runs.checkpoints import FolderStore
-from cnfgnn.files import write_whole
 from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.files import write_whole
+from cnfgnn.runs.checkpoints import FolderStore
 
 
 @pytest.fixture(params=["memory", "folder"])

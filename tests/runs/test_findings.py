@@ -13,10 +13,10 @@ import pytest
 
 import cnfgnn
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import findings
-from cnfgnn.runs.forecast import doubts
-from cnfgnn.runs.folder import Run
 from cnfgnn.data.export import write_folder
+from cnfgnn.data.quality import findings
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import doubts
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.conftest import network
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
+from cnfgnn.runs.folder import FORMAT, Run, plain
 from cnfgnn.runs.forecast import evaluate_run
 from cnfgnn.runs.train import Unwatched, carry_on
-from cnfgnn.runs.folder import FORMAT, Run, plain
 from tests.conftest import network, small
 
 

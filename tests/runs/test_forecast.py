@@ -16,9 +16,9 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
+from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import evaluate_run, forecast_run
 from cnfgnn.runs.train import Unwatched, carry_on
-from cnfgnn.runs.folder import Run
 from tests.conftest import network, small
 
 DATA = network()

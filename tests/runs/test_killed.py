@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import cnfgnn.runs.folder
 import cnfgnn.runs.checkpoints
+import cnfgnn.runs.folder
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.runs.train import Unwatched, carry_on
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.train import Unwatched, carry_on
 from tests.conftest import network, small
 
 DATA: Dataset = network(rows=110)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.studies.plan import Case, runs_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.errors import RunError
-from cnfgnn.runs.scores import SUMS, Scores
-from cnfgnn.runs.forecast import evaluate_run, forecast_run
 from cnfgnn.models.graphnet import Edges, GraphNetwork
-from cnfgnn.runs.train import Unwatched, carry_on
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import evaluate_run, forecast_run
+from cnfgnn.runs.scores import SUMS, Scores
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.studies.plan import Case, runs_of
 from tests.conftest import network, server, small
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import RunError
-from cnfgnn.runs.scores import Scores
-from cnfgnn.runs.train import Unwatched, carry
-from cnfgnn.runs.folder import Run
-from cnfgnn.runs.simulation import simulate
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import RunError
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.train import Unwatched, carry
 from cnfgnn.runs.training_loop import GONE_AFTER, Judged, Progress, Verdict, _verdict, finish, train
 from tests.conftest import network, small, transport
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.ledger import Item
 from cnfgnn.algorithm.quantize import dequantised
 from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.runs.forecast import evaluate_run
-from cnfgnn.runs.train import Unwatched, carry_on
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import evaluate_run
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.runs.train import Unwatched, carry_on
 from tests.conftest import server, small
 
 STATES = {"encode", "backward", "embed", "step"}

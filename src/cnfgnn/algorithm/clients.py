@@ -81,18 +81,18 @@ class Clients:
         self.wire = s.wire
         device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
         self.data = Prepared(
-            self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.gaps, s.profile
+            self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model.gaps, s.model.profile
         )
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
-        self.model = node_model(s.hidden, s.layers, s.embedding, windows.history, windows.horizon, s.options)
-        self.sent = s.numbers_sent
+        self.model = node_model(s.model, windows.history, windows.horizon)
+        self.sent = s.model.sent_width
         self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.regulariser = None, None, None
         self.stored_dtype = stored_dtype(s.keeping, dtype)
         sequences = self.series.nodes * count
-        h_c, h_G = sequences * s.hidden * s.layers, sequences * s.embedding
+        h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
         self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.keeping]
 
     # ---- ClientUpdate -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
-from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, StateFormat, bytes_needed, plan_memory
+from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
 from cnfgnn.algorithm.methods import Method, check_method
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.pooled import Pooled
@@ -30,7 +30,6 @@ from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.options import Options, numbers_sent
 from cnfgnn.models.params import Params
 from cnfgnn.models.plus import PlusModel, node_model
 
@@ -179,7 +178,7 @@ def _agree(
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
     if keeping is None:
         keeping = _keeping(config, method, compute, transport, training, windows.count("train"))
-    everyone.prepare(_settings(config, keeping.how), scaler.mean, scaler.std, windows)
+    everyone.prepare(NodeSettings.of(config, keeping.how), scaler.mean, scaler.std, windows)
     everyone.flush()
     return config, everyone, windows, scaler, keeping
 
@@ -215,8 +214,8 @@ def _keeping(
         SiteStates(limit, *_elements(config, int(training[rows].sum()) * windows))
         for limit, rows in zip(transport.memory_limits, transport.sites, strict=True)
     ]
-    sent = numbers_sent(m.sent, m.hidden * m.layers)  # of h_c: the rest stays at the node
-    return plan_memory(compute, config.compute.memory, sequences * sent, sequences * m.embedding, sites)
+    h_c, h_G = sequences * m.sent_width, sequences * m.embedding
+    return plan_memory(compute, config.compute.memory, h_c, h_G, sites)
 
 
 def _stores_states(method: Method) -> bool:
@@ -226,7 +225,7 @@ def _stores_states(method: Method) -> bool:
 def _elements(config: Config, sequences: int) -> tuple[int, int]:
     """Elements of h_c and of h_G that a site stores for so many sequences: nodes times training windows."""
     m = config.model
-    return sequences * m.hidden * m.layers, sequences * m.embedding
+    return sequences * m.state_width, sequences * m.embedding
 
 
 def held_by(experiment: Experiment, nodes: int) -> int:
@@ -237,32 +236,9 @@ def held_by(experiment: Experiment, nodes: int) -> int:
     return bytes_needed(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
 
 
-def _settings(config: Config, keeping: StateFormat) -> NodeSettings:
-    model, training = config.model, config.training
-    return NodeSettings(
-        seed=config.seed,
-        hidden=model.hidden,
-        layers=model.layers,
-        embedding=model.embedding,
-        client_batch=training.client_batch,
-        server_batch=training.server_batch,
-        client_lr=training.client_lr,
-        keep_optimizer=training.optimizer_state == "kept",
-        sampling=training.sampling,
-        missing=config.data.missing,
-        keeping=keeping,
-        wire=training.wire,
-        **{name: getattr(model, name) for name in (f.name for f in fields(Options))},
-        loss=training.loss,
-        decay_rounds=training.rounds if training.schedule == "cosine" else 0,
-    )
-
-
 def model_of(config: Config) -> NodeModel | PlusModel:
     """The node model of a configuration."""
-    m, d = config.model, config.data
-    options = Options(**{f.name: getattr(m, f.name) for f in fields(Options)})
-    return node_model(m.hidden, m.layers, m.embedding, d.history, d.horizon, options)
+    return node_model(config.model, config.data.history, config.data.horizon)
 
 
 def _share(

@@ -15,7 +15,6 @@ from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
-from cnfgnn.models.options import numbers_sent
 from cnfgnn.models.params import Packing, part
 
 ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
@@ -28,7 +27,7 @@ class GraphLearner:
     """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
-        width = numbers_sent(model.sent, model.hidden * model.layers)
+        width = model.sent_width
         gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
         gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
         self.gn = gn.to(compute.device, compute.dtype)

@@ -1,92 +1,79 @@
-"""What every node must know to take part."""
+"""The settings that every node needs to take part; they travel with `prepare`.
+
+Which settings of the configuration these are, and which values a site accepts, is declared where the settings
+are (config/settings.py: `told=True`). Three more numbers follow from the configuration or the set-up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from cnfgnn.algorithm.memory_plan import StateFormat
-from cnfgnn.algorithm.number_rules import Rule, flag, one_of, real, whole
-from cnfgnn.config.settings import MOST_UNITS, Missing, Wire
-from cnfgnn.data.batch import Loss
-from cnfgnn.models.options import Decoder, Encoder, Options, numbers_sent
+from cnfgnn.config.declarations import LARGEST, Setting
+from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
+
+_TOLD = [setting for setting in SETTINGS.values() if setting.told]
+_TOLD_OF_MODEL = [setting for setting in _TOLD if setting.key.startswith("model.")]
+_TOLD_BESIDES = [setting for setting in _TOLD if not setting.key.startswith("model.")]
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What every node must know to take part: it travels with `prepare`."""
+    """What a node is told. Of `model` only the node's part is: the graph network stays with the server."""
 
     seed: int
-    hidden: int
-    layers: int
-    embedding: int
+    missing: Missing
+    model: ModelConfig
     client_batch: int
     server_batch: int
     client_lr: float
-    keep_optimizer: bool
     sampling: float
-    missing: Missing
-    keeping: StateFormat  # one choice for all sites, or results would depend on who shares a site
+    loss: Loss
     wire: Wire
-    encoder: Encoder = "gru"
-    decoder: Decoder = "autoregressive"
-    change: bool = False
-    gaps: bool = False
-    profile: bool = False
-    calendar: int = 0
-    personal: int = 0
-    personal_head: bool = False
-    sent: int = 0
-    loss: Loss = "square"
-    decay_rounds: int = 0  # over which learning rates fall to nothing; 0: they stay
+    keep_optimizer: bool = False  # from round to round
+    decay_rounds: int = 0  # the rounds over which learning rates fall to zero; 0: they are constant
+    keeping: StateFormat = "full"  # the same for all sites, or results would depend on who shares a site
 
-    def to_numbers(self) -> dict[str, int | float | str | bool]:
+    @classmethod
+    def of(cls, config: Config, keeping: StateFormat = "full") -> NodeSettings:
+        """The part of a configuration that nodes are told."""
+        training = config.training
+        return cls(
+            model=ModelConfig(**_values(_TOLD_OF_MODEL, config)),
+            **_values(_TOLD_BESIDES, config),
+            keep_optimizer=training.optimizer_state == "kept",
+            decay_rounds=training.rounds if training.schedule == "cosine" else 0,
+            keeping=keeping,
+        )
+
+    def to_numbers(self) -> dict[str, int | float | bool | str]:
         """Everything by name, as `prepare` carries it."""
-        return dict(vars(self))
+        numbers = {setting.name: getattr(self.model, setting.name) for setting in _TOLD_OF_MODEL}
+        numbers |= {setting.name: getattr(self, setting.name) for setting in _TOLD_BESIDES}
+        return numbers | {name: getattr(self, name) for name in _DERIVED_RULES}
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any]) -> NodeSettings:
-        """The settings among the numbers of `prepare`."""
-        return cls(**{f.name: numbers[f.name] for f in fields(cls)})
-
-    @property
-    def options(self) -> Options:
-        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
-
-    @property
-    def numbers_sent(self) -> int:
-        """Of h_c."""
-        return numbers_sent(self.sent, self.hidden * self.layers)
+        """The settings among the numbers of `prepare`, which a site has checked against the rules."""
+        model = {setting.name: numbers[setting.name] for setting in _TOLD_OF_MODEL}
+        others = {setting.name: numbers[setting.name] for setting in _TOLD_BESIDES}
+        derived = {name: numbers[name] for name in _DERIVED_RULES}
+        return cls(model=ModelConfig(**model), **others, **derived)
 
 
-def _not_negative(value: object) -> bool:
-    return real()(value) and not (isinstance(value, int | float) and value < 0)
+def _values(settings: list[Setting], config: Config) -> dict[str, Any]:
+    return {setting.name: config.setting(setting.key) for setting in settings}
 
 
-# Which values a site accepts for each of them.
-NODE_SETTING_RULES: Mapping[str, Rule] = {
-    "seed": whole(0),
-    "hidden": whole(1, MOST_UNITS),
-    "layers": whole(1, 100),
-    "embedding": whole(0, MOST_UNITS),
-    "client_batch": whole(1),
-    "server_batch": whole(1),
-    "client_lr": real(above=0),
-    "keep_optimizer": flag,
-    "sampling": _not_negative,
-    "missing": one_of(*get_args(Missing)),
-    "keeping": one_of(*get_args(StateFormat)),
-    "wire": one_of(*get_args(Wire)),
-    "encoder": one_of(*get_args(Encoder)),
-    "decoder": one_of(*get_args(Decoder)),
-    "change": flag,
-    "gaps": flag,
-    "profile": flag,
-    "calendar": whole(0, MOST_UNITS),
-    "personal": whole(0, MOST_UNITS),
-    "personal_head": flag,
-    "sent": whole(0, MOST_UNITS),
-    "loss": one_of(*get_args(Loss)),
-    "decay_rounds": whole(0),
+_DERIVED_RULES: Mapping[str, Callable[[object], bool]] = {
+    "keep_optimizer": lambda value: isinstance(value, bool),
+    "decay_rounds": lambda value: type(value) is int and 0 <= value <= LARGEST,
+    "keeping": lambda value: isinstance(value, str) and value in get_args(StateFormat),
+}
+# Which values a site accepts for each number: of exactly the right type (true is not 1) and in range.
+NODE_SETTING_RULES: Mapping[str, Callable[[object], bool]] = {
+    **{setting.name: setting.accepts for setting in _TOLD},
+    **_DERIVED_RULES,
 }

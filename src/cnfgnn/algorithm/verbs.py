@@ -197,8 +197,7 @@ class Prepare(Tell):
 
     def model(self) -> NodeModel | PlusModel:
         """The node model that these settings describe."""
-        s, plan = self.settings, self.plan
-        return node_model(s.hidden, s.layers, s.embedding, plan.history, plan.horizon, s.options)
+        return node_model(self.settings.model, self.plan.history, self.plan.horizon)
 
     def down(self, known: Sizes, came: Arrays) -> Expected:
         return known.starts(came)
@@ -211,8 +210,8 @@ class Prepare(Tell):
         return replace(
             known,
             prepared=True,
-            hidden=self.settings.numbers_sent,
-            embedding=self.settings.embedding,
+            hidden=self.settings.model.sent_width,
+            embedding=self.settings.model.embedding,
             horizon=self.plan.horizon,
             client_batch=self.settings.client_batch,
             server_batch=self.settings.server_batch,

@@ -1,4 +1,4 @@
-"""The command line's part for federations: kits, processes, tasks over sites that keep their readings."""
+"""The commands of `cnfgnn federation`: kits, processes, and tasks at sites that keep their readings."""
 
 from __future__ import annotations
 
@@ -31,33 +31,36 @@ if TYPE_CHECKING:
 
 federation_app = typer.Typer(
     no_args_is_help=True,
-    help="Train with sites that keep their readings: provision, start, train, watch, forecast.",
+    help="Train with sites that keep their readings: make kits, start them, train, evaluate, forecast.",
 )
-KitArgument = Annotated[Path, typer.Argument(help="The kit's folder.")]
-ServerArgument = Annotated[Path, typer.Argument(help="The server's kit.")]
-RunName = Annotated[str, typer.Argument(help="The name of the run in the server's kit.")]
-WaitOption = Annotated[float, typer.Option(help="Seconds to wait for sites that are not there yet.")]
+KitArgument = Annotated[Path, typer.Argument(help="Folder of a server's or site's kit.")]
+ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server's kit.")]
+RunName = Annotated[str, typer.Argument(help="Name of the run, a folder in runs/ of the server's kit.")]
+WaitOption = Annotated[float, typer.Option(help="Seconds to wait for sites that are not connected yet.")]
 
 
 @federation_app.callback()
-def needs_the_engine() -> None:
+def require_engine() -> None:
     if importlib.util.find_spec("nvflare") is None:
         raise ConfigError("federation", "NVIDIA FLARE is not installed: pip install 'cnfgnn[federation]'")
 
 
 @federation_app.command()
 def init(
-    project: Annotated[Path, typer.Argument(help="PROJECT.toml: server, sites, their sensors, the graph.")],
-    out: Annotated[Path, typer.Option(help="The new folder of kits.")] = Path("kits"),
+    project: Annotated[
+        Path, typer.Argument(help="Project file: the server, the sites with their sensors, the graph.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the kits to; it must not exist.")] = Path("kits"),
     authority: Annotated[
-        Path | None, typer.Option(help="Of kits made earlier, to renew certificates or to add a site.")
+        Path | None,
+        typer.Option(help="Folder `authority` of earlier kits, to renew certificates or add a site."),
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Make a kit for this site alone, e.g. after `revoke`; needs --authority."),
+        typer.Option(help="Make a kit for this site only, e.g. after `revoke`; needs --authority."),
     ] = None,
 ) -> None:
-    """Make a kit for the server and for each site: certificates, settings, and how to start."""
+    """Make a kit for the server and for each site, with certificates, settings and start scripts."""
     from cnfgnn.federation.kits import make_kits
     from cnfgnn.federation.project import read_project
 
@@ -65,97 +68,104 @@ def init(
     for name, kit in kits.items():
         print(f"{name}: {kit}")
     if only is not None:
-        print(f"next: at {only}, replace the folder `startup` of the old kit by the new one, then up")
+        print(f"next: at site {only}, replace the folder startup/ of the old kit with the new one, then run:")
+        print("  cnfgnn federation up KIT")
         return
-    print(f"authority: {out.absolute() / 'authority'} (keep it: it can make further kits)")
-    print("next: hand each site its folder, set `readings` in its local/site.toml, then on each machine:")
-    print("  cnfgnn federation check KIT   (at a site)\n  cnfgnn federation up KIT")
+    print(f"authority: {out.absolute() / 'authority'} (keep it safe: it can sign further kits)")
+    print("next: give each site its folder; there, set `readings` in local/site.toml. Then run:")
+    print("  cnfgnn federation up KIT      (first at the server)")
+    print("  cnfgnn federation check KIT   (at each site)")
+    print("  cnfgnn federation up KIT      (at each site)")
 
 
 @federation_app.command()
 def up(kit: KitArgument = Path()) -> None:
-    """Start the server or the site of a kit; it goes on in the background."""
+    """Start the server or the site of a kit in the background."""
     from cnfgnn.federation.certificates import check_valid
-    from cnfgnn.federation.kits import kind, note_program
-    from cnfgnn.federation.processes import running, settle
+    from cnfgnn.federation.kits import record_program, role
+    from cnfgnn.federation.processes import running, wait_until_listening
     from cnfgnn.federation.processes import up as start
 
-    already = running(kit) is not None
+    was_running = running(kit) is not None
     pid = start(kit)
-    note_program(kit)
-    settle(kit, pid)
+    record_program(kit)
+    wait_until_listening(kit, pid)
     for warning in check_valid(kit):
         print(f"warning: {warning}", file=sys.stderr)
-    print(f"the {kind(kit)} {'runs already' if already else 'is up'}, process {pid}; log: {kit / 'log.txt'}")
+    state = "is already running" if was_running else "is up"
+    print(f"the {role(kit)} {state}, process {pid}; log: {kit / 'log.txt'}")
 
 
 @federation_app.command()
 def down(kit: KitArgument = Path()) -> None:
-    """Stop the server or the site of a kit, and every process it has."""
-    from cnfgnn.federation.kits import kind
+    """Stop the server or the site of a kit with all its processes."""
+    from cnfgnn.federation.kits import role
     from cnfgnn.federation.processes import down as stop
 
-    print(f"the {kind(kit)} {'is stopped' if stop(kit) else 'was not running'}")
+    print(f"the {role(kit)} {'is stopped' if stop(kit) else 'was not running'}")
 
 
 @federation_app.command()
 def status(
     kit: KitArgument = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Say how a kit stands: at the server its sites and its task, at a site whether the server hears it."""
-    from cnfgnn.federation.kit_status import server_standing, site_standing
-    from cnfgnn.federation.kits import kind
+    """Show the state of a kit: the sites and task of a server, or the connection and forecast of a site."""
+    from cnfgnn.federation.kit_status import server_report, site_report
+    from cnfgnn.federation.kits import role
     from cnfgnn.federation.processes import running
 
-    pid, what = running(kit), kind(kit)
-    said: dict[str, Any] = {"kind": what, "pid": pid}
-    said |= site_standing(kit, pid) if what == "site" else server_standing(kit, pid)
+    pid, kit_role = running(kit), role(kit)
+    report: dict[str, Any] = {"kind": kit_role, "pid": pid}
+    report |= site_report(kit, pid) if kit_role == "site" else server_report(kit, pid)
     if as_json:
-        print(json.dumps(said))
+        print(json.dumps(report))
         return
-    name = f"site {said['site']}" if what == "site" else "server"
-    at_work = ", at work on a task" if said.get("task") and what == "site" else ""
-    print(f"{name}: {'process ' + str(pid) if pid else 'does not run'}{at_work}")
-    if what == "server":
-        _print_server(said)
+    process = f"process {pid}" if pid else "does not run"
+    if kit_role == "server":
+        print(f"server: {process}")
+        _print_server(report)
     else:
-        _print_site(said)
-    for problem in said["problems"]:
+        working = ", working on a task" if report["task"] else ""
+        print(f"site {report['site']}: {process}{working}")
+        _print_site(report)
+    for problem in report["problems"]:
         print(f"problem: {problem}")
 
 
-def _print_site(said: Mapping[str, Any]) -> None:
+def _print_site(report: Mapping[str, Any]) -> None:
     from cnfgnn.federation.kit_status import failure_lines
-    from cnfgnn.federation.site_status import when
+    from cnfgnn.federation.site_status import local_time
 
-    if said["heard"] is not None:
-        print(f"  the server at {said['server']} heard this site {said['heard']:.0f} s ago")
+    if report["heard"] is not None:
+        print(f"  the server at {report['server']} heard this site {report['heard']:.0f} s ago")
     else:
         print("  the server does not hear this site")
-    if forecast := said["forecast"]:
+    if forecast := report["forecast"]:
         span = f"from {forecast['from']} to {forecast['to']}"
-        print(f"  last forecast: {forecast['file']}, made {when(forecast['time'])}, {span}")
+        print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")
     else:
         print("  no forecast yet")
-    for line in failure_lines(said["failed"]):
+    for line in failure_lines(report["failed"]):
         print(f"  failed: {line}")
 
 
-def _print_server(said: Mapping[str, Any]) -> None:
+def _print_server(report: Mapping[str, Any]) -> None:
     from cnfgnn.cli.sites import headline, sites_table
 
     now = time.time()
-    for name, sensors in said["sites"].items():
-        seen = said["connected"].get(name)
-        heard = "not connected" if seen is None else f"connected, heard of {max(0.0, now - seen):.0f} s ago"
-        print(f"  {name}: {sensors} sensor{'s' if sensors != 1 else ''}, {heard}")
-        for line in said["about"][name]:
+    for name, sensors in report["sites"].items():
+        seen = report["connected"].get(name)
+        connection = "not connected"
+        if seen is not None:
+            connection = f"connected, last heartbeat {max(0.0, now - seen):.0f} s ago"
+        print(f"  {name}: {sensors} sensor{'s' if sensors != 1 else ''}, {connection}")
+        for line in report["about"][name]:
             print(f"    {line}")
-    if said["task"] is not None:
-        print(headline(said["task"]))
-        if said["task"].get("sites"):
-            progress.out().print(sites_table(said["task"]))
-        for line in said["task"].get("warnings") or []:
+    if report["task"] is not None:
+        print(headline(report["task"]))
+        if report["task"].get("sites"):
+            progress.out().print(sites_table(report["task"]))
+        for line in report["task"].get("warnings") or []:
             print(f"warning: {line}")
 
 
@@ -163,17 +173,16 @@ def _print_server(said: Mapping[str, Any]) -> None:
 def revoke(
     kit: ServerArgument, site: Annotated[str, typer.Argument(help="The site whose kit was copied or stolen.")]
 ) -> None:
-    """At the server: refuse the certificates that a site has had so far, and end its connections."""
-    from cnfgnn.federation.certificates import revoke as refuse
-    from cnfgnn.federation.flare.admission import read_server_status
+    """At the server: revoke all certificates of a site and close its connections."""
+    from cnfgnn.federation.certificates import revoke as revoke_certificates
+    from cnfgnn.federation.server_status import read_server_status
     from cnfgnn.federation.task_client import check_server_kit
 
     check_server_kit(kit)
     seen = read_server_status(kit).get("sites", {}).get(site, {}).get("serials", [])
-    new = refuse(kit, site, tuple(map(str, seen)))
-    print(
-        f"{site}: {len(new)} certificate{'s' if len(new) != 1 else ''} revoked; connections end in a second"
-    )
+    new = revoke_certificates(kit, site, tuple(map(str, seen)))
+    certificates = f"{len(new)} certificate{'s' if len(new) != 1 else ''}"
+    print(f"{site}: {certificates} revoked; its connections close within seconds")
     print(f"next: cnfgnn federation init PROJECT.toml --authority AUTHORITY --only {site} --out FOLDER")
 
 
@@ -182,24 +191,24 @@ def clean(
     kit: KitArgument = Path(),
     keep: Annotated[
         int | None,
-        typer.Option(min=0, help="How many of the latest finished tasks to keep; else `keep_tasks`."),
+        typer.Option(min=0, help="How many finished tasks to keep; by default the kit's `keep_tasks`."),
     ] = None,
 ) -> None:
-    """Remove what finished tasks left in a kit: their logs and settings. Its process may be running."""
-    from cnfgnn.federation.retention import tidy
+    """Remove the logs and settings of old tasks from a kit. Its process may keep running."""
+    from cnfgnn.federation.retention import remove_old_tasks
 
-    done = tidy(kit, keep)
-    print(f"removed what {done.tasks} tasks left, {progress.size(done.bytes)}")
+    removed = remove_old_tasks(kit, keep)
+    print(f"removed the files of {removed.tasks} tasks, {progress.size(removed.bytes)}")
 
 
 @federation_app.command()
 def check(kit: KitArgument = Path()) -> None:
-    """At a site, before it joins: do its readings fit, is the clock right, can the server be reached?"""
-    from cnfgnn.federation.kits import kind, note_program
+    """At a site, before it joins: check its readings, clock, certificate and connection to the server."""
+    from cnfgnn.federation.kits import record_program, role
     from cnfgnn.federation.preflight import check_site
 
-    kind(kit)
-    note_program(kit)
+    role(kit)  # refuses a folder that is not a kit
+    record_program(kit)
     for line in check_site(kit):
         print(line)
     print("this site can join")
@@ -214,18 +223,26 @@ def train(
     config: ConfigOption = None,
     changes: ChangesOption = None,
     seed: SeedOption = None,
-    name: Annotated[str | None, typer.Option(help="The new run's name.")] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with the run of this name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new run.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Resume the run of this name.")] = None,
     wait: WaitOption = 60.0,
 ) -> None:
-    """Train with every site that is there; the run folder is left in the server's kit, under runs/."""
+    """Train with the connected sites; the run folder is written to runs/ of the server's kit."""
     from cnfgnn.federation.server_task import RUNS, Task, check_federated, settings_of
 
     if resume is not None:
-        given = {"--method": method, "--like": like, "--config": config, "--set": changes, "--seed": seed}
-        for option, value in {**given, "--size": node_size, "--name": name}.items():
+        options = {
+            "--method": method,
+            "--like": like,
+            "--config": config,
+            "--set": changes,
+            "--seed": seed,
+            "--size": node_size,
+            "--name": name,
+        }
+        for option, value in options.items():
             if value is not None:
-                raise ConfigError(option, "a resumed run keeps the settings it began with")
+                raise ConfigError(option, "a resumed run keeps its settings: leave this option out")
         task = Task("train", resume, resume=True, wait=wait)
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None)
@@ -233,22 +250,26 @@ def train(
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         task = Task("train", name or _new_name(settings), settings=chosen, given=given_keys, wait=wait)
     try:
-        result = _performed(kit, task)
+        result = _run_task(kit, task)
     except KeyboardInterrupt:
-        from cnfgnn.federation.task_client import has_begun
+        from cnfgnn.federation.task_client import run_exists
 
-        resume = f"cnfgnn federation train {kit} --resume {task.run}"
-        print(f"\nstopped: {resume if has_begun(kit, task.run) else 'the run had not begun'}")
+        if run_exists(kit, task.run):
+            print(f"\nstopped; to resume: cnfgnn federation train {kit} --resume {task.run}")
+        else:
+            print("\nstopped before the run began")
         raise typer.Exit(130) from None
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
-    _say_who_was_away(result)
+    _print_absent_sites(result)
     if result["left_out"]:
         left_out = ", ".join(result["left_out"])
-        print(f"the best round was chosen without these sensors, which were away for some rounds: {left_out}")
-    moved = result["bytes"]
-    print(f"training moved {progress.size(moved['per_site'])} until then, counted per site")
-    print(f"run {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")
+        print(
+            f"the best round was chosen without these sensors, which were absent in some rounds: {left_out}"
+        )
+    transferred = progress.size(result["bytes"]["per_site"])
+    print(f"transferred up to the best round, counted per site: {transferred}")
+    print(f"run: {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")
 
 
 @federation_app.command()
@@ -259,49 +280,50 @@ def evaluate(
     wait: WaitOption = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Judge a run's best round at the sites; summed errors come back, and nothing else."""
+    """Evaluate a run's best round at the sites; only summed errors are sent to the server."""
     from cnfgnn.data.windows import SPLITS
     from cnfgnn.federation.server_task import Task
 
     if split not in SPLITS:
-        raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
-    result = _performed(kit, Task("evaluate", run, split=split, wait=wait))
+        raise ConfigError("--split", f"unknown split {split!r}", SPLITS)
+    result = _run_task(kit, Task("evaluate", run, split=split, wait=wait))
     scores = result["scores"]
     if as_json:
         print(json.dumps(scores))
         return
     progress.out().print(progress.errors_table(scores, f"{run}, {split}", _step_minutes(kit, run)))
-    _say_who_was_away(result)
+    _print_absent_sites(result)
 
 
 @federation_app.command()
 def forecast(kit: ServerArgument, run: RunName, wait: WaitOption = 60.0) -> None:
-    """Have every site forecast its sensors, each into forecasts/ of its own kit; nothing comes back.
+    """Have every site write forecasts for its sensors to forecasts/ in its own kit; none are sent.
 
-    Forecasts begin after the newest step that at least half of the sites have readings of. If a site has no
-    forecast, the others still have theirs, and the command names it and ends with exit code 3.
+    Forecasts begin after the newest time step that at least half of the sites have reached. If a site has no
+    forecast, the others still get theirs; the command names that site and ends with exit code 3.
     """
     from cnfgnn.federation.server_task import Task
     from cnfgnn.federation.task_client import TaskError
 
-    result = _performed(kit, Task("forecast", run, wait=wait))
+    result = _run_task(kit, Task("forecast", run, wait=wait))
     if result["sites"]:
-        print(f"forecasts from {result['from']} to {result['to']} are at {', '.join(result['sites'])}")
-        print("each has its own: forecasts/latest.csv in its kit")
+        span = f"from {result['from']} to {result['to']}"
+        print(f"forecasts {span} are at sites {', '.join(result['sites'])}")
+        print("each site has its own in forecasts/latest.csv of its kit")
     if result["without"]:
-        lacking = [f"site {name!r} has no forecast: {reason}" for name, reason in result["without"].items()]
-        raise TaskError("; ".join(lacking), NodeError.exit_code)
+        problems = [f"site {name!r} has no forecast: {reason}" for name, reason in result["without"].items()]
+        raise TaskError("; ".join(problems), NodeError.exit_code)
 
 
 @federation_app.command()
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where kits and runs go; it must not exist.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Folder for kits and runs; it must not exist.")] = Path(
         "runs/federation-demo"
     ),
-    rounds: Annotated[int, typer.Option(help="Of training.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 4,
 ) -> None:
-    """All of it on this machine: four sites as processes of their own, one killed and back, and the result
-    beside the simulator's."""
+    """Run a whole federation on this machine: four sites as separate processes, one of which is killed and
+    rejoins. The result is compared with the simulator's."""
     from cnfgnn.cli.sites import sites_watcher
     from cnfgnn.federation.demo import demonstrate
 
@@ -310,24 +332,24 @@ def demo(
         compared = demonstrate(folder, rounds, watcher, print)
     finally:
         watcher.end()
-    progress.out().print(progress.rows_table("test error of", compared))
-    print(f"everything is in {folder}: kits, readings of each site, the run, forecasts")
+    progress.out().print(progress.rows_table("test error", compared))
+    print(f"kits, readings, the run and the forecasts are in {folder}")
 
 
-def _performed(kit: Path, task: Task) -> Mapping[str, Any]:
+def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
     from cnfgnn.cli.sites import sites_watcher
-    from cnfgnn.federation.task_client import perform
+    from cnfgnn.federation.task_client import run_task
 
     watcher = sites_watcher()
     try:
-        return perform(kit, task, watcher)
+        return run_task(kit, task, watcher)
     finally:
         watcher.end()
 
 
-def _say_who_was_away(result: Mapping[str, Any]) -> None:
-    if result["away"]:
-        print(f"without the sensors of {', '.join(result['away'])}: away when it was judged")
+def _print_absent_sites(result: Mapping[str, Any]) -> None:
+    if result["absent"]:
+        print(f"without the sensors of sites {', '.join(result['absent'])}, which were absent")
 
 
 def _new_name(settings: Config) -> str:

@@ -181,7 +181,7 @@ def quicker(config: Config) -> list[str]:
     rounds, beyond = config.training.rounds, preset("cnfgnn-plus")
     ways = [f"fewer rounds, as in --set training.rounds={max(1, rounds // 5)}"] if rounds > 1 else []
     method = method_of(config.method)
-    if method.graph_network and not method.beyond and rounds > beyond.training.rounds:
+    if method.graph_network and method.in_paper and rounds > beyond.training.rounds:
         ways.append(f"--method {beyond.method}, {beyond.training.rounds} rounds of a smaller model")
     return ways
 

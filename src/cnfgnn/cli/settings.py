@@ -1,4 +1,4 @@
-"""Settings as the command line gives them."""
+"""Settings on the command line: the options that set them, and the commands that list them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from cnfgnn.algorithm.methods import LIKES, Like, preset
+from cnfgnn.algorithm.methods import ALIASES, LIKES, METHODS, Like, preset
+from cnfgnn.cli import progress
 from cnfgnn.config import toml
+from cnfgnn.config.presets import DEFAULT_SIZE
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
 
-MethodOption = Annotated[str | None, typer.Option(help="See `cnfgnn methods`.")]
-SizeOption = Annotated[str | None, typer.Option("--size", help="63k or 727k: GRU baselines.")]
-LikeOption = Annotated[str | None, typer.Option(help="Published settings of metr-la or pems-bay.")]
+READING_KEYS = ("data.dates", "data.decimal", "data.timezone")
+METHOD_HELP = "The method; `cnfgnn methods` lists them."
+SIZE_HELP = "Size of a GRU baseline: 63k or 727k parameters."
+LIKE_HELP = "Use the settings published for metr-la or pems-bay."
+MethodOption = Annotated[str | None, typer.Option(help=METHOD_HELP)]
+SizeOption = Annotated[str | None, typer.Option("--size", help=SIZE_HELP)]
+LikeOption = Annotated[str | None, typer.Option(help=LIKE_HELP)]
 ConfigOption = Annotated[Path | None, typer.Option(help="A TOML file of settings.")]
-ChangesOption = Annotated[list[str] | None, typer.Option("--set", help="One setting: training.rounds=3")]
+ChangesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Set one setting, as in --set training.rounds=3; can be repeated."),
+]
 ReadingOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -24,7 +34,32 @@ ReadingOption = Annotated[
         help="How to read the files: data.dates=day-first, data.decimal=comma, data.timezone=Europe/Paris",
     ),
 ]
-SeedOption = Annotated[int | None, typer.Option(help="Of weights, minibatches and coins.")]
+SeedOption = Annotated[
+    int | None, typer.Option(help="Random seed of weights, minibatches and scheduled sampling.")
+]
+
+
+def settings(
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "cnfgnn",
+    node_size: Annotated[str, typer.Option("--size", help=SIZE_HELP)] = DEFAULT_SIZE,
+    like: LikeOption = None,
+    include_hidden: Annotated[
+        bool, typer.Option("--all", help="Include the settings for studies of deviations from the paper.")
+    ] = False,
+) -> None:
+    """Print the settings of a method, with an explanation of each, as a TOML file for --config."""
+    print(toml.dump_explained(preset(method, node_size, like_of(like)), include_hidden), end="")
+
+
+def methods() -> None:
+    """List the methods: those of the paper's tables, and those beyond it."""
+    table = Table("name", "in tables", "sizes", "federated", "new sensors")
+    aliases = {name: alias for alias, name in ALIASES.items()}
+    for method in METHODS.values():
+        alias = f" (or {aliases[method.name]})" if method.name in aliases else ""
+        federated, inductive = ("yes" if flag else "no" for flag in (method.federated, method.inductive))
+        table.add_row(method.name + alias, method.label, ", ".join(method.sizes), federated, inductive)
+    progress.out().print(table)
 
 
 def resolve(
@@ -37,40 +72,37 @@ def resolve(
     seed: int | None,
     device: str | None,
 ) -> Config:
-    """Preset, then the file, then single settings, then options: the later wins."""
+    """The settings of a new run: the preset, then the file, then --set, then options; the last one wins."""
     from_file = toml.read_changes(config) if config else {}
-    name = method or from_file.pop("method", "cnfgnn")
-    from_file.pop("method", None)
-    size = node_size or from_file.get("size", "63k")
-    from_file.pop("size", None)
-    defaults = preset(name, size, like_of(like))
-    settings = defaults.with_changes(from_file)  # what a file says must hold by itself
-    # `cnfgnn settings` writes files that name every setting: what stands there as it was is nobody's choice
-    chosen = [key for key in from_file if settings.setting(key) != defaults.setting(key)]
+    name, size = from_file.pop("method", "cnfgnn"), from_file.pop("size", DEFAULT_SIZE)
+    defaults = preset(method or name, node_size or size, like_of(like))
+    configured = defaults.with_changes(from_file)  # the settings of the file must be valid on their own
+    # `cnfgnn settings` prints every setting: nobody has chosen those that were left as they are.
+    chosen = [key for key in from_file if configured.setting(key) != defaults.setting(key)]
     wanted: dict[str, Any] = dict(toml.parse_change(text) for text in changes)
-    for fixed in ("method", "size"):
-        if fixed in wanted:
-            raise ConfigError(fixed, f"give it as --{fixed}, because other settings follow from it")
+    for option in ("method", "size"):
+        if option in wanted:
+            raise ConfigError(option, f"give it as --{option}, because other settings depend on it")
     if data is not None:
         wanted["data.path"] = str(data.absolute())
     if seed is not None:
         wanted["seed"] = seed
     if device is not None:
         wanted["compute.device"] = device
-    return settings.with_given(chosen).with_changes(wanted)
+    return configured.with_given(chosen).with_changes(wanted)
 
 
 def reading_changes(changes: list[str] | None) -> dict[str, Any]:
-    """The settings of reading files, for commands that take no others."""
+    """The values of --set for a command that only takes settings of how files are read."""
     wanted = dict(toml.parse_change(text) for text in changes or [])
-    valid = ("data.dates", "data.decimal", "data.timezone")
     for key in wanted:
-        if key not in valid:
-            raise ConfigError(key, "this command only takes settings of how files are read", valid)
+        if key not in READING_KEYS:
+            raise ConfigError(key, "this command only takes settings of how files are read", READING_KEYS)
     return wanted
 
 
 def like_of(name: str | None) -> Like | None:
+    """The data set that --like names."""
     if name is not None and name not in LIKES:
         raise ConfigError("--like", f"no settings were published for {name!r}", LIKES)
     return name

@@ -1,4 +1,4 @@
-"""What an operator sees of a federation: a live table on a terminal, plain lines elsewhere."""
+"""What the operator sees of a task: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cnfgnn.cli.progress import HEARTBEAT_S, number, size
 
 PHASE_NAMES = {
     0: "",
-    1: "(1) nodes learn",
+    1: "(1) training of the nodes",
     2: "(2) encoding",
-    3: "(3) graph network learns",
-    4: "(4) embedding and judging",
+    3: "(3) training of the graph network",
+    4: "(4) embedding and evaluation",
 }
 
 
@@ -29,26 +29,29 @@ def sites_watcher() -> LiveSites | SiteLines:
 
 
 class LiveSites:
-    """The status as a table that changes in its place."""
+    """Shows the status as a table that is updated in place."""
 
     def __init__(self) -> None:
         self.live = Live(console=Console(stderr=True), refresh_per_second=4)
         self.live.start()
 
     def __call__(self, status: Mapping[str, Any]) -> None:
-        self.live.update(shown(status))
+        self.live.update(status_view(status))
 
     def end(self) -> None:
         self.live.stop()
 
 
 class SiteLines:
-    """A line for each round, each site that goes or comes, each new reason for an absence, each site that
-    keeps the others waiting, and one every half minute in between."""
+    """Prints a line for each event of a task, and one every half minute in between.
+
+    Events are: a finished round, a site that becomes absent or present, a new reason for an absence, a site
+    that the others wait for, a refused answer, and a warning.
+    """
 
     def __init__(self) -> None:
-        self.said, self.done, self.state, self.token = time.monotonic(), 0, "", ""
-        self.away: dict[str, set[str]] = {}  # sites that are away: the reasons that were said
+        self.printed_at, self.done, self.state, self.token = time.monotonic(), 0, "", ""
+        self.absent: dict[str, set[str]] = {}  # absent sites, and the reasons already printed
         self.holding_up: set[str] = set()
         self.warned: list[str] = []
         self.refused: dict[str, str] = {}
@@ -57,92 +60,99 @@ class SiteLines:
         if status.get("token") != self.token:
             self.token, self.done, self.state = str(status.get("token")), status.get("done", 0), ""
             self.warned = []
-        self._sites(status)
+        self._print_sites(status)
         for line in list(status.get("warnings") or [])[len(self.warned) :]:
             self.warned.append(line)
-            self._say(f"warning: {line}")
+            self._print(f"warning: {line}")
         state = "waiting" if status.get("waiting") else str(status.get("state"))
         if state != self.state:
             self.state = state
-            self._say(headline(status))
-        elif status.get("done", 0) != self.done or time.monotonic() - self.said > HEARTBEAT_S:
+            self._print(headline(status))
+        elif status.get("done", 0) != self.done or time.monotonic() - self.printed_at > HEARTBEAT_S:
             self.done = status.get("done", 0)
-            self._say(headline(status))
+            self._print(headline(status))
 
     def end(self) -> None: ...
 
-    def _sites(self, status: Mapping[str, Any]) -> None:
-        away = absent(status)
+    def _print_sites(self, status: Mapping[str, Any]) -> None:
+        absent = absent_sites(status)
         for name, site in dict(status.get("sites") or {}).items():
-            if name not in away and site.get("refused") and site["problem"] != self.refused.get(name):
+            if name not in absent and site.get("refused") and site["problem"] != self.refused.get(name):
                 self.refused[name] = site["problem"]
-                self._say(f"{site['problem']} (answers refused so far: {site['refused']})")
-        for name in self.away.keys() - away.keys():
-            self._say(f"site {name} is there")
-        said, self.away = self.away, {name: self.away.get(name, set()) for name in away}
-        for name, reason in away.items():
-            if reason not in said.get(name, ()):
-                self.away[name].add(reason)
-                self._say(f"site {name} is away: {reason}")
-        holding_up = waited_for(status)
+                self._print(f"{site['problem']} (answers refused so far: {site['refused']})")
+        for name in self.absent.keys() - absent.keys():
+            self._print(f"site {name} is present")
+        printed, self.absent = self.absent, {name: self.absent.get(name, set()) for name in absent}
+        for name, reason in absent.items():
+            if reason not in printed.get(name, ()):
+                self.absent[name].add(reason)
+                self._print(f"site {name} is absent: {reason}")
+        holding_up = sites_waited_for(status)
         for name in holding_up.keys() - self.holding_up:
-            self._say(f"waiting for site {name}: {holding_up[name]}")
+            self._print(f"waiting for site {name}: {holding_up[name]}")
         self.holding_up = set(holding_up)
 
-    def _say(self, line: str) -> None:
-        self.said = time.monotonic()
+    def _print(self, line: str) -> None:
+        self.printed_at = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 
-def absent(status: Mapping[str, Any]) -> dict[str, str]:
-    """Sites that have no part in the task now, and why; those that are only starting are not among them."""
-    from cnfgnn.federation.status import STARTING  # late: federations are an extra
+def absent_sites(status: Mapping[str, Any]) -> dict[str, str]:
+    """The sites that take no part in the task now, and why, except for those that are just starting."""
+    from cnfgnn.federation.status import STARTING  # imported late: federations are an optional extra
 
     missing = dict(status.get("missing") or {})  # when the task began
     if not status.get("sites"):
-        return {name: why for name, why in missing.items() if why != STARTING}
-    away = {}
+        return {name: reason for name, reason in missing.items() if reason != STARTING}
+    absent = {}
     for name, site in dict(status["sites"]).items():
         left_out = bool(status.get("exchanges")) and not site["present"] and bool(site["problem"])
         if not site["reachable"] or left_out:
-            away[name] = site["problem"] or missing.get(name, "it has not answered yet")
-    return away
+            absent[name] = site["problem"] or missing.get(name, "it has not answered yet")
+    return absent
 
 
-def waited_for(status: Mapping[str, Any]) -> dict[str, str]:
-    """Sites that keep the others waiting at this moment, and how."""
-    found = {name: site.get("holding_up") for name, site in dict(status.get("sites") or {}).items()}
-    return {name: str(why) for name, why in found.items() if why}
+def sites_waited_for(status: Mapping[str, Any]) -> dict[str, str]:
+    """The sites that the others are waiting for at this moment, and what each is doing."""
+    sites = dict(status.get("sites") or {})
+    return {name: str(site["holding_up"]) for name, site in sites.items() if site.get("holding_up")}
 
 
 def headline(status: Mapping[str, Any]) -> str:
-    """How far the task is, in one line."""
-    state, run = str(status.get("state")), f"{status.get('do')} {status.get('run')}"
-    if state == "gathering":
+    """The progress of the task in one line."""
+    state, task = str(status.get("state")), f"{status.get('do')} {status.get('run')}"
+    if state == "connecting":
         missing = dict(status.get("missing") or {})
-        return f"{run}: waiting for {', '.join(missing)}" if missing else f"{run}: finding the sites"
-    parts = [f"{run}: {state}"]
+        return f"{task}: waiting for {', '.join(missing)}" if missing else f"{task}: connecting to the sites"
+    parts = [f"{task}: {state}"]
     if status.get("waiting"):
-        parts = [f"{run}: paused, because too few sites are there"]
+        parts = [f"{task}: paused, because fewer than min_sites sites are present"]
     elif "rounds" in status and state == "running":
         parts.append(f"round {status['round']}/{status['rounds']}")
     if "best_error" in status:
-        kind = "masked RMSE" if status["kind"] == "masked_rmse" else "RMSE"
-        parts.append(f"validation {kind} {number(status['error'])}")
-        parts.append(f"best {number(status['best_error'])} in round {status['best_round']}")
-        if sites := dict(status.get("left_out") or {}).get("sites"):
-            told = "compared without" if status.get("compared", True) else "not compared, waiting for"
-            parts.append(f"{told} the sensors of {', '.join(sites)}")
-        parts.append(f"{size(status['training_bytes']['per_site'])} moved")
-    if holding_up := waited_for(status):
+        parts += _errors(status)
+    if holding_up := sites_waited_for(status):
         parts.append("waiting for " + "; ".join(f"{name} ({why})" for name, why in holding_up.items()))
     if status.get("problem"):
         parts.append(str(status["problem"]))
     return ", ".join(parts)
 
 
-def shown(status: Mapping[str, Any]) -> Group:
-    """Headline, phase and the sites."""
+def _errors(status: Mapping[str, Any]) -> list[str]:
+    kind = "masked RMSE" if status["kind"] == "masked_rmse" else "RMSE"
+    parts = [
+        f"validation {kind} {number(status['error'])}",
+        f"best {number(status['best_error'])} in round {status['best_round']}",
+    ]
+    if sites := dict(status.get("left_out") or {}).get("sites"):
+        compared = "compared without" if status.get("compared", True) else "not compared, waiting for"
+        parts.append(f"{compared} the sensors of {', '.join(sites)}")
+    parts.append(f"{size(status['training_bytes']['per_site'])} transferred")
+    return parts
+
+
+def status_view(status: Mapping[str, Any]) -> Group:
+    """The headline, the phase, the table of sites and the warnings."""
     lines: list[Any] = [Text(headline(status))]
     if status.get("state") == "running" and status.get("phase"):
         lines.append(Text(f"phase {PHASE_NAMES[status['phase']]}, minibatch {status.get('minibatch', 0)}"))
@@ -161,12 +171,12 @@ def sites_table(status: Mapping[str, Any]) -> Table:
         "last seen",
         "latency",
         "windows",
-        "carried",
+        "traffic",
         "refused",
         "last problem",
         box=SIMPLE_HEAD,
     )
-    now = time.time()  # not when the status was written: a server that died wrote it long ago
+    now = time.time()  # not the time of the status: a server that died wrote it long ago
     for name, site in dict(status["sites"]).items():
         seen, latency = site["last_seen"], site["latency"]
         table.add_row(

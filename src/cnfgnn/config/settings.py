@@ -1,249 +1,373 @@
-"""Every setting of a run, with its default; the presets of the paper's methods change some of them."""
+"""Every setting of a run, declared once; the presets of the methods change some of them."""
+
+# ruff: noqa: RUF009  (`setting` returns a dataclass field)
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
+from cnfgnn.config.declarations import LARGEST, Setting, setting, settings_of
+from cnfgnn.config.removed import check_removed, fixed_value, is_removed
 from cnfgnn.errors import ConfigError
 
-MOST_UNITS = 1 << 16  # of a layer: more is a slip of the finger, and would take all memory before it fails
-BEYOND_THE_PAPER = (  # settings of the node model
-    *("encoder", "decoder", "change", "gaps", "profile", "calendar", "personal", "personal_head"),
-)
+MOST_UNITS = 1 << 16  # in one layer: a larger number is a typing error that would use up all memory
+MOST_LAYERS = 100
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
 Dates = Literal["auto", "day-first", "month-first"]
 Decimal = Literal["auto", "point", "comma"]
+Loss = Literal["square", "absolute"]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    path: str = (
-        "city"  # a file or folder of readings, or the synthetic city that the section [city] describes
+    """Which readings to use, and how to read them and cut them into windows."""
+
+    path: str = setting(
+        "city", 'A file or folder of readings, or "city" for the synthetic city that [city] describes.'
     )
-    history: int = 12
-    horizon: int = 12
-    shares: tuple[float, float, float] = (0.7, 0.1, 0.2)  # of the windows: train, validation, test
-    missing: Missing = "masked"
-    missing_value: tuple[float, ...] = ()  # numbers that stand for "missing", such as -999
-    outliers: Literal["missing", "keep"] = "missing"  # readings absurdly far from all others: data/quality.py
-    dates: Dates = "auto"  # how files write 01/02/2024; auto: as those days tell that can only be one of both
-    decimal: Decimal = "auto"  # how files write numbers; auto: as those tell that can only be one of both
-    timezone: str = ""  # of clock times, such as Europe/Paris or +01:00, which then become UTC; empty: kept
+    history: int = setting(12, "Number of past time steps that the model sees.", at_least=1)
+    horizon: int = setting(12, "Number of future time steps to forecast.", at_least=1)
+    shares: tuple[float, float, float] = setting(
+        (0.7, 0.1, 0.2), "Shares of the windows for training, validation and test; they add up to 1."
+    )
+    missing: Missing = setting(
+        "masked",
+        "Leave missing readings out of the loss (masked), or learn them as zeros like the paper (as-truth).",
+        told=True,
+    )
+    missing_value: tuple[float, ...] = setting(
+        (), "Numbers that stand for a missing reading in the files, such as -999."
+    )
+    outliers: Literal["missing", "keep"] = setting(
+        "missing", "Treat readings that are absurdly far from all others as missing, or keep them."
+    )
+    dates: Dates = setting("auto", "How the files write dates such as 01/02/2024; auto infers it.")
+    decimal: Decimal = setting("auto", "The decimal separator of the files; auto infers it.")
+    timezone: str = setting(
+        "",
+        "Time zone of local times in the files, such as Europe/Paris or +01:00, to convert them to UTC;"
+        " leave empty to use them as they are.",
+    )
 
 
 @dataclass(frozen=True)
 class CityConfig:
-    sensors: int = 24
-    days: float = 14.0
-    seed: int = 0
-    dropout: float = 0.01
-    noise: float = 1.0  # mph
+    """The synthetic city, used where data.path is "city"."""
+
+    sensors: int = setting(24, "Number of sensors in the synthetic city.", at_least=1)
+    days: float = setting(14.0, "Number of days of readings.", above=0)
+    seed: int = setting(0, "Random seed of the city; another seed gives another city.", at_least=0)
 
 
 @dataclass(frozen=True)
 class GraphConfig:
-    direction: Literal["files", "paper"] = "files"  # Deviation D1: the paper's text has W transposed
+    """The graph between the sensors."""
+
+    direction: Literal["files", "paper"] = setting(
+        "files",
+        "Direction of the edges: as in the files, or reversed as in the paper's text (deviation D1).",
+        hidden=True,
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    hidden: int = 64
-    layers: int = 1
-    embedding: int = 64  # width of h_G; 0 without a graph network
-    gn_widths: tuple[int, ...] = (256, 256, 128)
-    gn_layers: int = 2
-    gn_mean: bool = False  # of messages and of nodes, where the paper adds them up
-    global_input: Literal["empty", "zero"] = "empty"  # Deviation D2: u at the graph network's input
-    # beyond the paper, see models/options.py
-    encoder: Literal["gru", "perceptron"] = "gru"
-    decoder: Literal["autoregressive", "direct"] = "autoregressive"
-    change: bool = False  # forecast what is added to the last reading
-    gaps: bool = False  # tell the model which readings are missing
-    profile: bool = False  # tell it what the sensor usually reads at the times ahead; that never leaves it
-    calendar: int = 0  # width of learned embeddings of time of day and day of week
-    personal: int = 0  # width of the sensor's own embedding, which never leaves it
-    personal_head: bool = False  # the sensor's own addition to the last layer, which never leaves it
-    sent: int = 0  # how many numbers of h_c are sent at most; 0: all
+    """The node model, and the graph network at the server (gn_*)."""
+
+    hidden: int = setting(64, "Width of a node's hidden state.", at_least=1, at_most=MOST_UNITS, told=True)
+    layers: int = setting(
+        1,
+        "Number of GRU layers; more than one only for the GRU baselines without a graph network.",
+        at_least=1,
+        at_most=MOST_LAYERS,
+        told=True,
+    )
+    embedding: int = setting(
+        64,
+        "Width of the embedding that the graph network returns to a node; 0 without a graph network.",
+        at_least=0,
+        at_most=MOST_UNITS,
+        told=True,
+    )
+    gn_widths: tuple[int, ...] = setting(
+        (256, 256, 128),
+        "Widths of the hidden layers of the graph network's perceptrons.",
+        at_least=1,
+        at_most=MOST_UNITS,
+        not_empty=True,
+    )
+    gn_layers: int = setting(
+        2, "Number of graph network layers: how many edges information crosses.", at_least=1
+    )
+    gn_mean: bool = setting(False, "Average messages and nodes in the graph network; the paper sums them.")
+    global_input: Literal["empty", "zero"] = setting(
+        "empty",
+        "Global attribute at the graph network's input: left out, or zeros (deviation D2).",
+        hidden=True,
+    )
+    encoder: Literal["gru", "perceptron"] = setting(
+        "gru", "Encoder of past readings: the paper's GRU, or a perceptron over all steps at once.", told=True
+    )
+    decoder: Literal["autoregressive", "direct"] = setting(
+        "autoregressive", "Forecast step by step like the paper, or all steps at once (direct).", told=True
+    )
+    change: bool = setting(
+        False, "Forecast the change since the last reading instead of the reading.", told=True
+    )
+    gaps: bool = setting(False, "Tell the encoder which past readings are missing.", told=True)
+    profile: bool = setting(
+        False,
+        "Tell the encoder what the sensor usually reads at the forecast times; it stays at the node.",
+        told=True,
+    )
+    calendar: int = setting(
+        0,
+        "Width of learned embeddings of the time of day and the day of the week; 0 for none.",
+        at_least=0,
+        at_most=MOST_UNITS,
+        told=True,
+    )
+    personal: int = setting(
+        0,
+        "Width of an embedding that each node learns for itself and keeps to itself; 0 for none.",
+        at_least=0,
+        at_most=MOST_UNITS,
+        told=True,
+    )
+    personal_head: bool = setting(
+        False, "Give each node its own correction of the output layer, which stays at the node.", told=True
+    )
+    sent: int = setting(
+        0,
+        "Send only the first so many numbers of each hidden state to the server; 0 sends all.",
+        at_least=0,
+        at_most=MOST_UNITS,
+        told=True,
+    )
+
+    @property
+    def state_width(self) -> int:
+        """Numbers in a node's hidden state h_c: all layers side by side."""
+        return self.hidden * self.layers
+
+    @property
+    def sent_width(self) -> int:
+        """How many numbers of h_c a node sends to the server."""
+        return min(self.sent, self.state_width) if self.sent else self.state_width
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        """What the node model has beyond the paper's, by setting; empty for the paper's own model.
+
+        Sizes are not extensions, and neither is `sent`: it does not change the model.
+        """
+        sizes = ("hidden", "layers", "embedding", "sent")
+        values = {s.name: (getattr(self, s.name), s.default) for s in settings_of(ModelConfig) if s.told}
+        return {
+            name: value for name, (value, default) in values.items() if name not in sizes and value != default
+        }
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    rounds: int = 50  # R_g, at most
-    patience: int = 20  # rounds without a better validation loss before stopping
-    client_rounds: int = 1  # R_c
-    server_rounds: int = 1  # R_s
-    client_batch: int = 128  # windows; a default is cut to as many as train, a value you give is refused
-    server_batch: int = 48
-    client_lr: float = 1e-3
-    server_lr: float = 1e-3
-    optimizer_state: Literal["fresh", "kept"] = "fresh"  # of the nodes, from round to round
-    sampling: float = 0.0  # k of scheduled sampling, 0 = free running
-    loss: Literal["square", "absolute"] = "square"
-    schedule: Literal["constant", "cosine"] = "constant"  # of both learning rates, over the rounds
-    fmtl_lambda: float = 0.1
-    fmtl_norm: Literal["squared", "plain"] = "squared"  # Deviation D5: plain is the published code's
-    average_every: int = 0  # minibatches; 0: nodes that share their weights do so once a round
-    wire: Wire = "full"  # how numbers travel: as computed, in two bytes, or all but weights in one
-    seen: float = 1.0  # share of the sensors, by longitude, that train (inductive learning)
+    """How long and how to train."""
+
+    rounds: int = setting(50, "Maximum number of global rounds (R_g in the paper).", at_least=1)
+    patience: int = setting(20, "Stop after so many rounds without a better validation error.", at_least=1)
+    client_rounds: int = setting(
+        1, "Epochs that each node trains on its own readings per global round (R_c).", at_least=1
+    )
+    server_rounds: int = setting(
+        1, "Epochs that the server trains the graph network per global round (R_s).", at_least=1
+    )
+    client_batch: int = setting(
+        128,
+        "Windows in a minibatch of a node; the default is cut to the number of training windows.",
+        at_least=1,
+        told=True,
+    )
+    server_batch: int = setting(
+        48,
+        "Windows in a minibatch of the server; the default is cut to the number of training windows.",
+        at_least=1,
+        told=True,
+    )
+    client_lr: float = setting(1e-3, "Learning rate of the nodes.", above=0, told=True)
+    server_lr: float = setting(1e-3, "Learning rate of the graph network.", above=0)
+    optimizer_state: Literal["fresh", "kept"] = setting(
+        "fresh", "Reset the nodes' optimisers at each round, or keep their state.", hidden=True
+    )
+    sampling: float = setting(
+        0.0,
+        "Decay constant k of scheduled sampling; 0 always feeds the decoder its own forecasts.",
+        at_least=0,
+        told=True,
+    )
+    loss: Loss = setting("square", "Train on squared or on absolute errors.", told=True)
+    schedule: Literal["constant", "cosine"] = setting(
+        "constant", "Keep both learning rates constant, or lower them to zero over training.rounds."
+    )
+    fmtl_lambda: float = setting(
+        0.1, "Strength with which gru-fmtl pulls the weights of neighbours together.", at_least=0
+    )
+    fmtl_norm: Literal["squared", "plain"] = setting(
+        "squared",
+        "Norm in the penalty of gru-fmtl: squared, or plain as in the published code (deviation D5).",
+        hidden=True,
+    )
+    average_every: int = setting(
+        0,
+        "Average weights after so many minibatches; 0 averages once per round.",
+        at_least=0,
+    )
+    wire: Wire = setting(
+        "full",
+        "Encoding of numbers on the wire: as computed, two bytes (bf16), or one byte (int8; weights two).",
+        told=True,
+    )
+    seen: float = setting(
+        1.0,
+        "Share of the sensors, from west to east, that train; the others are forecast without training.",
+        above=0,
+        at_most=1,
+    )
 
 
 @dataclass(frozen=True)
 class ComputeConfig:
-    device: str = "auto"
-    precision: Precision = "fp32"
-    memory: float = 0.0  # GiB for h_c and h_G of all training windows; 0 = half of what the device has
+    """Where and in which precision to compute."""
+
+    device: str = setting("auto", "Device to compute on: auto, cpu, cuda, cuda:1 and so on.")
+    precision: Precision = setting("fp32", "Number format of computations.")
+    memory: float = setting(
+        0.0,
+        "GiB for hidden states and embeddings of all training windows; 0 allows half of the device's memory.",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True)
 class Config:
-    method: str = "at-fedavg"
-    size: Literal["63k", "727k"] = "63k"  # of the GRU baselines' node models
-    seed: int = 1
+    """All settings of a run."""
+
+    method: str = setting("at-fedavg", "The method to train; `cnfgnn methods` lists them.")
+    seed: int = setting(
+        1,
+        "Random seed of initial weights, minibatches and scheduled sampling.",
+        at_least=0,
+        at_most=LARGEST,
+        told=True,
+    )
     data: DataConfig = field(default_factory=DataConfig)
     city: CityConfig = field(default_factory=CityConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    # not a setting: the keys that somebody chose. What nobody chose may adapt to the data.
+    # Not a setting: the keys that a person has set. Only the other settings may adapt to the data.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def with_changes(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with other values: {"training.rounds": 3, "seed": 2}; refuses keys that do not exist."""
-        config: Any = self
+        """Return a copy with other values, such as {"training.rounds": 3, "seed": 2}.
+
+        A setting that existed in an earlier version is accepted at its former default.
+
+        Raises:
+            ConfigError: A key is unknown, or its value has the wrong type or is out of range.
+        """
+        config = self
+        given = set(self.given)
         for key, value in changes.items():
-            config = _changed(config, key, key.split("."), value)
-        config = dataclasses.replace(config, given=self.given | changes.keys())
+            if is_removed(key):
+                check_removed(key, value)
+            elif not _is_empty_section(key, value):
+                config = _with_value(config, key, value)
+                given.add(key)
+        config = dataclasses.replace(config, given=frozenset(given))
         config.check()
-        return config  # type: ignore[no-any-return]
+        return config
 
     def with_given(self, keys: Iterable[str]) -> Config:
-        """The same settings, of which somebody chose those of `keys` and no others."""
+        """Return a copy that records exactly `keys` as the settings that a person has set."""
         return dataclasses.replace(self, given=frozenset(keys))
 
     def as_dict(self) -> dict[str, Any]:
-        """Every setting by its name, and each section as a dict of its own."""
+        """All settings by name; each section is a dict of its own."""
         settings = dataclasses.asdict(self)
         del settings["given"]
         return settings
 
     def setting(self, key: str) -> Any:
-        """The value of a dotted key that exists."""
+        """The value of an existing dotted key."""
+        if is_removed(key):
+            return fixed_value(key)
         value: Any = self
         for name in key.split("."):
             value = getattr(value, name)
         return value
 
     def check(self) -> None:
-        """Refuse values that no run can have."""
-        t, m = self.training, self.model
-        _at_least(1, "training.rounds", t.rounds)
-        _at_least(1, "training.patience", t.patience)
-        _at_least(1, "training.client_rounds", t.client_rounds)
-        _at_least(1, "training.server_rounds", t.server_rounds)
-        _at_least(1, "training.client_batch", t.client_batch)
-        _at_least(1, "training.server_batch", t.server_batch)
-        _at_least(0, "training.sampling", t.sampling)
-        _at_least(0, "training.fmtl_lambda", t.fmtl_lambda)
-        _at_least(0, "training.average_every", t.average_every)
-        _at_least(1, "model.hidden", m.hidden)
-        _at_least(1, "model.layers", m.layers)
-        _at_least(0, "model.embedding", m.embedding)
-        _at_least(1, "model.gn_layers", m.gn_layers)
-        _at_least(0, "model.calendar", m.calendar)
-        _at_least(0, "model.personal", m.personal)
-        _at_least(0, "model.sent", m.sent)
-        _at_least(0, "seed", self.seed)
-        _at_least(0, "compute.memory", self.compute.memory)
-        if self.seed >= 2**63:
-            raise ConfigError("seed", "must be below 2^63")
-        if not m.gn_widths or min(m.gn_widths) < 1:
-            raise ConfigError("model.gn_widths", f"one or more widths of at least 1, not {m.gn_widths}")
-        _check_widths(m)
-        if m.layers > 1:
-            _check_layers(m)
-        if not (0 < t.client_lr < math.inf):
-            raise ConfigError("training.client_lr", f"must be a positive number, not {t.client_lr}")
-        if not (0 < t.server_lr < math.inf):
-            raise ConfigError("training.server_lr", f"must be a positive number, not {t.server_lr}")
-        if not 0 < t.seen <= 1:
-            raise ConfigError("training.seen", f"must lie in (0, 1], not {t.seen}")
+        """Raise ConfigError if a value is out of range or two settings contradict each other."""
+        for declared in SETTINGS.values():
+            declared.check(self.setting(declared.key))
+        _check_layers(self.model)
 
 
-def _check_widths(model: ModelConfig) -> None:
-    widths = {name: getattr(model, name) for name in ("hidden", "embedding", "calendar", "personal")}
-    for name, width in {**widths, "gn_widths": max(model.gn_widths)}.items():
-        if width > MOST_UNITS:
-            raise ConfigError(f"model.{name}", f"a width of at most {MOST_UNITS} can be meant, not {width}")
+SETTINGS: Mapping[str, Setting] = {declared.key: declared for declared in settings_of(Config)}
+SECTIONS = tuple(dict.fromkeys(key.partition(".")[0] for key in SETTINGS if "." in key))
+
+
+def settings_table(include_hidden: bool = False) -> list[Setting]:
+    """All settings with key, type, default, range and help, in the order of a configuration file."""
+    return [declared for declared in SETTINGS.values() if include_hidden or not declared.hidden]
 
 
 def _check_layers(model: ModelConfig) -> None:
-    """Refuse several layers for every node model but the paper's GRU without a graph."""
-    paper = ModelConfig(embedding=0)
-    for name in ("embedding", *BEYOND_THE_PAPER):
-        if (value := getattr(model, name)) != getattr(paper, name):
-            shown = str(value).lower() if isinstance(value, bool) else value
-            raise ConfigError(
-                "model.layers", f"a node model with model.{name}={shown} has one layer, not {model.layers}"
-            )
+    """Allow several layers only in the paper's GRU without a graph network."""
+    if model.layers == 1:
+        return
+    single = dict(model.extensions)
+    if model.embedding:
+        single = {"embedding": model.embedding, **single}
+    for name, value in single.items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(
+            "model.layers", f"a node model with model.{name}={shown} has one layer, not {model.layers}"
+        )
 
 
-def _at_least(least: float, key: str, value: float) -> None:
-    if not least <= value < math.inf:
-        raise ConfigError(key, f"must be at least {least}, not {value}")
+def _with_value(config: Config, key: str, value: Any) -> Config:
+    if key not in SETTINGS:
+        raise _unknown(key)
+    section, _, name = key.rpartition(".")
+    change = {name: SETTINGS[key].read(value)}
+    if section:
+        change = {section: dataclasses.replace(getattr(config, section), **change)}
+    return dataclasses.replace(config, **change)
 
 
-def _changed(section: Any, key: str, path: list[str], value: Any) -> Any:
-    names = [f.name for f in dataclasses.fields(section) if f.name != "given"]
-    if path[0] not in names:
-        raise ConfigError(key, f"there is no setting {path[0]!r}", names)
-    old = getattr(section, path[0])
-    if dataclasses.is_dataclass(old):
-        if len(path) == 1 and value == {}:
-            return section  # an empty table of a file
-        if len(path) == 1:
-            raise ConfigError(key, "is a section", [f"{key}.{f.name}" for f in dataclasses.fields(old)])
-        return dataclasses.replace(section, **{path[0]: _changed(old, key, path[1:], value)})
-    if len(path) > 1:
-        raise ConfigError(key, f"{path[0]!r} is a setting, not a section")
-    kind = get_type_hints(type(section))[path[0]]
-    return dataclasses.replace(section, **{path[0]: _cast(key, kind, old, value)})
+def _is_empty_section(key: str, value: Any) -> bool:
+    """Whether this is a table of a file without any settings in it."""
+    return key in SECTIONS and value == {}
 
 
-def _cast(key: str, kind: Any, old: Any, value: Any) -> Any:
-    """`value` as the setting's type; a whole number will do for a float, nothing else is converted."""
-    choices = get_args(kind)
-    if isinstance(old, tuple):
-        items = tuple(value) if isinstance(value, list | tuple) else None
-        if choices[-1] is Ellipsis and _is_number(value):
-            items = (value,)  # a list of one
-        if items is None or not all(_is_number(item) for item in items):
-            raise ConfigError(key, f"takes a list of numbers, not {value!r}")
-        if choices[-1] is not Ellipsis and len(items) != len(choices):
-            raise ConfigError(key, f"takes {len(choices)} numbers, not {len(items)}")
-        return tuple(_cast(key, choices[0], choices[0](), item) for item in items)
-    if isinstance(old, str):
-        if choices and value not in choices:
-            raise ConfigError(key, f"cannot be {value!r}", choices)
-        if not isinstance(value, str):
-            raise ConfigError(key, f"takes a word, not {value!r}")
-        return value
-    if isinstance(old, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(key, f"takes true or false, not {value!r}")
-        return value
-    if not _is_number(value) or (isinstance(old, int) and int(value) != value):
-        raise ConfigError(key, f"takes a {'whole ' if isinstance(old, int) else ''}number, not {value!r}")
-    return int(value) if isinstance(old, int) else float(value)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < 1e300 if isinstance(value, int) else math.isfinite(value)
+def _unknown(key: str) -> ConfigError:
+    """Say what is wrong with a key that names no setting, and which ones there are."""
+    first, _, rest = key.partition(".")
+    if first in SECTIONS:
+        names = [s.name for s in SETTINGS.values() if s.key.startswith(f"{first}.")]
+        if not rest:
+            return ConfigError(key, "is a section", [f"{first}.{name}" for name in names])
+        name = rest.partition(".")[0]
+        if name in names:
+            return ConfigError(key, f"{name!r} is a setting, not a section")
+        return ConfigError(key, f"there is no setting {name!r}", names)
+    if first in SETTINGS:
+        return ConfigError(key, f"{first!r} is a setting, not a section")
+    top = [s.key for s in SETTINGS.values() if "." not in s.key]
+    return ConfigError(key, f"there is no setting {first!r}", [*top, *SECTIONS])

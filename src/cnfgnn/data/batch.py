@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-Loss = Literal["square", "absolute"]
+from cnfgnn.config.settings import Loss as Loss
 
 
 @dataclass(frozen=True)

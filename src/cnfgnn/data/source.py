@@ -24,7 +24,7 @@ def open_data(config: Config, path: Path | None = None) -> Dataset:
         d = config.data
         return load(path or d.path, dates=d.dates, decimal=d.decimal, timezone=d.timezone)
     c = config.city
-    return city(c.sensors, c.days, seed=c.seed, dropout=c.dropout, noise=c.noise)
+    return city(c.sensors, c.days, seed=c.seed)
 
 
 def description(data: Dataset) -> dict[str, Any]:

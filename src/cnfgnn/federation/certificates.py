@@ -1,24 +1,24 @@
-"""The certificates in a kit: until when they are valid, and which of a site's the server refuses."""
+"""The certificates in a kit: how long they are valid, and which certificates of sites the server refuses."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.federation.kits import ISSUED, kind, read_server
+from cnfgnn.federation.kits import ISSUED, read_server, role
 from cnfgnn.files import write_whole
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-REVOKED = "revoked.json"  # in the server's kit: the serial numbers of certificates that it refuses
+REVOKED = "revoked.json"  # in the server's kit: serial numbers of the certificates that it refuses
 WARN_WITHIN = timedelta(days=30)
-RENEWAL = "docs/federation.md, Certificates and their renewal"
+RENEWAL = "see docs/federation.md, Renew certificates or add a site"
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,19 @@ class Validity:
     ends: datetime
 
     def problem(self, now: datetime | None = None) -> str:
-        """Why the certificate cannot be used now; nothing if it can."""
+        """Why the certificate cannot be used now; empty if it can."""
         now = now or datetime.now(UTC)
         if now >= self.ends:
             return f"the certificate {self.file.name} expired on {self.ends:%Y-%m-%d %H:%M} UTC: renew it"
         if now < self.begins:
             begins = f"{self.begins:%Y-%m-%d %H:%M} UTC"
-            return f"the certificate {self.file.name} is valid from {begins}: is this machine's clock right?"
+            return (
+                f"the certificate {self.file.name} is not valid before {begins}: check this machine's clock"
+            )
         return ""
 
     def warning(self, now: datetime | None = None) -> str:
-        """That the certificate expires soon; nothing if it does not."""
+        """A warning if the certificate expires soon; empty if it does not."""
         now = now or datetime.now(UTC)
         if self.problem(now) or self.ends - now > WARN_WITHIN:
             return ""
@@ -50,14 +52,16 @@ class Validity:
 
 
 def validities(kit: Path) -> list[Validity]:
-    """Of every certificate that the kit's own processes and its operator use."""
-    server = ("startup/server.crt", "operator/startup/client.crt")
-    names = server if kind(kit) == "server" else ("startup/client.crt",)
+    """The validity of every certificate that the kit's processes and its operator use."""
+    if role(kit) == "server":
+        names = ["startup/server.crt", "operator/startup/client.crt"]
+    else:
+        names = ["startup/client.crt"]
     return [_validity(kit / name) for name in (*names, "startup/rootCA.pem")]
 
 
 def check_valid(kit: Path) -> list[str]:
-    """Refuse a kit with a certificate that cannot be used; warnings of those that expire soon."""
+    """Refuse a kit with a certificate that is not valid; return warnings about those that expire soon."""
     found = validities(kit)
     for validity in found:
         if problem := validity.problem():
@@ -75,12 +79,12 @@ def read(file: Path) -> Certificate:
 
 
 def serial_of(certificate: Mapping[str, Any]) -> str:
-    """Of a certificate as Python's `ssl` shows it, in the form in which we write serial numbers."""
+    """The serial number of a certificate as Python's `ssl` shows it, in the form that our files use."""
     return f"{int(str(certificate['serialNumber']), 16):x}"
 
 
 def issued(server_kit: Path) -> dict[str, dict[str, Any]]:
-    """Serial numbers and ends of the certificates that were made together with the server's kit, by site."""
+    """Serial number and expiry of the certificates that were made together with the server's kit, by site."""
     return _read_json(server_kit / "startup" / ISSUED)
 
 
@@ -89,21 +93,22 @@ def revoked(server_kit: Path) -> dict[str, str]:
     return {serial: str(site) for serial, site in _read_json(server_kit / REVOKED).items()}
 
 
-def revoke(server_kit: Path, site: str, seen: Iterator[str] | tuple[str, ...] = ()) -> list[str]:
-    """Refuse every certificate of a site that is known so far, made with the kits or `seen` at the server.
+def revoke(server_kit: Path, site: str, seen: Iterable[str] = ()) -> list[str]:
+    """Revoke every known certificate of a site; return the serial numbers that are new on the list.
 
-    A certificate that is made afterwards has another serial number and is let in.
+    Known are the certificate made with the kits and those `seen` at the server. A certificate that is made
+    afterwards has another serial number and is accepted.
     """
     names = [plan.name for plan in read_server(server_kit).sites]
     if site not in names:
-        raise ConfigError("SITE", f"there is no site {site!r} in this project", names)
+        raise ConfigError("SITE", f"the project has no site {site!r}", names)
     serials = {*seen}
     if (made := issued(server_kit).get(site)) is not None:
         serials.add(str(made["serial"]))
     before = revoked(server_kit)
     new = sorted(serials - before.keys())
     if not serials:
-        problem = f"no certificate of {site} is known: it never connected, and the kit does not list it"
+        problem = f"no certificate of site {site} is known: the kit does not list one, and it never connected"
         raise RunError(server_kit, problem)
     path = server_kit / REVOKED
     write_whole(path, json.dumps({**before, **dict.fromkeys(new, site)}, indent=2).encode())

@@ -1,4 +1,4 @@
-"""A federation on one machine from nothing to forecasts, with one site killed and back on the way."""
+"""The demonstration: a whole federation on one machine, from kits to forecasts, with one site killed."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.task_client import perform
+from cnfgnn.federation.task_client import Watch, run_task
 from cnfgnn.files import make_folder
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import finish, train
 
 SENSORS, DAYS = 12, 4.0
 SITES = {"north": [0, 1, 2], "east": [3, 4], "south": [5, 6, 7, 8], "west": [9, 10, 11]}
-KILLED, IN_ROUND = "east", 2
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # five processes that compute share this machine
-
-Watch = Callable[[Mapping[str, Any]], None]
+KILLED_SITE, KILLED_IN_ROUND = "east", 2
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # five processes compute on this machine at the same time
 
 
 def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], None]) -> dict[str, Any]:
-    """Errors of the federation's run and of the simulator's on the same readings."""
+    """Run the demonstration; return the test errors of the federation and of the simulator."""
     if folder.exists():
-        raise RunError(folder, "is there already: the demonstration begins with nothing")
+        raise RunError(folder, "exists already: give the demonstration a new folder with --folder")
     os.environ.update(ONE_THREAD)
-    whole = make_folder(folder / "readings")
-    write_folder(city(SENSORS, DAYS, seed=1), whole)
-    data = load(whole)
+    readings = make_folder(folder / "readings")
+    write_folder(city(SENSORS, DAYS, seed=1), readings)
+    data = load(readings)
     kits = make_kits(read_project(write_example(folder / "project", data, SITES, 2)), folder / "kits")
-    say(f"kits for a server and {len(SITES)} sites, each with its own certificate and readings")
-    say(f"the readings are of a synthetic city, of {DAYS:g} days from {str(data.readings.times[0])[:10]} on")
+    say(f"made kits for a server and {len(SITES)} sites, each with its own certificate and readings")
+    begin = str(data.readings.times[0])[:10]
+    say(f"the readings are {DAYS:g} days of a synthetic city, starting on {begin}")
     config = demo_settings(rounds)
     try:
         for kit in kits.values():
             processes.up(kit)
-        say("server and sites are up, as processes of their own with mTLS between them")
-        accident = _Accident(kits[KILLED], say)
+        say("started the server and the sites as separate processes, connected by mutual TLS")
+        failure = _SiteFailure(kits[KILLED_SITE], say)
 
         def watched(status: Mapping[str, Any]) -> None:
             watch(status)
-            accident(status)
+            failure(status)
 
-        result = perform(kits["server"], Task("train", "demo", settings=settings_of(config)), watched)
-        accident.over()
-        ahead = perform(kits["server"], Task("forecast", "demo"), watch)
-        say(f"forecasts from {ahead['from']} to {ahead['to']} lie at {', '.join(ahead['sites'])}")
+        result = run_task(kits["server"], Task("train", "demo", settings=settings_of(config)), watched)
+        failure.end()
+        forecast = run_task(kits["server"], Task("forecast", "demo"), watch)
+        span = f"from {forecast['from']} to {forecast['to']}"
+        say(f"sites {', '.join(forecast['sites'])} wrote forecasts {span} into their kits")
     finally:
         for kit in kits.values():
             processes.down(kit)
-    say("the simulator, on the same readings and with nobody killed:")
+    say("now the simulator, on the same readings and without a failure:")
     experiment = simulate(data, config)
     simulated = finish(experiment, train(experiment))
-    return {"the federation": result["scores"]["overall"], "the simulator": vars(simulated.test.overall)}
+    return {"federation": result["scores"]["overall"], "simulator": vars(simulated.test.overall)}
 
 
 def demo_settings(rounds: int) -> Config:
@@ -80,36 +80,38 @@ def demo_settings(rounds: int) -> Config:
     )
 
 
-class _Accident:
-    """Kills one site in the middle of a round and, once it was missed, starts it again."""
+class _SiteFailure:
+    """Kills one site in the middle of a round and restarts it a moment later."""
 
     def __init__(self, kit: Path, say: Callable[[str], None]) -> None:
         self.kit, self.say = kit, say
         self.killed = self.back = False
-        self.helper: threading.Thread | None = None
+        self.restarting: threading.Thread | None = None
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         sites = status.get("sites") or {}
-        if not self.killed and status.get("round", 0) >= IN_ROUND and KILLED in sites:
+        if not self.killed and status.get("round", 0) >= KILLED_IN_ROUND and KILLED_SITE in sites:
             self.killed = True
             for pid in [processes.running(self.kit), *processes.jobs_of(self.kit)]:
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
-            self.say(f"site {KILLED} is killed (kill -9) in round {status['round']}; the others go on")
-            self.helper = threading.Thread(target=self._restart, daemon=True)
-            self.helper.start()
-        elif self.killed and not self.back and self.helper is not None and not self.helper.is_alive():
-            site = sites.get(KILLED, {})
+            self.say(f"killed site {KILLED_SITE} (kill -9) in round {status['round']}; the others continue")
+            self.restarting = threading.Thread(target=self._restart, daemon=True)
+            self.restarting.start()
+        elif self.killed and not self.back and self.restarting is not None and not self.restarting.is_alive():
+            site = sites.get(KILLED_SITE, {})
             if site.get("reachable") and site.get("present"):
                 self.back = True
-                self.say(f"site {KILLED} is back in round {status['round']} and was told what it missed")
+                self.say(
+                    f"site {KILLED_SITE} rejoined in round {status['round']} and received the state it missed"
+                )
 
     def _restart(self) -> None:
-        time.sleep(1.0)  # long enough to be missed
+        time.sleep(1.0)  # long enough for the server to notice
         processes.up(self.kit)
 
-    def over(self) -> None:
-        if self.helper is not None:
-            self.helper.join()
+    def end(self) -> None:
+        if self.restarting is not None:
+            self.restarting.join()
         if not self.back:
-            self.say(f"site {KILLED} came back after training had ended")
+            self.say(f"site {KILLED_SITE} rejoined after training had ended")

@@ -1,4 +1,4 @@
-"""A data set dealt out to sites, as a project that can be made into kits: for demonstrations and tests."""
+"""A data set split between sites, as a project to make kits from: for the demonstration and for tests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cnfgnn.files import make_folder, write_whole
 def write_example(
     folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]], min_sites: int = 1
 ) -> Path:
-    """PROJECT.toml for this machine, with every site's readings in a folder of its own; the project's path.
+    """Write a project file for this machine and every site's readings in a folder of its own.
 
-    `sites` says which sensors each one owns, by their place in the data.
+    `sites` lists each site's sensors by their position in the data. Returns the path of the project file.
     """
     make_folder(folder)
     for name, rows in sites.items():
@@ -46,9 +46,9 @@ def write_example(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
+    """Ports of this machine that are free now, at most two."""
     with closing(socket.socket()) as first, closing(socket.socket()) as second:
-        taken = [first, second][:count]
-        for one in taken:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in taken]
+        sockets = [first, second][:count]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        return [int(bound.getsockname()[1]) for bound in sockets]

@@ -1,4 +1,4 @@
-"""How a kit stands, for `federation status`: of a server what its operator must know, of a site its owner."""
+"""The content of `federation status`: a server's for its operator, a site's for its owner."""
 
 from __future__ import annotations
 
@@ -10,109 +10,117 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError, RunError
 from cnfgnn.federation.certificates import WARN_WITHIN, issued, revoked, validities
-from cnfgnn.federation.flare.admission import read_server_status, scheduler_ended
-from cnfgnn.federation.flare.handshake import ask
-from cnfgnn.federation.kits import read_site
-from cnfgnn.federation.processes import closed_ports, jobs_of
+from cnfgnn.federation.flare.handshake import ask_server
+from cnfgnn.federation.ports import closed_ports
+from cnfgnn.federation.processes import jobs_of
+from cnfgnn.federation.server_status import read_server_status, scheduler_ended
+from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import (
-    copy_problem,
-    noted_process,
+    connection_problem,
+    copied_kit_warning,
+    local_time,
     read_site_status,
-    standing_problem,
-    when,
+    recorded_process,
 )
 from cnfgnn.federation.status import read_status
-from cnfgnn.federation.task_client import OVER, at_work, connected_sites, plan_of
+from cnfgnn.federation.task_client import FINAL_STATES, connected_sites, is_active, sensors_per_site
 
-SILENT_FOR = 60.0  # seconds after which a server that writes nothing is said to hang
+SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging
 
 
-def site_standing(kit: Path, pid: int | None) -> dict[str, Any]:
-    """A site's: whether the server hears it, its last forecast, and what it refused or could not do."""
-    noted = read_site_status(kit)
-    said: dict[str, Any] = {"site": read_site(kit).name, "task": bool(pid and jobs_of(kit))}
-    said |= {"forecast": noted.get("forecast"), "failed": noted.get("problems", [])}
+def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
+    """Whether the server hears the site, its last forecast, and what it refused or could not do."""
+    recorded = read_site_status(kit)
+    report: dict[str, Any] = {
+        "site": read_site(kit).name,
+        "task": bool(pid and jobs_of(kit)),
+        "forecast": recorded.get("forecast"),
+        "failed": recorded.get("problems", []),
+        "heard": None,
+    }
     problems = _certificate_problems(kit)
-    said["heard"] = None
     try:
-        answer = ask(kit, noted_process(kit) if pid else "")
-        said["server"] = answer.address
-        if answer.standing:
-            said["heard"] = answer.standing.get("heard")
-        problem = standing_problem(answer) or copy_problem(answer.standing)
-        problems += [problem] if problem else []
+        answer = ask_server(kit, recorded_process(kit) if pid else "")
+        report["server"] = answer.address
+        report["heard"] = answer.connection.get("heard")
+        if problem := connection_problem(answer) or copied_kit_warning(answer.connection):
+            problems.append(problem)
     except CnfgnnError as error:
         problems.append(str(error))
-    return {**said, "problems": problems}
+    return {**report, "problems": problems}
 
 
-def server_standing(kit: Path, pid: int | None) -> dict[str, Any]:
-    """A server's: its sites with their connections and certificates, its task, and what is wrong."""
-    last = read_status(kit)
-    said: dict[str, Any] = {"sites": plan_of(kit), "task": last, "connected": {}}
+def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
+    """The server's sites with their connections and certificates, its latest task, and its problems."""
+    task = read_status(kit)
+    report: dict[str, Any] = {"sites": sensors_per_site(kit), "task": task, "connected": {}}
     problems = _certificate_problems(kit)
     if pid is not None:
         problems += _process_problems(kit, pid)
         try:
-            said["connected"] = connected_sites(kit)
-        except RunError as problem:
-            problems.append(str(problem))
-    if last is not None and last.get("state") not in OVER and not (pid is not None and at_work(last)):
-        absent = {name: {**site, "present": False} for name, site in dict(last.get("sites") or {}).items()}
-        said["task"] = {**last, "state": "interrupted", "waiting": False, "sites": absent}
-    said["about"] = {name: about_site(kit, name) for name in said["sites"]}
-    return {**said, "problems": problems}
+            report["connected"] = connected_sites(kit)
+        except RunError as error:
+            problems.append(str(error))
+    unfinished = task is not None and task.get("state") not in FINAL_STATES
+    if task is not None and unfinished and not (pid is not None and is_active(task)):
+        sites = {name: {**site, "present": False} for name, site in dict(task.get("sites") or {}).items()}
+        report["task"] = {**task, "state": "interrupted", "waiting": False, "sites": sites}
+    report["about"] = {name: site_notices(kit, name) for name in report["sites"]}
+    return {**report, "problems": problems}
 
 
-def about_site(kit: Path, name: str) -> list[str]:
-    """What the server's operator must know of a site's certificate and of connections in its name."""
+def site_notices(kit: Path, name: str) -> list[str]:
+    """What the operator must know about a site's certificate and about connections in its name."""
     known = read_server_status(kit).get("sites", {}).get(name, {})
+    made = issued(kit).get(name, {})
     lines = []
-    serial = known.get("serial") or issued(kit).get(name, {}).get("serial")
-    if serial in revoked(kit):
+    if (known.get("serial") or made.get("serial")) in revoked(kit):
         lines.append("its certificate is revoked")
-    until = known.get("until") or issued(kit).get(name, {}).get("until")
+    until = known.get("until") or made.get("until")
     if until is not None:
-        ends = datetime.fromisoformat(str(until))
-        left = ends - datetime.now(UTC)
+        expires = datetime.fromisoformat(str(until))
+        left = expires - datetime.now(UTC)
         if left.total_seconds() <= 0:
-            lines.append(f"its certificate expired on {ends:%Y-%m-%d %H:%M} UTC: renew it")
+            lines.append(f"its certificate expired on {expires:%Y-%m-%d %H:%M} UTC: renew it")
         elif left < WARN_WITHIN:
-            lines.append(f"its certificate expires on {ends:%Y-%m-%d}: renew it")
+            lines.append(f"its certificate expires on {expires:%Y-%m-%d}: renew it")
     if refused := known.get("refused"):
-        times = f"{refused['count']} time{'s' if refused['count'] != 1 else ''}"
-        latest = f"last from {refused['address']} at {when(refused['last'])}"
+        times = "once" if refused["count"] == 1 else f"{refused['count']} times"
+        latest = f"last from {refused['address']} at {local_time(refused['last'])}"
         lines.append(f"a connection in its name was refused {times}, {latest}: {refused['reason']}")
     return lines
 
 
-def restart(kit: Path) -> str:
-    return f"restart it: cnfgnn federation down {kit}, then cnfgnn federation up {kit}"
-
-
 def _process_problems(kit: Path, pid: int) -> list[str]:
-    noted, problems = read_server_status(kit), []
+    status, problems = read_server_status(kit), []
+    restart = f"restart it: cnfgnn federation down {kit}, then cnfgnn federation up {kit}"
     if closed := closed_ports(kit, pid):
-        problems.append(f"its process does not listen on port {closed[0]}: it is starting, or cannot open it")
+        problems.append(
+            f"its process does not listen on port {closed[0]}: it is still starting, or another program uses"
+            " the port"
+        )
     if scheduler_ended(kit):
-        problems.append(f"its scheduler has ended, so it starts no task any more; {restart(kit)}")
-    age = time.time() - float(noted.get("time", time.time()))
-    if age > SILENT_FOR and (noted.get("process") or {}).get("pid") == pid:
-        problems.append(f"its process has written nothing for {age:.0f} s, so it hangs; {restart(kit)}")
-    if strangers := noted.get("strangers"):
-        latest = f"last from {strangers['address']} at {when(strangers['last'])}: {strangers['reason']}"
-        problems.append(f"{strangers['count']} connections were refused for their certificates, {latest}")
+        problems.append(f"its scheduler has ended, so it will not start any task; {restart}")
+    age = time.time() - float(status.get("time", time.time()))
+    if age > SILENT_FOR and (status.get("process") or {}).get("pid") == pid:
+        problems.append(f"its process has not updated its status for {age:.0f} s, so it hangs; {restart}")
+    if strangers := status.get("strangers"):
+        latest = f"last from {strangers['address']} at {local_time(strangers['last'])}: {strangers['reason']}"
+        connections = (
+            "1 connection was" if strangers["count"] == 1 else f"{strangers['count']} connections were"
+        )
+        problems.append(f"{connections} refused because of the certificate, {latest}")
     return problems
 
 
 def _certificate_problems(kit: Path) -> list[str]:
     try:
         found = validities(kit)
-    except RunError as problem:
-        return [str(problem)]
+    except RunError as error:
+        return [str(error)]
     return [line for validity in found if (line := validity.problem() or validity.warning())]
 
 
 def failure_lines(failed: list[Mapping[str, Any]]) -> list[str]:
-    """What a site could not do, for its owner."""
-    return [f"{when(item.get('time'))} {item.get('verb')}: {item.get('problem')}" for item in failed]
+    """What a site could not do, one line each."""
+    return [f"{local_time(item.get('time'))} {item.get('verb')}: {item.get('problem')}" for item in failed]

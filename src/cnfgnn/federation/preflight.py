@@ -1,4 +1,4 @@
-"""Whether a site is fit to join, asked at the site: nothing is sent but a question to the server."""
+"""The checks of `federation check`, at a site before it joins. The server is only asked for its status."""
 
 from __future__ import annotations
 
@@ -12,69 +12,75 @@ from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.windows import fewest_rows
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.certificates import check_valid
-from cnfgnn.federation.flare.handshake import ask
-from cnfgnn.federation.kits import kind, read_site
+from cnfgnn.federation.flare.handshake import ask_server
+from cnfgnn.federation.kits import role
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.site_status import copy_problem, noted_process, standing_problem
-from cnfgnn.federation.spans import lasting, shown_time
+from cnfgnn.federation.site_settings import read_site, settings_file
+from cnfgnn.federation.site_status import connection_problem, copied_kit_warning, recorded_process
+from cnfgnn.federation.spans import format_duration, format_time
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
-FEWEST_ROWS = fewest_rows(DataConfig.history, DataConfig.horizon)  # time steps, by default settings
-MOST_MISSING = 0.95
+FEWEST_ROWS = fewest_rows(DataConfig.history, DataConfig.horizon)  # time steps that the default settings need
+MOST_MISSING = 0.95  # share of a sensor's readings
 
 
 def check_site(kit: Path) -> Iterator[str]:
-    """What is right, line by line; the first thing that is not ends it with a sentence."""
-    if kind(kit) != "site":
-        raise ConfigError(str(kit), "this is the server's kit: a site is checked from its own")
+    """Yield a line for each check that passes or warns; raise an error at the first one that fails."""
+    if role(kit) != "site":
+        raise ConfigError(str(kit), "this is the server's kit: run the check on a site's kit")
     plan = read_site(kit)
-    own = SiteData(plan, kit)  # refuses sensors that are not there, times out of order
-    readings = own.readings
+    data = SiteData(plan, kit)  # refuses missing sensors and timestamps that are out of order
+    readings = data.readings
     source = readings.source
-    yield f"sensors: all {len(plan.sensors)} of {plan.name} are in {source}"
+    yield f"sensors: all {len(plan.sensors)} of site {plan.name} are in {source}"
     if readings.notes:
-        yield f"understood: {'; '.join(readings.notes)}"
-    missing = readings.missing[(own.seconds >= own.first) & (own.seconds <= own.last)]
+        yield f"format: {'; '.join(readings.notes)}"
+    missing = readings.missing[(data.seconds >= data.first) & (data.seconds <= data.last)]
     if len(missing) < FEWEST_ROWS:
-        raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS}")
-    yield f"step: {own.step} s; from {shown_time(own.first)} to {shown_time(own.last)}, {len(missing)} steps"
-    for warning in own.warnings():
+        raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS} are needed")
+    span = f"from {format_time(data.first)} to {format_time(data.last)}"
+    yield f"step: {data.step} s; {span}, {len(missing)} steps"
+    for warning in data.warnings():
         yield f"warning: {warning}"
     share = missing.mean(axis=0)
     worst = int(np.argmax(share))
     if share[worst] > MOST_MISSING:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
-    yield f"missing: {missing.mean():.1%}, at most {share[worst]:.1%} ({readings.ids[worst]})"
-    for finding in own.findings:
+    most = f"at most {share[worst]:.1%} (sensor {readings.ids[worst]})"
+    yield f"missing: {missing.mean():.1%} of all readings, {most}"
+    for finding in data.findings:
         yield f"note: {finding}"
-    if own.findings:
-        yield f"note: missing_value and outliers are set in {kit / 'local' / 'site.toml'}"
-    yield _clock(own)
+    if data.findings:
+        yield f"note: change missing_value and outliers in {settings_file(kit)}"
+    yield _clock(data)
     for warning in check_valid(kit):
         yield f"warning: {warning}"
-    yield from _reached(kit)
+    yield from _server(kit)
 
 
-def _clock(own: SiteData) -> str:
-    """Readings of the future mean that the clock, or the time zone of the file, is wrong."""
+def _clock(data: SiteData) -> str:
+    """Refuse readings from the future: the clock, or the time zone of the file, is wrong."""
     now = datetime.now(UTC)
-    local = now if own.readings.utc else datetime.now().astimezone()
+    local = now if data.readings.utc else datetime.now().astimezone()
     shown = (local.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
-    newest = int(own.measured[-1])
-    if newest > shown + own.step:
-        problem = f"this reading lies ahead of the clock ({local:%Y-%m-%d %H:%M})"
-        raise DataError(own.readings.source, problem, row=shown_time(newest))
-    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {lasting(max(0, shown - newest))} old"
+    newest = int(data.measured[-1])
+    if newest > shown + data.step:
+        problem = (
+            f"this reading is in the future: the clock shows {local:%Y-%m-%d %H:%M}; check this machine's"
+            " clock and the file's time zone"
+        )
+        raise DataError(data.readings.source, problem, row=format_time(newest))
+    return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {format_duration(max(0, shown - newest))} old"
 
 
-def _reached(kit: Path) -> Iterator[str]:
-    """A question to the server: certificates are checked by both, clocks compared, and nothing is joined."""
-    answer = ask(kit, noted_process(kit) if running(kit) else "")
+def _server(kit: Path) -> Iterator[str]:
+    """Connect to the server without joining: both sides check certificates, and the clocks are compared."""
+    answer = ask_server(kit, recorded_process(kit) if running(kit) else "")
     yield f"server: {answer.address} answers as {answer.server}, certificates match"
-    if problem := standing_problem(answer):
+    if problem := connection_problem(answer):
         raise RunError(kit, problem)
-    if warning := copy_problem(answer.standing):
+    if warning := copied_kit_warning(answer.connection):
         yield f"warning: {warning}"
     allowed = f"at most {MOST_CLOCK_DIFFERENCE:.0f} s are allowed"
-    yield f"clock: {abs(answer.ahead):.0f} s off the server's, {allowed}"
+    yield f"clock: differs from the server's by {abs(answer.clock_ahead):.0f} s, {allowed}"

@@ -1,8 +1,8 @@
-"""Which process a noted process id means.
+"""Recognising a process by more than its id.
 
-The system gives the ids of ended processes to new ones, so an id alone is not enough. The time at which a
-process started is no help either: it is worked out from the wall clock and moves whenever the clock is set.
-On Linux, the kernel counts the ticks from boot to the start of each process, and every boot has an id.
+The system gives the ids of ended processes to new ones, so an id alone is not enough. The start time of a
+process does not help either: it is derived from the wall clock and moves whenever the clock is set. On Linux
+the kernel counts the ticks from boot to the start of each process, and every boot has an id of its own.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from pathlib import Path
 from typing import Any
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-ENDED = ("Z", "X", "x")  # states of a process that has ended and was not waited for yet
+ENDED = ("Z", "X", "x")  # states of a process that has ended but was not waited for yet
 
 
 def identity(pid: int) -> dict[str, Any] | None:
-    """What tells a running process from all others, ready to be written as JSON; None if it does not run."""
+    """What distinguishes a running process from all others, as JSON-ready data; None if it does not run."""
     import psutil
 
     started = _ticks(pid)
     if started is not None:
-        return {"pid": pid, "ticks": started, "boot": _boot()}
+        return {"pid": pid, "ticks": started, "boot": _boot_id()}
     if BOOT_ID.exists():
         return None
-    try:  # outside Linux the kernel notes the start by the clock of that moment, which does not move later
+    try:  # outside Linux the kernel records the start by the clock, and that record does not move later
         process = psutil.Process(pid)
         return {"pid": pid, "ticks": process.create_time(), "boot": ""} if process.is_running() else None
     except psutil.Error:
         return None
 
 
-def runs(noted: Mapping[str, Any]) -> bool:
+def is_running(recorded: Mapping[str, Any]) -> bool:
     """Whether the process that `identity` described still runs.
 
-    Files of earlier versions note no ticks: of those, it is whether any process has this id.
+    Files of earlier versions have no ticks. For those, any process with this id counts.
     """
-    pid = noted.get("pid")
+    pid = recorded.get("pid")
     now = identity(pid) if type(pid) is int and pid > 0 else None
-    return now is not None and ("ticks" not in noted or now == dict(noted))
+    return now is not None and ("ticks" not in recorded or now == dict(recorded))
 
 
 def _ticks(pid: int) -> int | None:
     try:
-        # the second field is the program's name in brackets, which may hold spaces and brackets itself
+        # The second field is the program's name in brackets, and it may contain spaces and brackets.
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         fields = text.rpartition(")")[2].split()
         return None if fields[0] in ENDED else int(fields[19])
@@ -51,7 +51,7 @@ def _ticks(pid: int) -> int | None:
         return None
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

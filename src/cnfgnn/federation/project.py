@@ -1,4 +1,4 @@
-"""PROJECT.toml: who takes part in a federation, which sensors each site owns, and where the server is."""
+"""The project file (PROJECT.toml): the sites of a federation, the sensors each one owns, and the server."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
-# The engine's own rules, and 64 characters because a name becomes the common name of a certificate.
+# NVIDIA FLARE's rules for names; at most 64 characters, because a name becomes a certificate's common name.
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 ORGANISATION = re.compile(r"[A-Za-z0-9_]{1,64}")
 LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
-RESERVED = ("server", "admin", "authority")  # kits of these names are not a site's
+RESERVED = ("server", "admin", "authority")  # folders of these names belong to other parties
 
 PROJECT_KEYS = ("name", "min_sites", "piece_kib", "keep_tasks", "server", "graph", "sites")
-KEEP_TASKS, MOST_TASKS = 20, 100_000  # finished tasks of which a kit keeps logs and settings
+KEEP_TASKS, MOST_TASKS = 20, 100_000  # how many finished tasks keep their logs and settings: default, limit
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")
 SITE_KEYS = ("sensors", "readings", "organisation")
 
 
 @dataclass(frozen=True)
-class ServerPlace:
-    """Where sites find the server; the second port takes commands, from the server's own machine alone."""
+class ServerAddress:
+    """Where sites reach the server. The admin port accepts commands from the server's own machine only."""
 
     host: str
     port: int = 8002
@@ -42,23 +42,25 @@ class ServerPlace:
 
 @dataclass(frozen=True)
 class SitePlan:
-    """One site: the sensors it owns, and where it keeps their readings if the project says so."""
+    """One site: the sensors it owns and, if known, where it keeps their readings.
+
+    Everything from `device` on is the site's own choice and is read from its local/site.toml.
+    """
 
     name: str
     sensors: tuple[str, ...]
     readings: str | None = None
     organisation: str = ""
-    device: str = "auto"  # where its nodes compute: the site's own choice
-    memory: int = 0  # bytes that its hidden states and embeddings may take; 0: half of what the device has
-    keep_tasks: int = KEEP_TASKS  # of which it keeps the logs: the site's own choice too
-    cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing: likewise
-    # how to read its files: likewise
-    reading: ReadingOptions = field(default_factory=ReadingOptions)
+    device: str = "auto"  # where its nodes compute
+    memory: int = 0  # bytes that hidden states and embeddings may use; 0: half of the device's memory
+    keep_tasks: int = KEEP_TASKS  # how many finished tasks keep their logs
+    cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing
+    reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
 
 
 @dataclass(frozen=True)
 class GraphFiles:
-    """The files that say where the sensors are and how they are connected."""
+    """The files with the sensors' positions and, optionally, their connections."""
 
     sensors: Path
     edges: Path | None = None
@@ -66,15 +68,15 @@ class GraphFiles:
 
 @dataclass(frozen=True)
 class Project:
-    """A whole federation; nodes are numbered by site, in the file's order, and within a site as listed."""
+    """A whole federation. Nodes are numbered by site in the file's order, and within a site as listed."""
 
     name: str
-    server: ServerPlace
+    server: ServerAddress
     sites: tuple[SitePlan, ...]
     graph: GraphFiles
     min_sites: int = 1
-    piece_kib: int = PIECE >> 10  # of what is sent in one message, at most
-    keep_tasks: int = KEEP_TASKS  # of which the server keeps the logs
+    piece_kib: int = PIECE >> 10  # larger payloads are split into messages of this size
+    keep_tasks: int = KEEP_TASKS  # how many finished tasks keep their logs at the server
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -82,118 +84,134 @@ class Project:
 
 
 def read_project(path: str | Path) -> Project:
-    """The project of a PROJECT.toml, or one sentence that names the key that is wrong."""
+    """Read and validate a project file; an error names the file and the key."""
     path = Path(path)
     content = read_toml(path)
-    _known(content, "", PROJECT_KEYS)
-    name = _text(content, "name")
+    try:
+        return _project(content, path.absolute().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.key}", error.problem) from None
+
+
+def _project(content: Mapping[str, Any], folder: Path) -> Project:
+    _check_keys(content, "", PROJECT_KEYS)
+    name = _string(content, "name")
     if not SITE_NAME.fullmatch(name):
-        raise ConfigError("name", f"{shown(name)} may hold letters, digits, - and _ only")
+        raise ConfigError("name", f"{shown(name)} is not allowed: use letters, digits, - and _ only")
     sites = _sites(_table(content, "sites"))
-    graph = _graph(_table(content, "graph"), path.absolute().parent)
-    _owned_once(sites, read_positions(graph.sensors), graph.sensors)
+    graph = _graph(_table(content, "graph"), folder)
+    _check_owners(sites, read_positions(graph.sensors), graph.sensors)
     server = _server(_table(content, "server"))
     if server.host in [site.name for site in sites]:
-        raise ConfigError(f"sites.{server.host}", "a site needs another name than the server's host")
-    min_sites = _whole(content, "min_sites", 1, 1, len(sites))
-    piece_kib = _whole(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
-    keep_tasks = _whole(content, "keep_tasks", KEEP_TASKS, 1, MOST_TASKS)
+        problem = "a site must not have the same name as server.host: rename the site"
+        raise ConfigError(f"sites.{server.host}", problem)
+    min_sites = _integer(content, "min_sites", 1, 1, len(sites))
+    piece_kib = _integer(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
+    keep_tasks = _integer(content, "keep_tasks", KEEP_TASKS, 1, MOST_TASKS)
     return Project(name, server, sites, graph, min_sites, piece_kib, keep_tasks)
 
 
-def _server(table: Mapping[str, Any]) -> ServerPlace:
-    _known(table, "server.", SERVER_KEYS)
-    host = _text(table, "host", "server.")
+def _server(table: Mapping[str, Any]) -> ServerAddress:
+    _check_keys(table, "server.", SERVER_KEYS)
+    host = _string(table, "host", "server.")
     if not HOST.fullmatch(host):
-        raise ConfigError("server.host", f"{shown(host)} is no host name or IPv4 address")
-    port = _whole(table, "port", 8002, 1, 65535, "server.")
-    admin_port = _whole(table, "admin_port", port + 1, 1, 65535, "server.")
+        raise ConfigError("server.host", f"{shown(host)} is not a host name or an IPv4 address")
+    port = _integer(table, "port", 8002, 1, 65535, "server.")
+    admin_port = _integer(table, "admin_port", port + 1, 1, 65535, "server.")
     if admin_port == port:
         raise ConfigError("server.admin_port", "it must differ from server.port")
-    return ServerPlace(host, port, admin_port, _organisation(table, "server.", "server"))
+    return ServerAddress(host, port, admin_port, _organisation(table, "server.", "server"))
 
 
 def _graph(table: Mapping[str, Any], folder: Path) -> GraphFiles:
-    _known(table, "graph.", GRAPH_KEYS)
-    sensors = folder / _text(table, "sensors", "graph.")
-    edges = folder / _text(table, "edges", "graph.") if "edges" in table else None
+    _check_keys(table, "graph.", GRAPH_KEYS)
+    sensors = folder / _string(table, "sensors", "graph.")
+    edges = folder / _string(table, "edges", "graph.") if "edges" in table else None
     for key, file in (("graph.sensors", sensors), ("graph.edges", edges)):
         if file is not None and not file.is_file():
-            raise ConfigError(key, f"there is no file {file}")
+            raise ConfigError(key, f"the file {file} does not exist")
     if edges is not None:
-        read_edges(edges)  # what is wrong with it is said now, not when a training starts
+        read_edges(edges)  # report a bad file now rather than when training starts
     return GraphFiles(sensors, edges)
 
 
 def _sites(table: Mapping[str, Any]) -> tuple[SitePlan, ...]:
     if not table:
-        raise ConfigError("sites", "there is no site: add [sites.NAME] with its sensors")
+        raise ConfigError("sites", "there is no site: add a table [sites.NAME] with its sensors")
     for name in table:
         if not SITE_NAME.fullmatch(name):
-            problem = "a site's name has up to 64 letters, digits, - and _, and begins with no - or _"
+            problem = "a site's name has up to 64 letters, digits, - and _, and starts with a letter or digit"
             raise ConfigError(f"sites.{name}", problem)
         if name.lower() in RESERVED:
-            raise ConfigError(f"sites.{name}", "this name is not free for a site")
+            raise ConfigError(f"sites.{name}", "this name is reserved: choose another one")
     folded = [name.lower() for name in table]
     for name in table:
         if folded.count(name.lower()) > 1:
-            raise ConfigError(f"sites.{name}", "another site's name differs only by capital letters")
+            raise ConfigError(
+                f"sites.{name}", "two sites have names that differ only in upper and lower case: rename one"
+            )
     return tuple(_site(name, _table(table, name, "sites.")) for name in table)
 
 
 def _site(name: str, table: Mapping[str, Any]) -> SitePlan:
     prefix = f"sites.{name}."
-    _known(table, prefix, SITE_KEYS)
+    _check_keys(table, prefix, SITE_KEYS)
     sensors = table.get("sensors")
     if not isinstance(sensors, list) or not sensors or not all(isinstance(s, str) and s for s in sensors):
         raise ConfigError(f"{prefix}sensors", 'it must be a list of sensor ids such as ["s01", "s02"]')
-    readings = _text(table, "readings", prefix) if "readings" in table else None
+    readings = _string(table, "readings", prefix) if "readings" in table else None
     organisation = _organisation(table, prefix, name.replace("-", "_"))
     return SitePlan(name, tuple(sensors), readings, organisation)
 
 
-def _owned_once(sites: tuple[SitePlan, ...], located: Collection[str], file: Path) -> None:
+def _check_owners(sites: tuple[SitePlan, ...], located: Collection[str], file: Path) -> None:
     owners: dict[str, str] = {}
     for site in sites:
         key = f"sites.{site.name}.sensors"
         for sensor in site.sensors:
             if sensor in owners:
-                where = "twice in this list" if owners[sensor] == site.name else f"site {owners[sensor]}'s"
-                raise ConfigError(key, f"sensor {shown(sensor)} is already {where}")
+                if owners[sensor] == site.name:
+                    raise ConfigError(key, f"sensor {shown(sensor)} is listed twice")
+                problem = f"sensor {shown(sensor)} already belongs to site {owners[sensor]}"
+                raise ConfigError(key, problem)
             if sensor not in located:
-                raise ConfigError(key, f"sensor {shown(sensor)} is not in {file.name}")
+                raise ConfigError(key, f"sensor {shown(sensor)} is missing from {file.name}")
             owners[sensor] = site.name
 
 
-def _known(table: Mapping[str, Any], prefix: str, keys: Collection[str]) -> None:
+def _check_keys(table: Mapping[str, Any], prefix: str, keys: Collection[str]) -> None:
     for key in table:
         if key not in keys:
-            raise ConfigError(f"{prefix}{key}", "there is no such key", keys)
+            raise ConfigError(f"{prefix}{key}", "unknown key", keys)
 
 
 def _table(table: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str, Any]:
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise ConfigError(f"{prefix}{key}", f"it must be a table: [{prefix}{key}]")
+        raise ConfigError(f"{prefix}{key}", f"it must be a table, [{prefix}{key}]")
     return value
 
 
-def _text(table: Mapping[str, Any], key: str, prefix: str = "") -> str:
+def _string(table: Mapping[str, Any], key: str, prefix: str = "") -> str:
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
-        problem = "it is missing" if value is None else "it must be a text"
+        problem = "it is missing" if value is None else "it must be a string"
         raise ConfigError(f"{prefix}{key}", problem)
     return value
 
 
 def _organisation(table: Mapping[str, Any], prefix: str, default: str) -> str:
-    value = _text(table, "organisation", prefix) if "organisation" in table else default
+    value = _string(table, "organisation", prefix) if "organisation" in table else default
     if not ORGANISATION.fullmatch(value):
-        raise ConfigError(f"{prefix}organisation", f"{shown(value)} may hold letters, digits and _ only")
+        raise ConfigError(
+            f"{prefix}organisation", f"{shown(value)} is not allowed: use letters, digits and _ only"
+        )
     return value
 
 
-def _whole(table: Mapping[str, Any], key: str, default: int, least: int, most: int, prefix: str = "") -> int:
+def _integer(
+    table: Mapping[str, Any], key: str, default: int, least: int, most: int, prefix: str = ""
+) -> int:
     value = table.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{prefix}{key}", f"it must be a whole number from {least} to {most}")

@@ -1,4 +1,4 @@
-"""Who is there before a task begins, and the stretch of time that their readings cover."""
+"""The start of a task: the server waits for the sites and checks that their readings fit together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.spans import Span, span_of
+from cnfgnn.federation.spans import Span, covering_span
 from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.remote.endpoint import MOST_ROWS
 from cnfgnn.transports.remote.header import Malformed
@@ -20,134 +20,142 @@ from cnfgnn.transports.remote.messages import Unreachable, legible
 from cnfgnn.transports.remote.transport import Stopped
 from cnfgnn.version import __version__
 
-HELLO_WITHIN = 5.0
-AGAIN_AFTER = 0.3
-STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is thought to be starting
+HELLO_WITHIN = 5.0  # seconds for a site to answer a hello
+RETRY_AFTER = 0.3  # seconds
+STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is assumed to be starting
 
 
-def gather(
+def wait_for_sites(
     links: Mapping[str, Link],
     plans: Mapping[str, SitePlan],
     min_sites: int,
     wait: float,
     stopped: Callable[[], bool],
-    say: Callable[..., None],
+    report: Callable[..., None],
 ) -> dict[str, Span]:
-    """Ask all sites how they are until all are ready, or until time is up and enough of them are."""
+    """Send hellos until all sites are ready, or until time is up and at least `min_sites` are."""
     ready: dict[str, Span] = {}
     problems: dict[str, str | Unreachable] = {}
     begun = time.monotonic()
-    until = begun + wait
+    deadline = begun + wait
     with ThreadPoolExecutor(len(links)) as pool:
         while True:
             missing = [name for name in links if name not in ready]
-            found = pool.map(lambda name: _asked(links[name], plans[name]), missing)
-            for name, said in zip(missing, found, strict=True):
-                if isinstance(said, Span):
-                    ready[name] = said
+            answers = pool.map(lambda name: _hello(links[name], plans[name]), missing)
+            for name, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, Span):
+                    ready[name] = answer
                 else:
-                    problems[name] = said
-            starting = time.monotonic() < min(until, begun + STARTS_WITHIN)
+                    problems[name] = answer
+            may_be_starting = time.monotonic() < min(deadline, begun + STARTS_WITHIN)
             missing = [name for name in links if name not in ready]
-            reasons = {name: _reason(problems[name], starting) for name in missing}
-            say(gathered=sorted(ready), missing=reasons)
-            if not missing or (time.monotonic() > until and len(ready) >= min_sites):
+            reasons = {name: _reason(problems[name], may_be_starting) for name in missing}
+            report(ready=sorted(ready), missing=reasons)
+            if not missing or (time.monotonic() > deadline and len(ready) >= min_sites):
                 break
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise NodeError(missing[0], "hello", reasons[missing[0]])
             if stopped():
                 raise Stopped
-            time.sleep(AGAIN_AFTER)
+            time.sleep(RETRY_AFTER)
     return ready
 
 
-def objection(said: Mapping[str, Any], plan: SitePlan, span: Span, takes: int = 0) -> str:
-    """Why a site that comes, or comes back, in the middle of a task cannot take part; nothing if it can.
+def rejoin_problem(hello: Mapping[str, Any], plan: SitePlan, span: Span, needed: int = 0) -> str:
+    """Why a site cannot join or rejoin a running task; empty if it can.
 
-    `takes` is what it would have to hold of hidden states and embeddings, in bytes.
+    `needed` is how many bytes of hidden states and embeddings the site would have to hold.
     """
-    its = _understood(said, plan)
-    if isinstance(its, str):
-        return its
-    if its.step != span.step or its.utc != span.utc or (its.first - span.first) % span.step:
-        return "its readings come at other times than the others'"
-    if 0 < its.room < takes:
-        needed = f"hidden states of its sensors take {takes / GIB:.3g} GiB in this run"
-        return f"{needed}, and it can hold {its.room / GIB:.3g} GiB: memory in its local/site.toml"
+    own = _span_from_hello(hello, plan)
+    if isinstance(own, str):
+        return own
+    if own.step != span.step or own.utc != span.utc or (own.first - span.first) % span.step:
+        return "its readings are at other time steps than those of this task"
+    if 0 < own.memory < needed:
+        return (
+            f"the hidden states of its sensors need {needed / GIB:.3g} GiB in this run, and it has"
+            f" {own.memory / GIB:.3g} GiB: raise memory in its local/site.toml"
+        )
     return ""
 
 
-def _asked(link: Link, plan: SitePlan) -> Span | str | Unreachable:
-    """A site's span, or why it cannot take part."""
+def _hello(link: Link, plan: SitePlan) -> Span | str | Unreachable:
+    """A site's time span, or why it cannot take part."""
     try:
-        said = link.hello(HELLO_WITHIN)
-        return _understood(said, plan)
+        return _span_from_hello(link.hello(HELLO_WITHIN), plan)
     except Unreachable as problem:
         return problem
     except Malformed as problem:
         return str(problem)
 
 
-def _reason(problem: str | Unreachable, starting: bool) -> str:
-    """Its job answers nothing until it has started, whatever the engine calls that."""
+def _reason(problem: str | Unreachable, may_be_starting: bool) -> str:
+    """Why a site is missing. A job that is still starting cannot be reached, whatever the engine reports."""
     if isinstance(problem, Unreachable):
-        return STARTING if starting else f"it does not answer ({problem})"
+        return STARTING if may_be_starting else f"it does not answer ({problem})"
     return problem or "it does not answer"
 
 
-def _understood(said: Mapping[str, Any], plan: SitePlan) -> Span | str:
-    if said.get("version") != __version__:
-        return f"it runs version {legible(said.get('version'), 20)}, and the server {__version__}"
-    clock: Any = said.get("clock")
+def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
+    """Validate what a site reports about itself: its time span, or what is wrong."""
+    if hello.get("version") != __version__:
+        version = legible(hello.get("version"), 20)
+        return f"it runs cnfgnn {version}, and the server {__version__}: install the same version everywhere"
+    clock: Any = hello.get("clock")
     if type(clock) not in (int, float) or not abs(clock) < 2**40:
-        return "its clock shows no time"
+        return "it reports an invalid clock"
     if abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
-        return f"its clock is {abs(clock - time.time()):.0f} s off the server's"
-    if said.get("ready") is not True:
-        return legible(said.get("problem"))
-    if said.get("sensors") != list(plan.sensors):
-        return "its kit names other sensors than the server's"
-    numbers = [said.get(name) for name in ("first", "last", "step")]
-    if any(type(number) is not int for number in numbers):
-        return "it does not say when its readings begin and end"
-    first, last, step = numbers
-    assert isinstance(first, int)
-    assert isinstance(last, int)
-    assert isinstance(step, int)
+        difference = f"{abs(clock - time.time()):.0f} s"
+        return f"its clock differs from the server's by {difference}: set the clock (NTP)"
+    if hello.get("ready") is not True:
+        return legible(hello.get("problem"))
+    if hello.get("sensors") != list(plan.sensors):
+        return "its kit lists other sensors than the server's kit: use kits of the same project file"
+    return _reported_span(hello)
+
+
+def _reported_span(hello: Mapping[str, Any]) -> Span | str:
+    first, last, step = hello.get("first"), hello.get("last"), hello.get("step")
+    if type(first) is not int or type(last) is not int or type(step) is not int:
+        return "it does not report when its readings begin and end"
     if not (0 <= first <= last < 2**40 and 0 < step <= 2**31):
-        return "the times of its readings cannot be meant"
+        return "it reports invalid times of its readings"
     if (last - first) // step >= MOST_ROWS:
         return f"its readings span more than {MOST_ROWS} steps"
-    room = said.get("memory")
-    newest, measured, left_out = (said.get(name) for name in ("newest", "measured", "left_out"))
+    newest, measured, ignored = (hello.get(name) for name in ("newest", "measured", "ignored"))
     if type(newest) is not int or not first <= newest < 2**40:
-        return "it does not say when its newest reading is from"
-    if type(measured) is not int or type(left_out) is not int or min(measured, left_out) < 0:
-        return "it does not say how many readings it has"
-    room = room if type(room) is int and room > 0 else 0
-    return Span(first, last, step, bool(said.get("utc")), newest, measured, left_out, room)
+        return "it does not report when its newest reading was taken"
+    if type(measured) is not int or type(ignored) is not int or min(measured, ignored) < 0:
+        return "it does not report how many readings it has"
+    memory = hello.get("memory")
+    memory = memory if type(memory) is int and memory > 0 else 0
+    return Span(first, last, step, bool(hello.get("utc")), newest, measured, ignored, memory)
 
 
-def unlike(spans: Mapping[str, Span]) -> dict[str, str]:
-    """The sites whose readings do not fit most sites', and why: all must read at the same steps and by the
-    same kind of clock."""
+def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
+    """The sites whose readings do not fit those of most sites, and why.
+
+    All sites must use the same step, timestamps on the same steps, and either UTC or no time zone.
+    """
     found: dict[str, str] = {}
-    usual = _most_frequent(span.step for span in spans.values())
+    step = _most_frequent(span.step for span in spans.values())
     utc = _most_frequent(span.utc for span in spans.values())
-    kinds = ["as a clock showed them", "in UTC"]
-    alike = [span for span in spans.values() if (span.step, span.utc) == (usual, utc)]
-    begin = _most_frequent(span.first % usual for span in alike or spans.values())
+    alike = [span for span in spans.values() if (span.step, span.utc) == (step, utc)]
+    offset = _most_frequent(span.first % step for span in alike or spans.values())
     for name, span in spans.items():
-        if span.step != usual:
-            found[name] = f"readings come every {span.step} s, and the others' every {usual} s"
+        if span.step != step:
+            found[name] = f"its readings are {span.step} s apart, and those of the other sites {step} s"
         elif span.utc != utc:
-            found[name] = f"its times are {kinds[span.utc]}, and the others' {kinds[utc]}"
-        elif span.first % usual != begin:
-            found[name] = f"its times do not fall on the others' steps of {usual} s"
-    fit = {name: span for name, span in spans.items() if name not in found}
-    if fit and span_of(fit).rows > MOST_ROWS:
-        early = min(fit, key=lambda name: fit[name].first)
-        found[early] = f"its readings and the others' span more than {MOST_ROWS} steps"
+            own, others = (
+                ("are in UTC", "have no time zone") if span.utc else ("have no time zone", "are in UTC")
+            )
+            found[name] = f"its timestamps {own}, and those of the other sites {others}"
+        elif span.first % step != offset:
+            found[name] = f"its timestamps are shifted against the other sites' steps of {step} s"
+    compatible = {name: span for name, span in spans.items() if name not in found}
+    if compatible and covering_span(compatible).rows > MOST_ROWS:
+        earliest = min(compatible, key=lambda name: compatible[name].first)
+        found[earliest] = f"its readings and the other sites' together span more than {MOST_ROWS} steps"
     return found
 
 

@@ -1,8 +1,8 @@
-"""What finished tasks leave in a kit, and how much of it is kept.
+"""Removing the files of finished tasks, so that a kit keeps those of the latest tasks only.
 
-The engine keeps every task for ever: at the server a folder in `jobs`, at a site a folder with the task's id,
-each with the task's log. Folders are renamed before they are deleted, so a process that looks through them
-meanwhile finds a whole folder or none.
+The engine keeps every task forever: at the server a folder in `jobs`, at a site a folder named after the
+task's id, each with the task's log. A folder is renamed before it is deleted, so that a process that scans
+them at the same time finds a complete folder or none.
 """
 
 from __future__ import annotations
@@ -14,86 +14,94 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cnfgnn.errors import StorageError
-from cnfgnn.federation.kits import kind, read_server, read_site
-from cnfgnn.federation.processes import TASK_ID, tasks_of
+from cnfgnn.federation.kits import read_server, role
+from cnfgnn.federation.processes import TASK_ID, active_tasks
+from cnfgnn.federation.site_settings import read_site
 
 JOBS = "jobs"
-MARKERS = "rejoin"  # at a site: one file for each task that it takes part in
-FINISHED = "FINISHED"  # the engine's states of a task that is over begin with it
-GOING = ".gone-"  # begins the name of a folder that is being deleted
+REJOIN = "rejoin"  # a site's folder with one file for each task that it takes part in
+FINISHED = "FINISHED"  # how the engine's states of a finished task begin
+DELETED_PREFIX = ".gone-"  # begins the name of a folder that is being deleted
 
 
 @dataclass(frozen=True)
-class Tidied:
-    """How many tasks were removed, and the bytes that their files had."""
+class Removed:
+    """How many tasks were removed, and the size of their files."""
 
     tasks: int = 0
     bytes: int = 0
 
 
-def tidy(kit: Path, keep: int | None = None) -> Tidied:
-    """Remove what all but the latest `keep` finished tasks left; as many as the kit says unless given."""
-    busy = tasks_of(kit)
-    if kind(kit) == "server":
-        keep = read_server(kit).keep_tasks if keep is None else keep
-        going = _finished_at_server(kit)[keep:]
-        kept = {path.name for path in _folders(kit / JOBS)} - {path.name for path in going}
-        going += [path for path in _folders(kit) if path.name not in kept]  # of a server that was killed
-        going = [path for path in going if path.name not in busy]
+def remove_old_tasks(kit: Path, keep: int | None = None) -> Removed:
+    """Remove the files of all but the latest `keep` finished tasks; by default the kit's `keep_tasks`."""
+    if role(kit) == "server":
+        old = _old_at_server(kit, read_server(kit).keep_tasks if keep is None else keep)
     else:
-        keep = read_site(kit).keep_tasks if keep is None else keep
-        busy |= {marker.stem for marker in (kit / MARKERS).glob("*.json")}
-        going = [path for path in _by_age(_folders(kit)) if path.name not in busy][keep:]
-    removed = {path.name: _removed(kit, path) for path in going}
-    for left in kit.glob(f"{GOING}*"):  # by a process that was killed meanwhile
-        shutil.rmtree(left, ignore_errors=True)
-    return Tidied(len(removed), sum(removed.values()))
+        old = _old_at_site(kit, read_site(kit).keep_tasks if keep is None else keep)
+    removed = {path.name: _remove(kit, path) for path in old}
+    for leftover in kit.glob(f"{DELETED_PREFIX}*"):  # of a process that was killed while it deleted
+        shutil.rmtree(leftover, ignore_errors=True)
+    return Removed(len(removed), sum(removed.values()))
+
+
+def _old_at_server(kit: Path, keep: int) -> list[Path]:
+    active = active_tasks(kit)
+    old = _finished_at_server(kit)[keep:]
+    kept = {path.name for path in _task_folders(kit / JOBS)} - {path.name for path in old}
+    # A server that was killed leaves folders outside of `jobs` too.
+    old += [path for path in _task_folders(kit) if path.name not in kept]
+    return [path for path in old if path.name not in active]
+
+
+def _old_at_site(kit: Path, keep: int) -> list[Path]:
+    active = active_tasks(kit) | {file.stem for file in (kit / REJOIN).glob("*.json")}
+    return [path for path in _latest_first(_task_folders(kit)) if path.name not in active][keep:]
 
 
 def _finished_at_server(kit: Path) -> list[Path]:
     found = []
-    for folder in _folders(kit / JOBS):
+    for folder in _task_folders(kit / JOBS):
         try:
             meta = json.loads((folder / "meta").read_text(encoding="utf-8"))
             if str(meta["status"]).startswith(FINISHED):
                 found.append((float(meta.get("submit_time", 0)), folder))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # being written, or not the engine's
+            continue  # it is being written, or is not the engine's
     return [folder for _, folder in sorted(found, reverse=True)]
 
 
-def _folders(place: Path) -> list[Path]:
+def _task_folders(place: Path) -> list[Path]:
     try:
         return [path for path in place.iterdir() if TASK_ID.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
         return []
 
 
-def _by_age(folders: list[Path]) -> list[Path]:
-    """The latest first."""
-    aged = []
+def _latest_first(folders: list[Path]) -> list[Path]:
+    dated = []
     for folder in folders:
         try:
-            aged.append((folder.stat().st_mtime_ns, folder))
+            dated.append((folder.stat().st_mtime_ns, folder))
         except FileNotFoundError:
             continue
-    return [folder for _, folder in sorted(aged, reverse=True)]
+    return [folder for _, folder in sorted(dated, reverse=True)]
 
 
-def _removed(kit: Path, folder: Path) -> int:
-    size = sum(_sizes(folder))
-    aside = kit / f"{GOING}{folder.parent.name}-{folder.name}"
+def _remove(kit: Path, folder: Path) -> int:
+    """Delete a folder; return its size in bytes."""
+    size = sum(_file_sizes(folder))
+    renamed = kit / f"{DELETED_PREFIX}{folder.parent.name}-{folder.name}"
     try:
-        folder.rename(aside)
+        folder.rename(renamed)
     except FileNotFoundError:
         return 0
     except OSError as error:
         raise StorageError(folder, error) from error
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(renamed, ignore_errors=True)
     return size
 
 
-def _sizes(folder: Path) -> Iterator[int]:
+def _file_sizes(folder: Path) -> Iterator[int]:
     for file in folder.rglob("*"):
         try:
             yield file.lstat().st_size if file.is_file() else 0

@@ -1,4 +1,7 @@
-"""A site's own readings: what it says about them, and the series its nodes learn from. They stay here."""
+"""A site's readings: what the server is told about them, and the series that the site's nodes train on.
+
+The readings never leave the site.
+"""
 
 from __future__ import annotations
 
@@ -18,43 +21,46 @@ from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.spans import FURTHEST_ZONE, old_for, shown_time
+from cnfgnn.federation.site_settings import settings_file
+from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
 from cnfgnn.transports.remote.endpoint import Terms
 
-FEWEST_TOGETHER = 100  # rows that lie together: fewer, far from the rest, may be a mistake
+SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 
 class SiteData:
-    """The readings of a site's sensors, in the order of its plan.
+    """The readings of a site's sensors, in the order of its settings.
 
-    Windows are numbered from the first to the last step at which any site has a reading, so one wrong row
-    would concern everybody. When the site says from when to when it has readings, it leaves out
+    Windows are numbered from the first to the last step at which any site has a reading, so one wrong
+    timestamp would affect every site. When the site reports its time span, it therefore ignores
 
     - rows without any reading,
-    - rows `ahead` of the clock by more than a step (for times without a zone: and the furthest zone),
-    - `lone` rows: fewer than a hundred that lie further from the rest than the rest has rows.
+    - rows in the `future`, that is more than a step ahead of the clock (for timestamps without a time zone:
+      a step and `FURTHEST_ZONE`),
+    - `isolated` rows: fewer than `SMALLEST_CLUSTER` rows that lie further from the rest than the rest has
+      rows.
 
-    They are left out of what is agreed on only: those within the agreed steps are used like all others.
+    They are ignored for the time span only: rows that fall within the agreed span are used like all others.
     """
 
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
-            raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
-        found: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
-        self.readings: Readings = treated(found, plan.cleaning)
-        self.findings = findings_in(found, plan.cleaning, prefix="")  # for the owner's eyes
+            raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
+        loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
+        self.readings: Readings = treated(loaded, plan.cleaning)
+        self.findings = findings_in(loaded, plan.cleaning, prefix="")  # for the site's owner only
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
         if not len(self.measured):
-            raise DataError(self.readings.source, "it has no reading of this site's sensors")
+            raise DataError(self.readings.source, "it has no reading for any sensor of this site")
         latest = time.time() + self.step + (0 if self.readings.utc else FURTHEST_ZONE)
         past = self.measured[self.measured <= latest]
         if not len(past):
-            problem = "all of its readings lie ahead of the clock"
+            problem = "all readings are in the future: check this machine's clock and the file's time zone"
             raise DataError(self.readings.source, problem, row=str(self.readings.times[0]))
-        self.ahead, self.newest = self.measured[len(past) :], int(past[-1])
-        apart = lone((past - past[0]) // self.step)
-        self.lone, self.counted = past[apart], past[~apart]
+        self.future, self.newest = self.measured[len(past) :], int(past[-1])
+        is_isolated = isolated_rows((past - past[0]) // self.step)
+        self.isolated, self.counted = past[is_isolated], past[~is_isolated]
 
     @property
     def step(self) -> int:
@@ -68,8 +74,8 @@ class SiteData:
     def last(self) -> int:
         return int(self.counted[-1])
 
-    def about(self) -> Mapping[str, Any]:
-        """What the server must know of them to number windows; no reading is in it."""
+    def describe(self) -> Mapping[str, Any]:
+        """What the server needs to number windows; it contains no reading."""
         return {
             "first": self.first,
             "last": self.last,
@@ -77,23 +83,25 @@ class SiteData:
             "utc": self.readings.utc,
             "newest": self.newest,
             "measured": len(self.counted),
-            "left_out": len(self.lone) + len(self.ahead),
+            "ignored": len(self.isolated) + len(self.future),
         }
 
     def warnings(self) -> list[str]:
-        """What its owner should look at; for the owner alone, because it names rows."""
-        said, source = [], self.readings.source
-        for seconds, what in ((self.lone, "far from the rest"), (self.ahead, "ahead of the clock")):
+        """What the site's owner should look at; for the owner only, because it names rows."""
+        warnings, source = [], self.readings.source
+        for seconds, where in ((self.isolated, "far from all other rows"), (self.future, "in the future")):
             if len(seconds):
-                rows = "1 row lies" if len(seconds) == 1 else f"{len(seconds)} rows lie"
-                times = ", ".join(map(shown_time, seconds[:3])) + (", ..." if len(seconds) > 3 else "")
-                said.append(f"{rows} {what} in {source} and may be wrong: {times}")
-        if age := old_for(self.newest, self.step, self.readings.utc, time.time()):
-            said.append(f"the newest reading in {source} is {age} old ({shown_time(self.newest)})")
-        return said
+                rows = "1 row is" if len(seconds) == 1 else f"{len(seconds)} rows are"
+                times = ", ".join(map(format_time, seconds[:3]))
+                if len(seconds) > 3:
+                    times += ", ..."
+                warnings.append(f"{rows} {where} in {source}; check the timestamps: {times}")
+        if age := age_if_old(self.newest, self.step, self.readings.utc, time.time()):
+            warnings.append(f"the newest reading in {source} is {age} old ({format_time(self.newest)})")
+        return warnings
 
-    def before(self, end: int, steps: int) -> Readings | None:
-        """The readings of so many steps before a time, in seconds since 1970; None if there are none."""
+    def readings_before(self, end: int, steps: int) -> Readings | None:
+        """The readings of the last `steps` steps before `end`, in seconds since 1970; None without any."""
         recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
         if not recent.any():
             return None
@@ -101,14 +109,14 @@ class SiteData:
         return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
 
     def series(self, terms: Terms) -> Series:
-        """On the time steps that all sites share; what this site has not measured is missing."""
+        """The readings on the time steps that all sites agreed on; steps without a reading are missing."""
         if terms.step != self.step:
-            problem = f"readings come every {self.step} s, and the others' every {terms.step} s"
+            problem = f"the readings are {self.step} s apart, and those of the other sites {terms.step} s"
             raise DataError(self.readings.source, problem)
         if (int(self.seconds[0]) - terms.first) % terms.step:
             raise DataError(
                 self.readings.source,
-                f"its times do not fall on the others' steps of {terms.step} s",
+                f"the timestamps are shifted against the other sites' steps of {terms.step} s",
                 row=str(self.readings.times[0]),
             )
         n, rows = len(self.readings.ids), (self.seconds - terms.first) // terms.step
@@ -122,51 +130,54 @@ class SiteData:
         return Series(values, missing, (seconds % day) / day, weekday(seconds))
 
 
-def reached(series: Series) -> int:
-    """How many time steps there are up to the newest reading."""
+def rows_with_readings(series: Series) -> int:
+    """The number of time steps up to and including the newest reading."""
     measured = np.flatnonzero(~np.isnan(series.values).all(axis=0))
     return int(measured[-1]) + 1 if len(measured) else 0
 
 
-def up_to(series: Series, rows: int) -> Series:
-    """The same without readings of later time steps."""
-    if rows >= reached(series):
+def first_rows(series: Series, rows: int) -> Series:
+    """The same series with all readings after the first `rows` time steps removed."""
+    if rows >= rows_with_readings(series):
         return series
     values, missing = series.values.copy(), series.missing.copy()
     values[:, rows:], missing[:, rows:] = np.nan, True
     return Series(values, missing, series.time_of_day, series.weekday)
 
 
-def ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
-    """Each node's least and greatest reading; None for one without any."""
-    known = (values[~missing] for values, missing in zip(series.values, series.missing, strict=True))
-    return tuple((float(some.min()), float(some.max())) if len(some) else None for some in known)
+def value_ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
+    """Each node's minimum and maximum; None for a node without readings."""
+    ranges: list[tuple[float, float] | None] = []
+    for values, missing in zip(series.values, series.missing, strict=True):
+        known = values[~missing]
+        ranges.append((float(known.min()), float(known.max())) if len(known) else None)
+    return tuple(ranges)
 
 
 def digest(series: Series, terms: Terms) -> str:
-    """Of every reading, and of when they are from."""
+    """A SHA-256 digest of all readings and their timestamps."""
     sha = hashlib.sha256(repr((terms.first, terms.step, series.values.shape)).encode())
-    sha.update(np.where(np.isnan(series.values), np.nan, series.values).tobytes())  # one kind of NaN
+    sha.update(np.where(np.isnan(series.values), np.nan, series.values).tobytes())  # all NaNs alike
     sha.update(series.missing.tobytes())
     return sha.hexdigest()
 
 
-def lone(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of these rows, ascending, are too few and too far from the rest to be meant.
+def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these row numbers, in ascending order, are too few and too far from the rest to be right.
 
-    Cut where the longest hole is, the smaller part is lone if it has fewer than a hundred rows and the hole
-    is longer than the other part has rows; then the same is asked of the other part.
+    Split the rows at the longest gap. The smaller part is isolated if it has fewer than `SMALLEST_CLUSTER`
+    rows and the gap is longer than the number of rows in the larger part. Repeat with the larger part.
     """
     kept = np.arange(len(rows))
     while len(kept) > 1:
-        holes = np.diff(rows[kept]) - 1
-        place = int(np.argmax(holes)) + 1
-        fewer, rest = kept[:place], kept[place:]
-        if len(fewer) > len(rest):
-            fewer, rest = rest, fewer
-        if holes[place - 1] <= len(rest) or len(fewer) >= FEWEST_TOGETHER:
+        gaps = np.diff(rows[kept]) - 1
+        split = int(np.argmax(gaps)) + 1
+        smaller, larger = kept[:split], kept[split:]
+        if len(smaller) > len(larger):
+            smaller, larger = larger, smaller
+        if gaps[split - 1] <= len(larger) or len(smaller) >= SMALLEST_CLUSTER:
             break
-        kept = rest
-    alone = np.ones(len(rows), dtype=np.bool_)
-    alone[kept] = False
-    return alone
+        kept = larger
+    isolated = np.ones(len(rows), dtype=np.bool_)
+    isolated[kept] = False
+    return isolated

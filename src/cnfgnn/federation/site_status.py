@@ -1,7 +1,7 @@
-"""How a site stands, for its owner: a small file in the site's kit, which the site's processes write.
+"""A site's status for its owner: a small file in the site's kit that the site's processes write.
 
-It stays at the site. Two processes write it, the one that holds the connection and the one of the task, so
-each replaces its own part of the file under a lock.
+It never leaves the site. Two processes write it, the one that holds the connection and the one that runs the
+task, so each replaces its own part of the file under a lock.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from cnfgnn.files import write_whole
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
 if TYPE_CHECKING:
-    from cnfgnn.federation.flare.handshake import Answer
+    from cnfgnn.federation.flare.handshake import ServerAnswer
 
 SITE_STATUS = "site-status.json"
 LOCK = ".site-status.lock"
-TOLD_FOR = 86_400.0  # seconds in which the owner is told of a copy of the kit
-MOST_PROBLEMS = 5  # of a task, the latest
+COPY_WARNING_LASTS = 86_400.0  # seconds in which the owner is warned about a copy of the kit
+MOST_PROBLEMS = 5  # how many of the latest problems the file keeps
 
 
 class SiteStatus:
-    """The file in one kit; a disk that is full keeps nobody from working."""
+    """The status file of one kit. If it cannot be written, the site continues without an update."""
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
 
-    def note_server(self, process: str, answer: Answer | None, problem: str) -> None:
-        """What the server answered when it was asked how it sees this site."""
-        said: dict[str, Any] = {"time": time.time(), "process": process, "problem": problem}
+    def record_server(self, process: str, answer: ServerAnswer | None, problem: str) -> None:
+        """Record how the server sees this site's connection."""
+        server: dict[str, Any] = {"time": time.time(), "process": process, "problem": problem}
         if answer is not None:
-            said |= {"address": answer.address, "ahead": answer.ahead, "standing": dict(answer.standing)}
-        self._change(lambda known: {"server": said})
+            server["address"] = answer.address
+            server["ahead"] = answer.clock_ahead
+            server["connection"] = dict(answer.connection)
+        self._update(lambda status: {"server": server})
 
-    def note_forecast(self, file: str, first: str, last: str) -> None:
+    def record_forecast(self, file: str, first: str, last: str) -> None:
         forecast = {"time": time.time(), "file": file, "from": first, "to": last}
-        self._change(lambda known: {"forecast": forecast})
+        self._update(lambda status: {"forecast": forecast})
 
-    def note_problem(self, verb: str, problem: str) -> None:
-        """Something that this site refused or could not do, in the owner's words."""
+    def record_problem(self, verb: str, problem: str) -> None:
+        """Record something that this site refused or could not do."""
         entry = {"time": time.time(), "verb": verb, "problem": problem}
-        self._change(lambda known: {"problems": [*known.get("problems", []), entry][-MOST_PROBLEMS:]})
+        self._update(lambda status: {"problems": [*status.get("problems", []), entry][-MOST_PROBLEMS:]})
 
-    def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    def _update(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         with suppress(OSError, CnfgnnError):
             handle = os.open(self.kit / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                known = read_site_status(self.kit)
-                text = json.dumps({**known, **change(known)})
+                status = read_site_status(self.kit)
+                text = json.dumps({**status, **change(status)})
                 path = self.kit / SITE_STATUS
                 write_whole(path, text.encode())
                 path.chmod(0o600)
@@ -65,7 +67,7 @@ class SiteStatus:
 
 
 def read_site_status(kit: Path) -> dict[str, Any]:
-    """The file's content; nothing if there is none, or a damaged one, which the next writer replaces."""
+    """The file's content; empty if it is missing or damaged (the next writer replaces it)."""
     try:
         content = json.loads((kit / SITE_STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -73,45 +75,46 @@ def read_site_status(kit: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def noted_process(kit: Path) -> str:
-    """By what the server knows the site's running process, as that process noted it."""
+def recorded_process(kit: Path) -> str:
+    """The name by which the server knows the site's running process, as that process recorded it."""
     return str((read_site_status(kit).get("server") or {}).get("process", ""))
 
 
-def standing_problem(answer: Answer) -> str:
-    """Why this site cannot take part, as the server sees it; nothing if it can."""
-    standing = answer.standing
-    if abs(answer.ahead) > MOST_CLOCK_DIFFERENCE:
-        off = f"{abs(answer.ahead):.0f} s {'behind' if answer.ahead > 0 else 'ahead of'}"
+def connection_problem(answer: ServerAnswer) -> str:
+    """Why this site cannot take part, according to the server; empty if it can."""
+    connection = answer.connection
+    if abs(answer.clock_ahead) > MOST_CLOCK_DIFFERENCE:
+        direction = "behind" if answer.clock_ahead > 0 else "ahead of"
+        difference = f"{abs(answer.clock_ahead):.0f} s {direction} the server's"
         allowed = f"{MOST_CLOCK_DIFFERENCE:.0f} s are allowed"
-        return f"this machine's clock is {off} the server's, and {allowed}: set the clock (NTP)"
-    if standing.get("revoked"):
+        return f"this machine's clock is {difference}, and {allowed}: set the clock (NTP)"
+    if connection.get("revoked"):
         return "the server's operator has revoked this kit's certificate: ask for a new kit"
-    if standing.get("other"):
-        since = when(standing.get("since"))
+    if connection.get("other_process"):
         return (
-            f"the server refuses this kit: another process with the same certificate is connected from"
-            f" {standing.get('address')} since {since}; stop that one, or have the certificate revoked"
+            f"the server refuses this kit: another process with the same certificate has been connected from"
+            f" {connection.get('address')} since {local_time(connection.get('since'))}; stop that process, or"
+            " have the certificate revoked"
         )
     return ""
 
 
-def copy_problem(standing: Mapping[str, Any]) -> str:
-    """That somebody else tried to use a copy of this kit, within a day."""
-    refused = standing.get("refused") or {}
+def copied_kit_warning(connection: Mapping[str, Any]) -> str:
+    """A warning if somebody tried to use a copy of this kit within a day; empty if nobody did."""
+    refused = connection.get("refused") or {}
     last = refused.get("last")
     if "same certificate" not in str(refused.get("reason")) or not isinstance(last, int | float):
         return ""
-    if time.time() - last > TOLD_FOR:
+    if time.time() - last > COPY_WARNING_LASTS:
         return ""
     return (
         f"another process tried to connect with a copy of this kit from {refused.get('address')} at"
-        f" {when(last)} and was refused; if that was not you, have the certificate revoked"
+        f" {local_time(last)} and was refused; if that was not you, have the certificate revoked"
     )
 
 
-def when(seconds: object) -> str:
-    """A time in seconds since 1970, as this machine's owner reads it."""
+def local_time(seconds: object) -> str:
+    """A time in seconds since 1970 in this machine's time zone, for people to read."""
     if not isinstance(seconds, int | float):
         return "an unknown time"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

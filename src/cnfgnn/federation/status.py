@@ -1,4 +1,4 @@
-"""How a federation stands, as a small file that the server's job replaces whole, again and again."""
+"""The status of a task: a small file in the server's kit that the server's job keeps replacing."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from cnfgnn.runs.training_loop import Progress, Round
 from cnfgnn.transports.remote.transport import RemoteTransport
 
 STATUS = "status.json"
-STOP = "stop"  # a file with the token of the task that is to end
-WRITTEN_EVERY = 0.5  # seconds
-STARTING = "it is starting"  # of a site that need not worry anybody yet
+STOP = "stop"  # a file with the token of the task that is to stop
+WRITE_INTERVAL = 0.5  # seconds
+STARTING = "it is starting"  # why a site is missing that is expected any moment
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
 
 
 class Status:
-    """What the operator sees while a task runs; no reading and no forecast is in it."""
+    """What the operator sees while a task runs; it contains no reading and no forecast."""
 
     def __init__(self, kit: Path, token: str, **about: Any) -> None:
         self.path = kit / STATUS
-        self.transport: RemoteTransport | None = None  # once there is one, sites are shown
-        self.fields: dict[str, Any] = {"token": token, "state": "gathering", **about}
+        self.transport: RemoteTransport | None = None  # once there is one, the sites are included
+        self.fields: dict[str, Any] = {"token": token, "state": "connecting", **about}
         self.fields["process"] = identity(os.getpid())
         self.fields |= {"began": time.time(), "problem": "", "exit_code": 0}
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -48,38 +48,38 @@ class Status:
         self._changed.set()
 
     def end(self, state: str, **fields: Any) -> None:
-        """The last word."""
+        """Write the final state; nothing is written after it."""
         self._ended.set()
         self.set(state=state, ended=time.time(), **fields)
         self._write()
 
     def _keep_writing(self) -> None:
-        while not self._ended.wait(WRITTEN_EVERY):
+        while not self._ended.wait(WRITE_INTERVAL):
             if self._changed.is_set():
                 self._changed.clear()
                 try:
                     self._write()
                 except StorageError:
-                    continue  # a full disk: the run says so when it cannot keep a state
+                    continue  # the disk is full: the run itself reports that when it cannot save a state
 
     def _write(self) -> None:
         with self._lock:
-            whole = {**self.fields, "time": time.time(), **_seen(self.transport)}
-            text = json.dumps(plain(whole), allow_nan=False)
-            aside = self.path.with_name(f".{self.path.name}.partial")
-            try:  # renamed, so that a reader finds all of it; not synced, because it is old in a second
-                aside.write_text(text, encoding="utf-8")
-                aside.chmod(0o600)
-                aside.replace(self.path)
+            content = {**self.fields, "time": time.time(), **_site_fields(self.transport)}
+            text = json.dumps(plain(content), allow_nan=False)
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            try:  # renamed, so that a reader finds a complete file; not synced, as it is replaced in a second
+                partial.write_text(text, encoding="utf-8")
+                partial.chmod(0o600)
+                partial.replace(self.path)
             except OSError as error:
                 raise StorageError(self.path, error) from error
 
 
 class StatusWatcher:
-    """A `Watcher` that notes how training goes in the status."""
+    """A `Watcher` that records the progress of training in the status."""
 
     def __init__(self, status: Status, sites: Mapping[str, Sequence[str]]) -> None:
-        """`sites` names the sensors of each, in the order of their rows."""
+        """`sites` lists the sensors of each site, in the order of their rows."""
         self.status, self.minibatch = status, 0
         self.owners = [site for site, sensors in sites.items() for _ in sensors]
         self.sensors = [sensor for sensors in sites.values() for sensor in sensors]
@@ -90,20 +90,20 @@ class StatusWatcher:
         self.rounds = experiment.config.training.rounds
         self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
         if progress.history:
-            self._note(progress.history[-1], progress.best)
+            self._record(progress.history[-1], progress.best)
 
     def tick(self) -> None:
         self.minibatch += 1
         self.status.set(minibatch=self.minibatch)
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
-        self._note(done, best)
+        self._record(done, best)
         self.minibatch = 0
         self.status.set(round=min(done.r_g + 1, self.rounds), done=done.r_g, minibatch=0, seconds=seconds)
 
     def end(self) -> None: ...
 
-    def _note(self, done: Round, best: Round) -> None:
+    def _record(self, done: Round, best: Round) -> None:
         self.status.set(
             kind=self.kind,
             loss=done.loss,
@@ -120,7 +120,7 @@ class StatusWatcher:
         )
 
 
-def _seen(transport: RemoteTransport | None) -> dict[str, Any]:
+def _site_fields(transport: RemoteTransport | None) -> dict[str, Any]:
     if transport is None:
         return {}
     sites = {
@@ -148,12 +148,12 @@ def _seen(transport: RemoteTransport | None) -> dict[str, Any]:
     }
 
 
-def ask_to_stop(kit: Path, token: str) -> None:
-    """Have the server's job end its task by itself, before the engine ends the sites' jobs."""
+def request_stop(kit: Path, token: str) -> None:
+    """Ask the server's job to stop its task itself, before the engine ends the sites' jobs."""
     write_whole(kit / STOP, token.encode())
 
 
-def asked_to_stop(kit: Path, token: str) -> bool:
+def stop_requested(kit: Path, token: str) -> bool:
     try:
         return (kit / STOP).read_text(encoding="utf-8") == token
     except (OSError, ValueError):
@@ -161,7 +161,7 @@ def asked_to_stop(kit: Path, token: str) -> bool:
 
 
 def read_status(kit: Path) -> Mapping[str, Any] | None:
-    """The file's content; None if there is none yet."""
+    """The file's content; None if no task has written one yet."""
     path = kit / STATUS
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -12,36 +12,42 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
-from cnfgnn.models.options import Options
 from cnfgnn.models.params import Params, uniform
 
 HIDDEN_LAYERS = 2  # of a perceptron
 
 
-def node_model(
-    hidden: int, layers: int, embedding: int, history: int, horizon: int, options: Options
-) -> NodeModel | PlusModel:
-    """The paper's model, or the one with more."""
-    if options.paper:
-        return NodeModel(hidden, layers, embedding)
-    return PlusModel(hidden, embedding, history, horizon, options)
+def node_model(model: ModelConfig, history: int, horizon: int) -> NodeModel | PlusModel:
+    """The paper's node model, or the extended one where the settings ask for more."""
+    if model.extensions:
+        return PlusModel(model, history, horizon)
+    return NodeModel(model.hidden, model.layers, model.embedding)
 
 
 @dataclass(frozen=True)
 class PlusModel(EncoderDecoder):
-    """Encoder and decoder of one node; the same functions as `NodeModel` has."""
+    """Encoder and decoder of one node, with the same functions as `NodeModel`."""
 
-    hidden: int
-    embedding: int
+    config: ModelConfig
     history: int
     horizon: int
-    options: Options
 
     layers = 1
+
+    @property
+    def hidden(self) -> int:
+        """Width of h_c."""
+        return self.config.hidden
+
+    @property
+    def embedding(self) -> int:
+        """Width of h_G."""
+        return self.config.embedding
 
     @property
     def state(self) -> int:
@@ -50,36 +56,36 @@ class PlusModel(EncoderDecoder):
     @property
     def features(self) -> int:
         """Of one input frame of a GRU, or of all of them for a perceptron."""
-        o = self.options
-        of_a_reading, readings = (2, 1) if o.encoder == "gru" else (1, self.history)
-        context = 2 * o.calendar + o.personal + (self.horizon if o.profile else 0)
-        return (of_a_reading + o.gaps) * readings + context
+        config = self.config
+        of_a_reading, readings = (2, 1) if config.encoder == "gru" else (1, self.history)
+        context = 2 * config.calendar + config.personal + (self.horizon if config.profile else 0)
+        return (of_a_reading + config.gaps) * readings + context
 
     def init(self, generator: torch.Generator) -> Params:
         """One model (m = 1); what is personal begins with nothing."""
-        o, h = self.options, self.hidden
+        config, h = self.config, self.hidden
         theta: Params = {}
-        if o.encoder == "gru":
+        if config.encoder == "gru":
             theta |= _gru("encoder.0", self.features, h, generator)
         else:
             for layer in range(HIDDEN_LAYERS):
                 inputs = self.features if layer == 0 else h
                 theta[f"encoder.{layer}.weight"] = uniform((1, h, inputs), inputs, generator)
                 theta[f"encoder.{layer}.bias"] = uniform((1, h), inputs, generator)
-        if o.calendar:
-            theta["encoder.slot"] = uniform((1, SLOTS, o.calendar), 100, generator)
-            theta["encoder.weekday"] = uniform((1, WEEKDAYS, o.calendar), 100, generator)
-        if o.personal:
-            theta["encoder.personal.embedding"] = torch.zeros(1, 1, o.personal)
-        if o.decoder == "autoregressive":
+        if config.calendar:
+            theta["encoder.slot"] = uniform((1, SLOTS, config.calendar), 100, generator)
+            theta["encoder.weekday"] = uniform((1, WEEKDAYS, config.calendar), 100, generator)
+        if config.personal:
+            theta["encoder.personal.embedding"] = torch.zeros(1, 1, config.personal)
+        if config.decoder == "autoregressive":
             theta |= _gru("decoder.0", 2, self.state, generator)
         else:
             theta["decoder.0.weight"] = uniform((1, self.state, self.state), self.state, generator)
             theta["decoder.0.bias"] = uniform((1, self.state), self.state, generator)
-        steps = 1 if o.decoder == "autoregressive" else self.horizon
+        steps = 1 if config.decoder == "autoregressive" else self.horizon
         theta["output.weight"] = uniform((1, steps, self.state), self.state, generator)
         theta["output.bias"] = uniform((1, steps), self.state, generator)
-        if o.personal_head:
+        if config.personal_head:
             theta["output.personal.weight"] = torch.zeros(1, steps, self.state)
             theta["output.personal.bias"] = torch.zeros(1, steps)
         return theta
@@ -91,9 +97,9 @@ class PlusModel(EncoderDecoder):
         n, b, t = batch.x.shape[:3]
         m = theta["output.weight"].shape[0]
         context = self._context(theta, batch)
-        if self.options.encoder == "gru":
+        if self.config.encoder == "gru":
             parts = [batch.x, context[:, :, None].expand(n, b, t, -1)]
-            if self.options.gaps:
+            if self.config.gaps:
                 assert batch.gaps is not None
                 parts.append(batch.gaps[..., None])
             frames = fold(torch.cat(parts, dim=-1), m)
@@ -103,7 +109,7 @@ class PlusModel(EncoderDecoder):
                 h = cell.step(frame, h)
             return h.reshape(n, b, -1)
         parts = [batch.x[..., 0], context]
-        if self.options.gaps:
+        if self.config.gaps:
             assert batch.gaps is not None
             parts.append(batch.gaps)
         h = fold(torch.cat(parts, dim=-1), m)
@@ -116,15 +122,15 @@ class PlusModel(EncoderDecoder):
         """What is known besides readings: (n b k), k may be 0."""
         n, b = batch.x.shape[:2]
         parts = [batch.x.new_zeros(n, b, 0)]
-        if self.options.profile:
+        if self.config.profile:
             assert batch.usual is not None
             parts.append(batch.usual)
-        if self.options.calendar:
+        if self.config.calendar:
             assert batch.moment is not None
             slot, weekday = batch.moment.unbind(-1)
             for name, place in (("encoder.slot", slot), ("encoder.weekday", weekday)):
                 parts.append(theta[name][:, place].expand(n, b, -1))
-        if self.options.personal:
+        if self.config.personal:
             parts.append(theta["encoder.personal.embedding"].expand(n, b, -1))
         return torch.cat(parts, dim=-1)
 
@@ -144,12 +150,12 @@ class PlusModel(EncoderDecoder):
         if self.embedding:
             start = torch.cat([h_c, h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G], dim=-1)
         last = batch.x[:, :, -1, :1]  # (n b 1)
-        if self.options.decoder == "direct":
+        if self.config.decoder == "direct":
             m = theta["output.weight"].shape[0]
             folded = fold(start, m)
             state = folded + torch.relu(_linear(theta, "decoder.0", folded))
             y_hat = self._out(theta, state.reshape(n, b, -1))
-            return y_hat + last if self.options.change else y_hat
+            return y_hat + last if self.config.change else y_hat
         return self._one_by_one(theta, batch, start, truth, last).reshape(n, b, steps)
 
     def _one_by_one(
@@ -169,7 +175,7 @@ class PlusModel(EncoderDecoder):
                 frame = torch.cat([value, batch.clock[:, t - 1 : t].expand(n, b, 1)], dim=-1)
             state = cell.step(fold(frame, m), state)
             out = self._out(theta, state.reshape(n, b, -1))
-            y_hat.append(out + last if self.options.change else out)
+            y_hat.append(out + last if self.config.change else out)
         return torch.cat(y_hat, dim=-1)
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
@@ -179,7 +185,7 @@ class PlusModel(EncoderDecoder):
             state = state.to(theta["output.weight"].dtype)
             folded = fold(state, theta["output.weight"].shape[0])
             y_hat = _linear(theta, "output", folded).reshape(n, b, -1)
-            if self.options.personal_head:
+            if self.config.personal_head:
                 weight = theta["output.personal.weight"].expand(n, -1, -1)
                 y_hat = y_hat + state @ weight.mT + theta["output.personal.bias"][:, None]
         return y_hat

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.data.series import Prepared, Scaler, Series
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import treated
+from cnfgnn.data.series import Prepared, Scaler, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.runs.scores import Scores
 

@@ -12,8 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cnfgnn.errors import RunError
-from cnfgnn.files import make_folder
-from cnfgnn.files import write_whole
+from cnfgnn.files import make_folder, write_whole
 
 
 class FolderStore:

@@ -25,14 +25,14 @@ from typing import Any
 
 import cnfgnn.config.toml as config_file
 from cnfgnn.algorithm.ledger import Bytes, Ledger
-from cnfgnn.data.series import Scaler
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.series import Scaler
 from cnfgnn.data.source import description, fingerprint
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
-from cnfgnn.runs.scores import Errors
-from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.files import make_folder, write_whole
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.training_loop import Phase, Progress, Round
 
 # what a run did that was begun before there was a setting for it

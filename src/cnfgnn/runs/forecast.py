@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import Finding, out_of_range, treated
@@ -17,11 +18,10 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data, step_seconds
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
-from cnfgnn.runs.scores import Scores
 from cnfgnn.models.params import Params, is_personal, part, take
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import seen_sensors, simulate
-from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.runs.training_loop import evaluate
 
 

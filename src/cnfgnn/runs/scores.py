@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from cnfgnn.data.series import SUMS
 from cnfgnn.data.batch import Loss
+from cnfgnn.data.series import SUMS
 
 
 @dataclass(frozen=True)

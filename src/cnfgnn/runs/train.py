@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from cnfgnn.algorithm.experiment import Experiment, model_of
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
-from cnfgnn.runs.scores import Scores
 from cnfgnn.models.params import size
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.algorithm.experiment import Experiment, model_of
 from cnfgnn.runs.training_loop import Progress, Result, Round, finish, train
 from cnfgnn.version import __version__
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
 from cnfgnn.runs.scores import Errors, Scores
-from cnfgnn.algorithm.experiment import Experiment
 
 GONE_AFTER = 3  # evaluations that a sensor misses in a row before rounds are compared without it
 

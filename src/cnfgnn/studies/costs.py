@@ -121,7 +121,7 @@ def _by_formula(run: Run, study: Study) -> int:
 
 def _has_formula(line: Line) -> bool:
     """The paper has none for what is beyond it."""
-    return bool(line.runs) and not method_of(line.runs[0].config.method).beyond
+    return bool(line.runs) and method_of(line.runs[0].config.method).in_paper
 
 
 def _same(line: Line, study: Study) -> str | None:

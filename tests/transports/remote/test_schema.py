@@ -19,6 +19,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS
+from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError
@@ -46,7 +47,8 @@ WINDOWS = {"train": 20, "validation": 7, "test": 9}
 STARTS = {split: torch.arange(count)[None] for split, count in WINDOWS.items()}
 PLAN = {"history": 12, "horizon": HORIZON, "ahead": False}
 DRAW = {"r_g": 1, "epoch": 0, "number": 0}
-SETTINGS = NodeSettings(1, HIDDEN, LAYERS, EMBEDDING, 8, BATCH, 1e-3, False, 0.0, "masked", "full", "full")
+MODEL = ModelConfig(HIDDEN, LAYERS, EMBEDDING)
+SETTINGS = NodeSettings(1, "masked", MODEL, 8, BATCH, 1e-3, 0.0, "square", "full")
 PREPARE = Call("prepare", {**SETTINGS.to_numbers(), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
 THETA = NodeModel(HIDDEN, LAYERS, EMBEDDING).init(torch.Generator())
 OWN = {name: w.expand(N, *w.shape[1:]) for name, w in THETA.items()}

@@ -1,4 +1,4 @@
-"""Part of a site's parent process: asks the server how it sees this site, and tells the owner."""
+"""Part of a site's parent process: asks the server about this site's connection and tells the owner."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nvflare.apis.fl_context import FLContext
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.flare import handshake
 from cnfgnn.federation.flare.admission import SITE_PROCESS
-from cnfgnn.federation.site_status import SiteStatus, copy_problem, standing_problem
+from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied_kit_warning
 
-ASKS_EVERY = 60.0  # seconds
-ASKS_AGAIN_AFTER = 10.0  # while something is wrong or the server has not heard this process yet
-ALIKE = 60  # characters by which two problems are the same one: times and counts follow
+ASK_INTERVAL = 60.0  # seconds
+ASK_AGAIN_AFTER = 10.0  # seconds, while something is wrong or the server has not heard this process yet
+SAME_PROBLEM = 60  # two problems that agree in this many characters are the same: times and counts follow
 
 
 class ConnectionMonitor(FLComponent):  # type: ignore[misc]
-    """Begins before the site has joined: one that is not let in must learn why."""
+    """Starts before the site has joined, so that a site that is refused learns why."""
 
     def __init__(self) -> None:
         super().__init__()
         self.process = secrets.token_hex(8)
         self.ended = threading.Event()
-        self.said = ""
+        self.logged_problem = ""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_CLIENT_REGISTER:
@@ -41,26 +41,26 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
 
     def _keep_asking(self, kit: Path) -> None:
         status = SiteStatus(kit)
-        status.note_server(self.process, None, "it is not connected yet")
+        status.record_server(self.process, None, "this site is not connected yet")
         while True:
             answer, problem = None, ""
             try:
-                answer = handshake.ask(kit, self.process)
-                problem = standing_problem(answer) or copy_problem(answer.standing)
+                answer = handshake.ask_server(kit, self.process)
+                problem = connection_problem(answer) or copied_kit_warning(answer.connection)
             except CnfgnnError as error:
                 problem = str(error)
-            except Exception as error:  # whatever it is, the next question may be answered
+            except Exception as error:  # whatever it is, the next attempt may succeed
                 problem = f"{type(error).__name__}: {error}"
-            self._tell(problem)
-            status.note_server(self.process, answer, problem)
-            well = answer is not None and not problem and answer.standing.get("heard") is not None
-            if self.ended.wait(ASKS_EVERY if well else ASKS_AGAIN_AFTER):
+            self._log(problem)
+            status.record_server(self.process, answer, problem)
+            healthy = answer is not None and not problem and answer.connection.get("heard") is not None
+            if self.ended.wait(ASK_INTERVAL if healthy else ASK_AGAIN_AFTER):
                 return
 
-    def _tell(self, problem: str) -> None:
-        """Say once what is wrong, and once that it is over; errors are on the console too."""
-        if problem and problem[:ALIKE] != self.said[:ALIKE]:
+    def _log(self, problem: str) -> None:
+        """Log a problem once, and once that it is over; errors also appear on the console."""
+        if problem and problem[:SAME_PROBLEM] != self.logged_problem[:SAME_PROBLEM]:
             self.logger.error(problem)
-        elif self.said and not problem:
+        elif self.logged_problem and not problem:
             self.logger.info("the server hears this site again")
-        self.said = problem
+        self.logged_problem = problem

@@ -1,4 +1,4 @@
-"""The server's part in a job: the engine starts it, `serving` does the work."""
+"""The server's part in a job: the engine starts it, and `server_task` does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cnfgnn.federation.server_task import Task, serve
 
 
 class FederationController(Controller):  # type: ignore[misc]
-    """One task: train, evaluate or forecast."""
+    """Runs one task: train, evaluate or forecast."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         super().__init__()

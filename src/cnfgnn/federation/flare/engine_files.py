@@ -1,4 +1,4 @@
-"""What the engine's configuration files say in our kits: nothing may be submitted but our own two classes."""
+"""The engine's configuration files in our kits: jobs may load our own two classes and nothing else."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ CONTROLLER = "cnfgnn.federation.flare.controller.FederationController"
 EXECUTOR = "cnfgnn.federation.flare.executor.SiteExecutor"
 LAUNCHER = "cnfgnn.federation.flare.launcher.RestartingLauncher"
 LATE_JOINERS = "cnfgnn.federation.flare.late_joiners.LateJoiners"
-GUARD = "cnfgnn.federation.flare.guard.NotesGuard"
+MESSAGE_GUARD = "cnfgnn.federation.flare.guard.MessageGuard"
 ADMISSION = "cnfgnn.federation.flare.admission.AdmissionControl"
 JOB_STORE = "cnfgnn.federation.flare.job_store.BoundedJobStore"
-TIDYING = "cnfgnn.federation.flare.job_store.Tidying"
+RETENTION = "cnfgnn.federation.flare.job_store.JobRetention"
 CONNECTION_MONITOR = "cnfgnn.federation.flare.connection_monitor.ConnectionMonitor"
-HEARTBEAT_TIMEOUT = 30  # seconds without a sign of life before the server counts a site as away
+SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTION)
+SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
+HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
 MOST_SITES = 1000
 
-# A job must hold no code, nobody reads files at another party, and no command of the server's operator stops
-# a site's processes: those belong to its owner. There is one role; every other one may do nothing.
+# A job must contain no code, nobody reads another party's files, and the server's operator cannot stop a
+# site's processes: those belong to the site's owner. There is one role; all others have no rights.
 OPERATOR_RIGHTS = {
     "submit_job": "any",
     "clone_job": "none",
@@ -52,13 +54,13 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
             _component(
                 "job_scheduler",
                 "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
-                # The default looks again after ten seconds, later and later, and gives up after ten times.
+                # By default it retries after ten seconds, then more rarely, and gives up after ten tries.
                 max_jobs=1,
                 min_schedule_interval=1.0,
                 max_schedule_interval=5.0,
                 max_schedule_count=1_000_000,
             ),
-            # Where jobs are kept is said by `up`, because the path must be absolute and kits travel.
+            # `up` sets where jobs are stored: the path must be absolute, and kits move between machines.
             _component(
                 "job_manager",
                 JOB_STORE,
@@ -70,16 +72,16 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "process_launcher",
                 "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
             ),
-            _component("late_sites", LATE_JOINERS),
-            _component("guard", GUARD),
-            _component("doorkeeper", ADMISSION),
-            _component("tidying", TIDYING),
+            _component("late_joiners", LATE_JOINERS),
+            _component("message_guard", MESSAGE_GUARD),
+            _component("admission", ADMISSION),
+            _component("retention", RETENTION),
         ],
     }
 
 
 def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
-    """As the engine's own, with our launcher, and without the component that sends a site's logs away."""
+    """The engine's defaults with our launcher, and without the component that sends a site's logs away."""
     return {
         "format_version": 2,
         **_allow([EXECUTOR, *also_allowed]),
@@ -98,20 +100,19 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
             ),
             _component("process_launcher", LAUNCHER),
-            _component("site_desk", CONNECTION_MONITOR),
+            _component("connection_monitor", CONNECTION_MONITOR),
         ],
     }
 
 
 def connection_settings() -> dict[str, Any]:
-    """Jobs reach their parent process over loopback, where every user of the machine could connect as well:
-    by certificate, too."""
-    between = {"host": "localhost", "connection_security": "mtls"}
-    return {"internal": {"scheme": "tcp", "resources": between}}
+    """Require certificates on loopback too: every user of the machine could connect to a parent process."""
+    loopback = {"host": "localhost", "connection_security": "mtls"}
+    return {"internal": {"scheme": "tcp", "resources": loopback}}
 
 
 def log_settings() -> dict[str, Any]:
-    """One rotating log a process; the console holds what went wrong before logging began, and errors."""
+    """One rotating log per process; the console shows errors and what failed before logging began."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

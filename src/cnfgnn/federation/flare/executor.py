@@ -1,4 +1,4 @@
-"""A site's part in a job: its nodes, kept in memory between the server's questions."""
+"""A site's part in a job: it holds the site's nodes in memory and answers the server's requests."""
 
 from __future__ import annotations
 
@@ -30,176 +30,204 @@ from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
-from cnfgnn.federation.flare.cell import serve_notes
-from cnfgnn.federation.kits import read_site
+from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_data import SiteData, digest, ranges, reached, up_to
+from cnfgnn.federation.site_data import SiteData, digest, first_rows, rows_with_readings, value_ranges
+from cnfgnn.federation.site_errors import for_server
+from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.federation.site_store import Joined, SiteStore
-from cnfgnn.federation.spans import shown_time
+from cnfgnn.federation.site_store import JoinRecord, SiteStore
+from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.version import __version__
 
 FORECASTS = "forecasts"
+NOT_READ_YET = "it is still reading its data"
+UNUSABLE = "its readings cannot be used; run cnfgnn federation check at the site to see why"
 CHANGED = (
-    "its readings are not those that this run began with: put those back at the site and start it again, or"
-    " begin a new run"
+    "its readings have changed since it joined this run: restore them at the site and restart it, or start a"
+    " new run"
 )
+log = logging.getLogger(__name__)
 
 
 class SiteNodes:
-    """What `Endpoint` needs of a site: its plan, its readings once they are read, its nodes."""
+    """What `Endpoint` needs of a site: its description for the server, and its nodes.
+
+    Readings are loaded in the background: a site with a long history must answer hellos meanwhile.
+    """
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
         self.plan: SitePlan | None = None
-        self.own: SiteData | None = None
-        self.problem = "it is still reading its data"
-        self.room = 0  # bytes that hidden states and embeddings may take
+        self.data: SiteData | None = None
+        self.problem = NOT_READ_YET  # why the site cannot take part, as the server may see it
+        self.memory = 0  # bytes that hidden states and embeddings may use
         self.terms: Terms | None = None
-        threading.Thread(target=self._read, daemon=True).start()  # hours of readings must not block a hello
+        threading.Thread(target=self._load, daemon=True).start()
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         try:
             self.plan = read_site(self.kit)
             compute = Compute.of(ComputeConfig(device=self.plan.device))
-            self.room = self.plan.memory or int(SHARE * compute.memory())
-            self.own = SiteData(self.plan, self.kit)
-            for warning in self.own.warnings():
-                logging.getLogger(__name__).warning(warning)
+            self.memory = self.plan.memory or int(SHARE * compute.memory())
+            self.data = SiteData(self.plan, self.kit)
+            for warning in self.data.warnings():
+                log.warning("%s", warning)
             self.problem = ""
-            for finding in self.own.findings:
-                logging.getLogger(__name__).warning("%s", finding)  # in the site's own log
-        except ConfigError as problem:
-            self.problem = str(problem)
-        except Exception as problem:  # it may quote what is in a file of readings, and that stays here
-            logging.getLogger(__name__).error("the readings cannot be used: %s", problem)
-            SiteStatus(self.kit).note_problem("readings", str(problem))
-            self.problem = "its readings cannot be used; at the site, cnfgnn federation check says why"
+            for finding in self.data.findings:
+                log.warning("%s", finding)
+        except ConfigError as error:
+            self._report("settings", error)
+            self.problem = str(for_server(error, self.kit))
+        except Exception as error:  # it may quote readings, which must not reach the server
+            self._report("readings", error)
+            self.problem = UNUSABLE
 
-    def about(self) -> Mapping[str, Any]:
-        if self.own is None or self.plan is None or self.problem:
+    def _report(self, verb: str, error: Exception) -> None:
+        """Tell the site's owner what went wrong: in the log, and in `federation status`."""
+        log.error("%r failed: %s", verb, error)
+        SiteStatus(self.kit).record_problem(verb, str(error))
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the server is told in answer to a hello."""
+        if self.data is None or self.plan is None or self.problem:
             return {"ready": False, "problem": self.problem, "version": __version__}
-        said = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
-        said["memory"] = self.room
-        return said | dict(self.own.about())
+        about = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
+        about["memory"] = self.memory
+        return about | dict(self.data.describe())
 
     def join(self, terms: Terms) -> Clients:
-        if self.own is None or self.plan is None or self.problem:
+        """Make the nodes of a run; errors go to the server without local paths."""
+        if self.data is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
         self.terms = terms
         keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
-        store, now = SiteStore(self.kit, terms.run), self.own.series(terms)
-        joined = partial(self._joined_with, terms, store, now)
-        return SiteClients(now, joined, compute, store, self.plan.name, self.room)
+        try:
+            store, current = SiteStore(self.kit, terms.run), self.data.series(terms)
+        except CnfgnnError as error:
+            self._report("join", error)
+            raise for_server(error, self.kit, str(self.data.readings.source)) from None
+        run_series = partial(self._series_of_run, terms, store, current)
+        return SiteClients(current, run_series, compute, store, self.plan.name, self.memory)
 
-    def _joined_with(self, terms: Terms, store: SiteStore, now: Series) -> Series:
-        """The readings of a run, as they were when this site joined it; newer ones do not belong to it.
+    def _series_of_run(self, terms: Terms, store: SiteStore, current: Series) -> Series:
+        """The readings with which this site joined the run; newer ones do not belong to it.
 
-        If they are others now, the site says so instead of taking part, until it is started again: training
-        that goes on with other readings, or with another scale, would be neither run.
+        If they have changed, the site refuses to take part until it is restarted: training that continues on
+        other readings, or on another scale, would match neither run.
         """
-        assert self.own is not None
+        assert self.data is not None
         if self.problem:
             raise CnfgnnError(self.problem)
-        joined = store.joined()
-        rows = reached(now) if joined is None else joined.rows
-        series = up_to(now, rows)
-        if joined is None:
-            store.note_joined(Joined(rows, digest(series, terms), ranges(series)))
-        elif joined.sha256 != digest(series, terms):
-            said = "the readings in %s are not those with which this site joined run %s"
-            logging.getLogger(__name__).error(said, self.own.readings.source, terms.run)
+        record = store.read_join_record()
+        rows = rows_with_readings(current) if record is None else record.rows
+        series = first_rows(current, rows)
+        if record is None:
+            store.write_join_record(JoinRecord(rows, digest(series, terms), value_ranges(series)))
+        elif record.sha256 != digest(series, terms):
+            problem = "the readings in %s have changed since this site joined run %s"
+            log.error(problem, self.data.readings.source, terms.run)
             self.problem = CHANGED
             raise CnfgnnError(CHANGED)
         return series
 
     def after(self, clients: Clients, verb: str) -> None:
-        if verb == "forecast":
-            self._warn_of_doubts(clients)
+        """Finish a verb at the site: forecasts are written here."""
+        if verb != "forecast":
+            return
+        try:
+            self._warn_of_unusual_readings(clients)
             self._write_forecasts(clients)
+        except CnfgnnError as error:
+            self._report("forecast", error)
+            raise for_server(error, self.kit) from None
 
-    def _warn_of_doubts(self, clients: Clients) -> None:
-        """In the site's own log alone: a model knows nothing of readings unlike those that it was trained on,
-        and a change of unit or a broken sensor looks like that."""
+    def _warn_of_unusual_readings(self, clients: Clients) -> None:
+        """Log readings far outside of the training's range.
+
+        A changed unit or a broken sensor looks like that, and the model was never trained on such values.
+        """
         assert self.terms is not None
-        assert self.own is not None
+        assert self.data is not None
         store, data = clients.store, clients.data
-        joined = store.joined() if isinstance(store, SiteStore) else None
-        if joined is None or len(joined.ranges) != clients.series.nodes:
+        record = store.read_join_record() if isinstance(store, SiteStore) else None
+        if record is None or len(record.ranges) != clients.series.nodes:
             return
         end = self.terms.first + (self.terms.rows - data.horizon) * self.terms.step
-        newest = self.own.before(end, data.history)
+        newest = self.data.readings_before(end, data.history)
         if newest is None:
             return
-        ranges = dict(zip(newest.ids, joined.ranges, strict=True))
+        ranges = dict(zip(newest.ids, record.ranges, strict=True))
         for finding in out_of_range(newest, ranges, data.scaler.std):
-            logging.getLogger(__name__).warning("%s", finding)
+            log.warning("%s", finding)
 
     def _write_forecasts(self, clients: Clients) -> None:
-        """Into the owner's folder: a row per time ahead, a column per sensor, empty for a sensor without a
-        reading in the history. Where that is all of them, the files of before stay as they are."""
+        """Write a row per step ahead and a column per sensor into the kit.
+
+        The column of a sensor without a reading in the history is empty. If no sensor has one, the previous
+        files are kept.
+        """
         assert self.terms is not None
-        assert self.own is not None
+        assert self.data is not None
         assert clients.owner.forecasts is not None
-        log, history = logging.getLogger(__name__), clients.data.history
         has = clients.data.has["test"]
         if has is not None and not has.any():
             log.warning(
-                "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
-                " the forecasts of before are kept",
-                history,
-                shown_time(self.own.newest),
+                "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"
+                " from %s); the previous forecasts are kept",
+                clients.data.history,
+                format_time(self.data.newest),
             )
             return
         if not torch.isfinite(clients.owner.forecasts).any():
-            raise DataError(self.kit / FORECASTS, "the forecast came out as no numbers and is not written")
+            raise DataError(self.kit / FORECASTS, "the forecast contains no finite number and is not written")
         horizon = clients.owner.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
         frame = pd.DataFrame(
             clients.owner.forecasts.T.double().cpu().numpy(),
-            index=times.tz_localize("UTC") if self.own.readings.utc else times,
-            columns=list(self.own.readings.ids),
+            index=times.tz_localize("UTC") if self.data.readings.utc else times,
+            columns=list(self.data.readings.ids),
         )
         folder = make_folder(self.kit / FORECASTS)
         folder.chmod(0o700)
         for name in (f"{self.terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
             write_whole(folder / name, frame.to_csv(float_format="%.4f").encode())
             (folder / name).chmod(0o600)
-        SiteStatus(self.kit).note_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
+        SiteStatus(self.kit).record_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
 
 
 class SiteClients(Clients):
-    """A site's nodes: a training and its evaluation get the readings with which the site joined the run, a
-    forecast those of now."""
+    """A site's nodes. Training and evaluation use the readings with which the site joined the run, and a
+    forecast uses the current ones."""
 
     def __init__(
         self,
-        now: Series,
-        of_the_run: Callable[[], Series],
+        current: Series,
+        run_series: Callable[[], Series],
         compute: Compute,
         store: SiteStore,
         name: str,
         room: int,
     ) -> None:
-        super().__init__(now, compute, store, name, memory_limit=room)
-        self.now, self.of_the_run = now, of_the_run
+        super().__init__(current, compute, store, name, memory_limit=room)
+        self.current, self.run_series = current, run_series
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
-        self.series = self.now if windows.ahead else self.of_the_run()
+        self.series = self.current if windows.ahead else self.run_series()
         return super().census(windows, missing)
 
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
-        self.series = self.now if windows.ahead else self.of_the_run()
+        self.series = self.current if windows.ahead else self.run_series()
         super().prepare(settings, mean, std, windows)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """Lives as long as the job; the engine's tasks play no part."""
+    """Exists as long as the job. Requests arrive as messages; the engine's own tasks are not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,10 +238,10 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
         nodes = SiteNodes(kit)
-        self.endpoint = Endpoint(nodes.join, nodes.about, nodes.after)
+        self.endpoint = Endpoint(nodes.join, nodes.describe, nodes.after)
         engine = fl_ctx.get_engine()
-        serve_notes(engine.get_cell().core_cell, fl_ctx.get_job_id(), self.endpoint.answer)
-        logging.getLogger(__name__).info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())
+        serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self.endpoint.answer)
+        log.info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        raise NotImplementedError("everything goes through notes")
+        raise NotImplementedError("requests arrive as messages, not as engine tasks")

@@ -1,8 +1,8 @@
-"""A question of a site to the server over the port that sites join by, without joining.
+"""A site asks the server for its connection status over the port that sites connect to, without joining.
 
 The engine begins each connection with a frame that names the party (HELLO), and the other side answers with
-its name and its clock (READY). A site that asks adds the key `asks`; the server's doorkeeper answers with
-what it knows of this site, and ends the connection.
+its name and its clock (READY). A site that asks adds the key `STATUS_REQUEST`. The server's admission control
+answers with what it knows of this site and closes the connection.
 """
 
 from __future__ import annotations
@@ -23,123 +23,128 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from cnfgnn.errors import DataError, RunError
 
-REACHED_WITHIN = 5.0  # seconds
-TRIES, AGAIN_AFTER = 3, 0.5  # of a handshake that breaks off, and seconds between them
-HAS_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
+ANSWERS_WITHIN = 5.0  # seconds
+ATTEMPTS, RETRY_AFTER = 3, 0.5  # attempts at a TLS handshake that breaks off, and seconds between them
+HAS_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 LONGEST_ANSWER = 1 << 16  # bytes
-ASKS, STANDING = "asks", "standing"
-NEVER_JOINS = "asks-"  # begins the last part of the name under which a site asks
+STATUS_REQUEST, CONNECTION_STATUS = "cnfgnn_status_request", "cnfgnn_connection_status"
+PROBE_PREFIX = "status-"  # begins the last part of the name under which a site asks
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the server says: its name, how far its clock is ahead of ours, and how it sees this site."""
+class ServerAnswer:
+    """What the server answers: its name, its clock, and how it sees this site's connection."""
 
     server: str
     address: str
-    ahead: float  # seconds
-    standing: Mapping[str, Any] = field(default_factory=dict)  # empty from a server without a doorkeeper
+    clock_ahead: float  # seconds by which the server's clock is ahead of ours
+    connection: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # empty from a server without admission control
 
 
-def ask(kit: Path, process: str = "") -> Answer:
-    """Ask the server of a site's kit; `process` is by what the server knows the site's running process."""
-    site, host, port = address_of(kit)
-    context = _credentials(kit / "startup")
-    for tries_left in reversed(range(TRIES)):
+def ask_server(kit: Path, process: str = "") -> ServerAnswer:
+    """Ask the server of a site's kit; `process` identifies the site's running process to the server."""
+    site, host, port = _addresses(kit)
+    context = _tls_context(kit / "startup")
+    for attempts_left in reversed(range(ATTEMPTS)):
         try:
-            return _asked(context, site, host, port, process)
+            return _exchange(context, site, host, port, process)
         except ssl.SSLError as error:
-            problem = f"certificates do not match ({error.reason or error})"
+            problem = f"the certificates of this kit and the server do not match ({error.reason or error})"
             if isinstance(error, ssl.SSLCertVerificationError):
                 if error.verify_code == HAS_EXPIRED:
-                    problem = "the server's certificate has expired, tell its operator"
-                tries_left = 0  # it will not be another one
-            if not tries_left:
+                    problem = "the server's certificate has expired: tell its operator"
+                attempts_left = 0  # the certificate will not be another one
+            if not attempts_left:
                 raise RunError(host, problem) from error
-            time.sleep(AGAIN_AFTER)  # a server that is starting may break off a handshake
+            time.sleep(RETRY_AFTER)  # a server that is starting may break off a handshake
         except OSError as error:
-            problem = f"port {port} cannot be reached ({error.strerror or error})"
+            problem = f"port {port} of the server cannot be reached ({error.strerror or error})"
             raise RunError(host, problem) from error
-    raise AssertionError("at least one try")
+    raise AssertionError("there is at least one attempt")
 
 
-def _asked(context: ssl.SSLContext, site: str, host: str, port: int, process: str) -> Answer:
+def _exchange(context: ssl.SSLContext, site: str, host: str, port: int, process: str) -> ServerAnswer:
     with (
-        socket.create_connection((host, port), REACHED_WITHIN) as plain,
+        socket.create_connection((host, port), ANSWERS_WITHIN) as plain,
         context.wrap_socket(plain) as secure,
     ):
         name = _common_name(secure)
-        begun = time.time()
-        secure.sendall(_hello(f"{site}.{NEVER_JOINS}{secrets.token_hex(4)}", process))
-        said = _ready(secure)
-        ended = time.time()
-    clock = said.get(HandshakeKeys.TIMESTAMP)
+        sent = time.time()
+        secure.sendall(_hello(f"{site}.{PROBE_PREFIX}{secrets.token_hex(4)}", process))
+        ready = _read_ready(secure)
+        received = time.time()
+    clock = ready.get(HandshakeKeys.TIMESTAMP)
     if type(clock) not in (int, float) or not abs(float(str(clock))) < 2**40:
-        raise RunError(host, f"what answers on port {port} is not a federation's server")
-    standing = said.get(STANDING)
-    ahead = float(str(clock)) - (begun + ended) / 2
-    return Answer(name, f"{host}:{port}", ahead, standing if isinstance(standing, dict) else {})
+        raise RunError(host, f"the program on port {port} is not the server of a federation")
+    connection = ready.get(CONNECTION_STATUS)
+    clock_ahead = float(str(clock)) - (sent + received) / 2
+    return ServerAnswer(
+        name, f"{host}:{port}", clock_ahead, connection if isinstance(connection, dict) else {}
+    )
 
 
-def address_of(kit: Path) -> tuple[str, str, int]:
-    """The site's name in the engine's file, and where it finds the server."""
+def _addresses(kit: Path) -> tuple[str, str, int]:
+    """The site's name in the engine's file, and the server's host and port."""
     config = json.loads((kit / "startup" / "fed_client.json").read_text())
     host, _, port = str(config["servers"][0]["service"]["target"]).rpartition(":")
     return str(config["client"]["fqsn"]), host, int(port)
 
 
-def _credentials(startup: Path) -> ssl.SSLContext:
+def _tls_context(startup: Path) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
-        context.check_hostname = False  # the engine knows the server by its certificate's name
+        context.check_hostname = False  # the engine identifies the server by its certificate's name
         context.load_cert_chain(startup / "client.crt", startup / "client.key")
     except OSError as error:  # SSLError is one
-        raise DataError(startup, f"its certificates cannot be used ({error.strerror or error})") from error
+        problem = f"the certificates in this folder cannot be used ({error.strerror or error})"
+        raise DataError(startup, problem) from error
     return context
 
 
 def _hello(name: str, process: str) -> bytes:
-    said = {
+    content = {
         HandshakeKeys.ENDPOINT_NAME: name,
         HandshakeKeys.TIMESTAMP: time.time(),
-        ASKS: process,
+        STATUS_REQUEST: process,
     }
-    return frame(Types.HELLO, said)
+    return encode_frame(Types.HELLO, content)
 
 
-def frame(kind: int, said: Mapping[str, Any]) -> bytes:
+def encode_frame(kind: int, content: Mapping[str, Any]) -> bytes:
     """One of the engine's frames with a small dictionary in it."""
-    payload = msgpack.packb(dict(said))
+    payload = msgpack.packb(dict(content))
     prefix, buffer = Prefix(PREFIX_LEN + len(payload), 0, kind, 0, 0, 0, 1, 1), bytearray(PREFIX_LEN)
     prefix.to_buffer(buffer, 0)
     return bytes(buffer) + bytes(payload)
 
 
-def content(received: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The dictionary in a frame; an empty one if there is none."""
+def decode_frame(received: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The dictionary in a frame; empty if there is none."""
     try:
         prefix = Prefix.from_bytes(received)
-        said = msgpack.unpackb(bytes(received[PREFIX_LEN + prefix.header_len :]))
-    except Exception:  # of a stranger: whatever msgpack raises, it is no dictionary
+        content = msgpack.unpackb(bytes(received[PREFIX_LEN + prefix.header_len :]))
+    except Exception:  # it comes from outside: whatever msgpack raises, it is not a dictionary
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _ready(secure: ssl.SSLSocket) -> dict[str, Any]:
-    secure.settimeout(REACHED_WITHIN)
-    head = _exactly(secure, PREFIX_LEN)
+def _read_ready(secure: ssl.SSLSocket) -> dict[str, Any]:
+    secure.settimeout(ANSWERS_WITHIN)
+    head = _read_exactly(secure, PREFIX_LEN)
     length = Prefix.from_bytes(head).length
     if not PREFIX_LEN <= length <= LONGEST_ANSWER:
         return {}
-    return content(head + _exactly(secure, length - PREFIX_LEN))
+    return decode_frame(head + _read_exactly(secure, length - PREFIX_LEN))
 
 
-def _exactly(secure: ssl.SSLSocket, size: int) -> bytes:
+def _read_exactly(secure: ssl.SSLSocket, size: int) -> bytes:
     received = b""
     while len(received) < size:
         piece = secure.recv(size - len(received))
         if not piece:
-            raise ConnectionResetError(0, "the server ended the connection without an answer")
+            raise ConnectionResetError(0, "the server closed the connection without an answer")
         received += piece
     return received
 

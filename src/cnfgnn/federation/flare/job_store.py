@@ -1,4 +1,4 @@
-"""Parts of the server's parent process: tasks as the engine keeps them, and the end of old ones."""
+"""Parts of the server's parent process: the stored tasks, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nvflare.apis.impl.job_def_manager import JobInfo, SimpleJobDefManager
 from nvflare.apis.storage import StorageException
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation.retention import tidy
+from cnfgnn.federation.retention import remove_old_tasks
 
 
 class BoundedJobStore(SimpleJobDefManager):  # type: ignore[misc]
-    """The engine's own, except that a task which is removed while it is looked at does no harm.
+    """The engine's job store, except that a task may be removed while the store is scanned.
 
-    The engine's scheduler looks through all tasks every second, and an error there would end it: the server
-    would go on to take tasks and never start one.
+    The engine's scheduler scans all tasks every second. An error there would end the scheduler: the server
+    would still accept tasks and never start one.
     """
 
     def _scan(self, job_filter: Any, fl_ctx: FLContext, skip_tag: str | None = None) -> None:
@@ -36,16 +36,16 @@ class BoundedJobStore(SimpleJobDefManager):  # type: ignore[misc]
                 continue
 
 
-class Tidying(FLComponent):  # type: ignore[misc]
-    """Removes what old tasks left, whenever the server starts and whenever a task is over."""
+class JobRetention(FLComponent):  # type: ignore[misc]
+    """Removes the files of old tasks whenever the server starts and whenever a task has finished."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type not in (EventType.SYSTEM_START, EventType.JOB_COMPLETED):
             return
         kit = pathlib.Path(fl_ctx.get_engine().args.workspace)
         try:
-            done = tidy(kit)
-            if done.tasks:
-                self.logger.info(f"removed what {done.tasks} old tasks left, {done.bytes} bytes")
-        except (CnfgnnError, OSError) as problem:
-            self.logger.error(f"what old tasks left cannot be removed: {problem}")
+            removed = remove_old_tasks(kit)
+            if removed.tasks:
+                self.logger.info(f"removed the files of {removed.tasks} old tasks, {removed.bytes} bytes")
+        except (CnfgnnError, OSError) as error:
+            self.logger.error(f"the files of old tasks could not be removed: {error}")

@@ -1,4 +1,4 @@
-"""Jobs as the server's operator sees them: written, submitted, watched and aborted."""
+"""The operator's view of the engine's jobs: write, submit, watch and abort them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ APP = "app"
 
 
 @dataclass(frozen=True)
-class Connected:
-    """A site that the server hears from, and when it last did, in seconds since 1970."""
+class ConnectedSite:
+    """A connected site, and when the server last heard from it (seconds since 1970)."""
 
     name: str
     last_seen: float
@@ -35,7 +35,7 @@ def job_folder(
     client_args: Mapping[str, Any],
     min_clients: int = 1,
 ) -> Path:
-    """Write a job that names two installed classes and holds no code; sites see both sides' arguments."""
+    """Write a job that names two installed classes and contains no code; sites see the arguments of both."""
     folder = Path(folder)
     meta = {
         "name": name,
@@ -63,55 +63,57 @@ def job_folder(
 
 
 class Session:
-    """A connection of the operator to the server of the same machine."""
+    """The operator's connection to the server on the same machine."""
 
     def __init__(self, session: Any) -> None:
         self.session = session
 
     def submit(self, job: str | Path) -> str:
-        """Hand in a job folder; the job's id."""
-        return str(self._asked(self.session.submit_job, str(Path(job).absolute())))
+        """Submit a job folder; return the job's id."""
+        return str(self._call(self.session.submit_job, str(Path(job).absolute())))
 
     def abort(self, job_id: str) -> None:
-        self._asked(self.session.abort_job, job_id)
+        self._call(self.session.abort_job, job_id)
 
     def state(self, job_id: str) -> str:
-        """SUBMITTED, APPROVED, DISPATCHED, RUNNING or FINISHED:..., in the engine's words."""
-        return str(self._asked(self.session.get_job_status, job_id))
+        """The engine's state of a job: SUBMITTED, APPROVED, DISPATCHED, RUNNING or FINISHED:..."""
+        return str(self._call(self.session.get_job_status, job_id))
 
-    def connected(self) -> list[Connected]:
-        """The sites that the server hears from."""
-        clients = self._asked(self.session.get_connected_client_list)
-        return [Connected(client.name, float(client.last_connect_time)) for client in clients]
+    def connected(self) -> list[ConnectedSite]:
+        """The sites that are connected to the server."""
+        clients = self._call(self.session.get_connected_client_list)
+        return [ConnectedSite(client.name, float(client.last_connect_time)) for client in clients]
 
     def running_jobs(self) -> list[str]:
-        return [job.job_id for job in self._asked(self.session.get_system_info).job_info]
+        return [job.job_id for job in self._call(self.session.get_system_info).job_info]
 
-    def _asked(self, question: Any, *args: Any) -> Any:
+    def _call(self, command: Any, *args: Any) -> Any:
         from nvflare.fuel.flare_api.api_spec import JobNotFound
 
         try:
-            return question(*args)
+            return command(*args)
         except JobNotFound:
-            raise ConfigError(str(args[0]), "there is no such job") from None
-        except Exception as error:  # the engine has a dozen kinds, and a person can only read them
-            raise RunError("server", f"it refused or did not answer ({error})") from error
+            raise ConfigError(str(args[0]), "the server has no such job") from None
+        except Exception as error:  # the engine raises a dozen kinds of errors here
+            raise RunError("server", f"it refused the command or did not answer ({error})") from error
 
 
 @contextlib.contextmanager
 def connect(kit: str | Path, timeout: float = 10.0) -> Iterator[Session]:
-    """A session with the server of a kit; one sentence if it does not run or does not answer."""
+    """Open a session with the server of a kit; raise RunError if it does not answer."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     operator = Path(kit).absolute() / OPERATOR_KIT
     if not (operator / "startup" / "fed_admin.json").is_file():
-        raise ConfigError(str(kit), "this is not the kit of a server: it has no operator's kit in it")
-    _be_quiet()
+        raise ConfigError(str(kit), "this is not a server's kit: it contains no operator's kit")
+    _silence_engine_log()
     try:
-        with contextlib.redirect_stdout(None):  # the engine prints what its exceptions say
+        with contextlib.redirect_stdout(None):  # the engine prints its exceptions as well
             session = new_secure_session(OPERATOR, str(operator), timeout=timeout)
     except Exception as error:
-        raise RunError(kit, f"its server does not answer ({error})") from error
+        raise RunError(
+            kit, f"the server does not answer ({error}); see console.txt and log.txt in its kit"
+        ) from error
     try:
         yield Session(session)
     finally:
@@ -119,8 +121,8 @@ def connect(kit: str | Path, timeout: float = 10.0) -> Iterator[Session]:
             session.close()
 
 
-def _be_quiet() -> None:
-    """What the engine has to say about its connections is no part of a command's output."""
+def _silence_engine_log() -> None:
+    """Keep the engine's messages about its connections out of a command's output."""
     logger = logging.getLogger("nvflare")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

@@ -1,4 +1,7 @@
-"""Sites that connect while a job runs are given it too; the engine by itself deploys once, at the start."""
+"""Part of the server's parent process: deploys a running job to sites that connect after it began.
+
+The engine itself deploys a job once, when it starts.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,21 @@ from nvflare.apis.job_scheduler_spec import DispatchInfo
 from nvflare.private.admin_defs import Message, MsgHeader, ReturnCode
 from nvflare.private.defs import ClientStatusKey, TrainingTopic
 
-EVERY = 2.0  # seconds
+CHECK_INTERVAL = 2.0  # seconds
 
 
 class LateJoiners(FLComponent):  # type: ignore[misc]
-    """Part of the server's parent process: looks now and then whether a connected site lacks a running job.
+    """Checks regularly whether a connected site lacks a running job.
 
-    A site has another token each time it registers. One that was not there when the job began is asked which
-    jobs it runs: after a restart it has rejoined by itself (see the launcher), else it is given the job.
+    A site gets a new token each time it registers. A site whose token did not take part when the job began is
+    asked which jobs it runs. After a restart it may have rejoined by itself (see the launcher); otherwise the
+    job is deployed to it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.settled: set[tuple[str, str]] = set()  # job and token of sites that have it
-        self.lacking: set[tuple[str, str]] = set()  # and of those that did not at the last look
+        self.joined: set[tuple[str, str]] = set()  # job and token of late sites that run the job
+        self.seen_without: set[tuple[str, str]] = set()  # and of those that did not at the last check
         self.ended = threading.Event()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -37,53 +41,55 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
             self.ended.set()
 
     def _watch(self, engine: Any) -> None:
-        while not self.ended.wait(EVERY):
+        while not self.ended.wait(CHECK_INTERVAL):
             running = dict(engine.job_runner.running_jobs)
-            self.settled = {pair for pair in self.settled if pair[0] in running}
-            self.lacking = {pair for pair in self.lacking if pair[0] in running}
+            self.joined = {pair for pair in self.joined if pair[0] in running}
+            self.seen_without = {pair for pair in self.seen_without if pair[0] in running}
             for job_id, job in running.items():
-                began_with = engine.run_processes.get(job_id, {}).get(RunProcessKey.PARTICIPANTS)
-                if began_with is None:
+                participants = engine.run_processes.get(job_id, {}).get(RunProcessKey.PARTICIPANTS)
+                if participants is None:
                     continue
                 for client in engine.get_clients():
-                    if client.token not in began_with and (job_id, client.token) not in self.settled:
-                        self._look_at(engine, job, client)
+                    if client.token not in participants and (job_id, client.token) not in self.joined:
+                        self._check(engine, job, client)
 
-    def _look_at(self, engine: Any, job: Any, client: Any) -> None:
+    def _check(self, engine: Any, job: Any, client: Any) -> None:
         pair = (job.job_id, client.token)
         try:
-            if _runs(engine, job.job_id, client):
-                self.settled.add(pair)
-            elif pair not in self.lacking:
-                self.lacking.add(pair)  # it may be about to rejoin by itself
+            if _runs_job(engine, job.job_id, client):
+                self.joined.add(pair)
+            elif pair not in self.seen_without:
+                self.seen_without.add(pair)  # it may be about to rejoin by itself
             else:
                 with engine.new_context() as fl_ctx:
-                    _give(engine, job, client, fl_ctx)
-                self.logger.info(f"{client.name} joined job {job.job_id} late")
-        except Exception as error:  # it may have gone again: the next look will tell
-            self.logger.warning(f"{client.name} could not join job {job.job_id} yet: {error}")
+                    _deploy(engine, job, client, fl_ctx)
+                self.logger.info(f"site {client.name} joined job {job.job_id} late")
+        except Exception as error:  # it may have disconnected again: the next check will tell
+            self.logger.warning(f"site {client.name} could not join job {job.job_id} yet: {error}")
 
 
-def _runs(engine: Any, job_id: str, client: Any) -> bool:
-    status = json.loads(_asked(engine, client, Message(topic=TrainingTopic.CHECK_STATUS, body="")))
+def _runs_job(engine: Any, job_id: str, client: Any) -> bool:
+    status = json.loads(_request(engine, client, Message(topic=TrainingTopic.CHECK_STATUS, body="")))
     return job_id in [job[ClientStatusKey.JOB_ID] for job in status[ClientStatusKey.RUNNING_JOBS]]
 
 
-def _give(engine: Any, job: Any, client: Any, fl_ctx: FLContext) -> None:
-    """Deploy a running job to one more site and start it there, as the engine does for all when it begins."""
-    enough, token = engine.check_client_resources(job, {client.name: {}}, fl_ctx)[client.name]
-    if not enough:
-        raise RuntimeError("it does not answer")
+def _deploy(engine: Any, job: Any, client: Any, fl_ctx: FLContext) -> None:
+    """Deploy a running job to one more site and start it there, as the engine does for all at the start."""
+    has_resources, token = engine.check_client_resources(job, {client.name: {}}, fl_ctx)[client.name]
+    if not has_resources:
+        raise RuntimeError("the site does not answer")
     [app] = job.get_deployment()
     data = job.get_application(app, fl_ctx)
-    _asked(engine, client, engine.job_runner._make_deploy_message(job, data, app, fl_ctx))
+    _request(engine, client, engine.job_runner._make_deploy_message(job, data, app, fl_ctx))
     engine.start_client_job(job, {client.name: DispatchInfo(app, {}, token)}, fl_ctx)
 
 
-def _asked(engine: Any, client: Any, message: Message) -> Any:
+def _request(engine: Any, client: Any, message: Message) -> Any:
     admin = engine.server.admin_server
     replies = admin.send_requests_and_get_reply_dict({client.token: message}, timeout_secs=admin.timeout)
     reply = replies.get(client.token)
-    if reply is None or reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK:
-        raise RuntimeError(f"it refused ({reply.body})" if reply else "it does not answer")
+    if reply is None:
+        raise RuntimeError("the site does not answer")
+    if reply.get_header(MsgHeader.RETURN_CODE, ReturnCode.OK) != ReturnCode.OK:
+        raise RuntimeError(f"the site refused ({reply.body})")
     return reply.body

@@ -1,4 +1,4 @@
-"""What a training gives that nothing disturbs, to hold others against."""
+"""The simulator's result of an undisturbed training, to compare a federation's with."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.source import fingerprint
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs.checkpoints import FolderStore
@@ -19,7 +21,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Result, finish, train
 from tests.conftest import server
-from tests.federation.living import SITES
+from tests.federation.running_federation import SITES
 
 
 def config(rounds: int, method: str = "at-fedavg", **more: object) -> Config:
@@ -34,7 +36,7 @@ def config(rounds: int, method: str = "at-fedavg", **more: object) -> Config:
 
 
 def simulated(data: Dataset, config: Config) -> Result:
-    """With as many threads as the sites' processes have: else sums differ in their last bits."""
+    """Train in the simulator with one thread, as sites do: otherwise sums differ in their last bits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -45,7 +47,7 @@ def simulated(data: Dataset, config: Config) -> Result:
 
 
 def assert_same(run: Run, expected: Result) -> None:
-    """The weights of the best round, and what was sent apart from what had to be repeated."""
+    """Compare the weights of the best round, and the ledger without set-up and recovery."""
     left_out = ("set-up", "recovery")
     assert [item for item in run.test()["ledger"] if item[0] not in left_out] == [
         item for item in expected.experiment.ledger.state() if item[0] not in left_out
@@ -58,9 +60,9 @@ def assert_same(run: Run, expected: Result) -> None:
         torch.testing.assert_close(state[f"gn.{name}"], w, rtol=0, atol=1e-6)
 
 
-def assert_kept_by_its_site(kit: Path, name: str, run: Run, expected: Result, site: int) -> None:
-    """What belongs to a site's sensors alone, and its optimiser's state, are where the site keeps them; the
-    server has none of it."""
+def assert_personal_state_is_at_the_site(kit: Path, name: str, run: Run, expected: Result, site: int) -> None:
+    """Compare the site's states with the simulator's: personal weights, weekly profiles and optimiser. The
+    server has none of them."""
     [folder] = (kit / STATES).glob(f"{name}-*")
     kept = FolderStore(folder).read(run.progress.best.tag)
     same = expected.experiment.owners[site][1].store.read(expected.progress.best.tag)
@@ -75,7 +77,7 @@ def assert_kept_by_its_site(kit: Path, name: str, run: Run, expected: Result, si
 
 
 def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
-    """The simulator's, of nodes that go back to what they kept: a column per sensor."""
+    """The simulator's forecasts from the saved states of the nodes, with a column per sensor."""
     before, r, d = expected.experiment, data.readings, expected.experiment.config.data
     future = r.times[-1] + r.step * np.arange(1, d.horizon + 1)
     unknown = np.full((d.horizon, len(r.ids)), np.nan, dtype=r.values.dtype)
@@ -104,8 +106,19 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
 
 
 def assert_within_noise(error: float, data: Dataset, config: Config) -> None:
-    """No further from the undisturbed training's test error than those of three seeds lie apart."""
-    seeds = range(config.seed, config.seed + 3)
-    errors = [simulated(data, config.with_changes({"seed": seed})).test.overall.rmse for seed in seeds]
+    """A disturbed training is another draw, like another seed: its error may exceed the largest of three
+    undisturbed seeds by at most their spread. A lower error is fine."""
+    errors = [undisturbed_error(data, config.with_changes({"seed": config.seed + k})) for k in range(3)]
     print(f"test error {error:.4f}, undisturbed {errors}")
-    assert abs(error - errors[0]) <= max(errors) - min(errors)
+    assert error <= max(errors) + (max(errors) - min(errors))
+
+
+_ERRORS: dict[tuple[str, str], float] = {}
+
+
+def undisturbed_error(data: Dataset, config: Config) -> float:
+    """The test error in the simulator, which several tests ask for: it is simulated once."""
+    key = fingerprint(data), dump(config)
+    if key not in _ERRORS:
+        _ERRORS[key] = simulated(data, config).test.overall.rmse
+    return _ERRORS[key]

@@ -1,4 +1,4 @@
-"""Real processes that are stopped, stand still or leave: they are named, and nobody waits for ever."""
+"""Real processes that are suspended, blocked or gone are named, and nobody waits forever for them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from cnfgnn.cli.sites import SiteLines
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
 from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.task_client import STARTS_WITHIN, connected_sites, perform
+from cnfgnn.federation.task_client import STARTS_WITHIN, connected_sites, run_task
 from cnfgnn.runs.training_loop import GONE_AFTER
-from tests.federation.living import ENGINE_WARNINGS, SITES, Living, dealt, living
-from tests.federation.undisturbed import config
+from tests.federation.reference_training import config
+from tests.federation.running_federation import (
+    ENGINE_WARNINGS,
+    SITES,
+    RunningFederation,
+    city_on_disk,
+    running_federation,
+)
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Living]:
-    folder = tmp_path_factory.mktemp("waiting")
-    with living(folder, dealt(folder / "city", days=2), faults=True) as alive:
-        yield alive
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFederation]:
+    folder = tmp_path_factory.mktemp("unresponsive")
+    with running_federation(folder, city_on_disk(folder / "city", days=2), faults=True) as running:
+        yield running
 
 
 @contextmanager
-def stopped(*pids: int) -> Iterator[float]:
-    """Processes that stand still, as on a machine that was suspended; since when."""
+def suspended(*pids: int) -> Iterator[float]:
+    """Suspend processes, as on a suspended machine; yields the time it began."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -42,37 +48,37 @@ def stopped(*pids: int) -> Iterator[float]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_stopped_job_and_one_at_work_for_ever_are_left_out_and_come_back(sites: Living) -> None:
+def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: RunningFederation) -> None:
     sites.begin_training(config(400), "held")
     sites.during(3)
     [job] = processes.jobs_of(sites.kits["south"])
-    with stopped(job) as since:
+    with suspended(job) as since:
         sites.until(
             lambda: "silent for" in sites.site("south")["holding_up"], "the status says who is silent"
         )
-        sites.until(lambda: not sites.site("south")["reachable"], "south is away")
+        sites.until(lambda: not sites.site("south")["reachable"], "south is absent")
         found = time.monotonic() - since
         now = sites.status["round"]
-        sites.until(lambda: sites.status["round"] > now, "the others go on")
-    print(f"a stopped job was away after {found:.1f} s")
-    assert found < 40  # 20, and what a busy machine adds
-    sites.takes_part_again("south", sites.status["exchanges"])
+        sites.until(lambda: sites.status["round"] > now, "the others continue")
+    print(f"a suspended job was absent after {found:.1f} s")
+    assert found < 40  # 20, and some more on a busy machine
+    sites.wait_for_rejoin("south", sites.status["exchanges"])
 
-    sites.stands("west", 1)
+    sites.block("west", 1)
     sites.until(lambda: "working for" in sites.site("west")["holding_up"], "the status says who is at work")
     sites.until(lambda: "is late with" in sites.site("west")["problem"], "west is late", 300)
     now = sites.status["round"]
-    sites.until(lambda: sites.status["round"] > now + 1, "the others go on")
+    sites.until(lambda: sites.status["round"] > now + 1, "the others continue")
     assert sites.site("west")["reachable"]
     assert not sites.site("west")["present"]
     exchanges = sites.status["exchanges"]
     sites.kill_job("west")
-    sites.takes_part_again("west", exchanges)
+    sites.wait_for_rejoin("west", exchanges)
     sites.stop()
 
 
-def test_the_best_round_is_chosen_by_those_who_stayed(
-    sites: Living, capsys: pytest.CaptureFixture[str]
+def test_the_best_round_is_chosen_by_the_sites_that_stayed(
+    sites: RunningFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sites.begin_training(config(14), "left")
     sites.during(3)
@@ -89,11 +95,11 @@ def test_the_best_round_is_chosen_by_those_who_stayed(
     assert all(event["left_out"] == north for event in missed[:GONE_AFTER])
     counted = [event for event in rounds if event["judged"] < rounds[0]["judged"] and event["compared"]]
     assert result["best_round"] == min(counted, key=lambda event: event["loss"])["round"] > GONE_AFTER
-    assert result["away"] == ["north"]
+    assert result["absent"] == ["north"]
 
 
-def test_a_task_is_given_up_in_time_where_no_site_answers_and_nothing_is_to_be_resumed(
-    sites: Living, capsys: pytest.CaptureFixture[str]
+def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggested(
+    sites: RunningFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sites.until(lambda: len(connected_sites(sites.server)) == len(SITES), "all are connected")
     parents = [processes.running(sites.kits[name]) for name in SITES]
@@ -108,14 +114,14 @@ def test_a_task_is_given_up_in_time_where_no_site_answers_and_nothing_is_to_be_r
 
     jobs = [pid for name in SITES for pid in processes.jobs_of(sites.kits[name])]
     begun = time.monotonic()
-    with stopped(*(pid for pid in (*parents, *jobs) if pid)), pytest.raises(CnfgnnError) as told:
-        perform(sites.server, task, watch)
+    with suspended(*(pid for pid in (*parents, *jobs) if pid)), pytest.raises(CnfgnnError) as caught:
+        run_task(sites.server, task, watch)
     took = time.monotonic() - begun
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     with capsys.disabled():
-        print(f"given up after {took:.1f} s: {told.value}\n{said}")
+        print(f"given up after {took:.1f} s: {caught.value}\n{printed}")
     assert took < 5 + STARTS_WITHIN + 25
-    assert "--resume" not in str(told.value)
+    assert "--resume" not in str(caught.value)
     assert shown
-    assert "train never: " in said
-    assert "process_exception" not in said
+    assert "train never: " in printed
+    assert "process_exception" not in printed

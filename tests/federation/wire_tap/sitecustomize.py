@@ -1,9 +1,9 @@
-"""Put on a site's PYTHONPATH, this is loaded by every one of its processes before anything else: it keeps all
-that their sockets carry, before it is encrypted and after it is decrypted.
+"""Records everything that a site's sockets carry, before it is encrypted and after it is decrypted.
 
-Python speaks TLS through the objects that `_wrap_socket` and `_wrap_bio` of a context make, and without TLS
-through the methods of `socket.socket`: both are replaced here. Each stream goes into a file of its own, with
-the other end's port in its name, so that a value that was sent in two halves is still found.
+Every Python process with this folder on PYTHONPATH loads this module before anything else. TLS goes through
+the objects that `_wrap_socket` and `_wrap_bio` of a context make, and plain traffic through the methods of
+`socket.socket`: both are replaced here. Each stream is written to a file of its own, with the peer's port in
+its name, so that a value that was sent in two parts is still found.
 """
 
 import itertools
@@ -20,7 +20,7 @@ class Stream:
         self.name, self.end = f"{os.getpid()}-{next(numbers)}-{kind}", end
         self.files: dict[str, int] = {}
 
-    def keep(self, direction: str, data: object) -> None:
+    def record(self, direction: str, data: object) -> None:
         if direction not in self.files:
             path = os.path.join(FOLDER, f"{self.name}-{port(self.end)}-{direction}")  # it is connected by now
             self.files[direction] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -30,7 +30,7 @@ class Stream:
 
 
 def port(end: object) -> int:
-    """Of the peer, 0 if it has none."""
+    """The peer's port; 0 if it has none."""
     try:
         return end.getpeername()[1]
     except (AttributeError, IndexError, OSError):
@@ -38,7 +38,7 @@ def port(end: object) -> int:
 
 
 class Tapped:
-    """One of the ssl module's own objects, with what is written and read kept."""
+    """One of the ssl module's own objects that records what is written and read."""
 
     def __init__(self, inner: object, end: object) -> None:
         object.__setattr__(self, "inner", inner)
@@ -46,13 +46,13 @@ class Tapped:
 
     def write(self, data):
         sent = self.inner.write(data)
-        self.stream.keep("out", memoryview(data).cast("B")[:sent])
+        self.stream.record("out", memoryview(data).cast("B")[:sent])
         return sent
 
     def read(self, *args):
         got = self.inner.read(*args)
         into = args[1] if len(args) > 1 else None
-        self.stream.keep("in", got if into is None else memoryview(into).cast("B")[:got])
+        self.stream.record("in", got if into is None else memoryview(into).cast("B")[:got])
         return got
 
     def __getattr__(self, name):
@@ -85,7 +85,7 @@ def tap_sending(name: str, whole: bool = False) -> None:
         sent = send(self, data, *args)
         if name == "sendmsg":
             data = b"".join(bytes(part) for part in data)
-        plain(self).keep("out", data if whole else memoryview(data).cast("B")[:sent])
+        plain(self).record("out", data if whole else memoryview(data).cast("B")[:sent])
         return sent
 
     setattr(socket.socket, name, tapped)
@@ -99,7 +99,7 @@ def tap_receiving(name: str) -> None:
         size = got[0] if isinstance(got, tuple) else got
         if name == "recvmsg_into":
             size = b"".join(bytes(part) for part in first)
-        plain(self).keep("in", memoryview(first).cast("B")[:size] if isinstance(size, int) else size)
+        plain(self).record("in", memoryview(first).cast("B")[:size] if isinstance(size, int) else size)
         return got
 
     setattr(socket.socket, name, tapped)

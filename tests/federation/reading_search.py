@@ -1,4 +1,4 @@
-"""Finds readings in bytes: as they are or scaled, in any of the types that computers send, or as text."""
+"""Searches bytes for readings: raw or scaled, in any floating-point type that might be sent, or as text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ IN_A_ROW = 3  # numbers of a text that must all be readings
 
 
 class Search:
-    """For the readings (n T) of some sensors, NaN where there are none, taken at times of day (T,).
+    """A search for the readings (n T) of some sensors, NaN where missing, taken at times of day (T,).
 
-    Eight bytes at any place count as found if they are one reading in fp64, or as many in a row as make eight
-    bytes in a smaller type: of a sensor at successive steps, of successive sensors at a step, or each beside
-    its time of day, as windows have them. So does a single marker of four bytes. A text is found by three
-    numbers in a row that are readings, to within a part `close` of them, or by one that is a marker.
+    Eight bytes at any offset are a hit if they are one reading in fp64, or consecutive readings in a smaller
+    type: of one sensor at successive steps, of successive sensors at one step, or each followed by its time
+    of day as in windows. Four bytes are a hit if they are a marker. Text is a hit if three consecutive
+    numbers are readings up to the relative tolerance `close`, or if one number is a marker.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Search:
         self.known = self.known[np.isfinite(self.known)]
 
     def found(self, data: bytes) -> set[str]:
-        """What of the readings is in these bytes."""
+        """Which kinds of hits these bytes contain."""
         return self._in_words(data) | self._markers(data) | self._in_text(data)
 
     def _in_words(self, data: bytes) -> set[str]:
@@ -82,12 +82,11 @@ class Search:
         return found | ({"readings as text"} if row.max() >= IN_A_ROW else set())
 
 
-class SearchOfOwn(Search):
-    """For what sensors know of themselves, (k steps) of each kind, in the way that readings are searched for:
-    at once, because it is much."""
+class PersonalStateSearch(Search):
+    """A search for the personal state of sensors, (k steps) of each kind, in one pass over the bytes."""
 
     def __init__(self, kinds: Mapping[str, Floats], scaler: Scaler) -> None:
-        # zeros are everywhere: a run of numbers with one in it tells too little
+        # zeros are everywhere: a match that contains one proves too little
         self.kinds = {kind: np.where(values == 0, np.nan, values) for kind, values in kinds.items()}
         self.close, self.markers = 1e-9, np.zeros(0)
         each = {k: Search(v, np.full(v.shape[1], 0.5), scaler, []) for k, v in self.kinds.items()}
@@ -95,15 +94,17 @@ class SearchOfOwn(Search):
         self._index([search.known for search in each.values()])
 
     def example(self, kind: str) -> Floats:
-        """Eight of them in a row."""
+        """Eight consecutive values of one kind."""
         runs = np.lib.stride_tricks.sliding_window_view(self.kinds[kind], 8, axis=1).reshape(-1, 8)
         first: Floats = runs[np.isfinite(runs).all(1)][0]
         return first
 
 
-def own_of(experiment: Experiment, rows: list[int], state: Mapping[str, torch.Tensor]) -> dict[str, Floats]:
-    """What some sensors know of themselves, (k steps) each: from the state that their site keeps, and what
-    their model is told by it of every time and every window, as a simulation of all sensors has it."""
+def personal_state(
+    experiment: Experiment, rows: list[int], state: Mapping[str, torch.Tensor]
+) -> dict[str, Floats]:
+    """The personal state of some sensors, (k steps) of each kind: from the state that their site keeps, and
+    the weekly profile that their model receives for every time and window, taken from a simulation."""
     [(_, clients)] = experiment.owners
     assert clients.data.usual is not None
     told = [clients.data.batch(split, slice(None))[0].usual for split in SPLITS]
@@ -120,7 +121,7 @@ def own_of(experiment: Experiment, rows: list[int], state: Mapping[str, torch.Te
 
 
 def encoded(values: Floats, dtype: torch.dtype) -> bytes:
-    """Numbers as they lie in memory."""
+    """The bytes of numbers in memory."""
     return (
         torch.from_numpy(np.ascontiguousarray(values)).to(dtype).flatten().view(torch.uint8).numpy().tobytes()
     )

@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine, for tests: the synthetic city dealt out to sites."""
+"""A federation of real processes on this machine, for tests: the synthetic city split between sites."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from cnfgnn.federation.flare.engine_files import EXECUTOR
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import RUNS, Task, settings_of
-from cnfgnn.federation.status import ask_to_stop, read_status
-from cnfgnn.federation.task_client import perform
+from cnfgnn.federation.status import read_status, request_stop
+from cnfgnn.federation.task_client import run_task
 from cnfgnn.runs.folder import Run
-from tests.federation import faulty
+from tests.federation import fault_injection
 
 ROOT = Path(__file__).parents[2]
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
@@ -41,8 +41,8 @@ ENGINE_WARNINGS = [
 ]
 
 
-class Living:
-    """Kits and processes of one project; tasks run in a thread so that a test can meddle meanwhile."""
+class RunningFederation:
+    """The kits and processes of one project; tasks run in a thread while a test injects faults."""
 
     def __init__(self, folder: Path, kits: Mapping[str, Path]) -> None:
         self.folder, self.kits, self.server = folder, kits, kits["server"]
@@ -60,16 +60,19 @@ class Living:
     def begin(self, task: Task) -> None:
         before = self.status.get("token")
 
-        def work() -> None:
+        def run() -> None:
             try:
-                self.result = perform(self.server, task, lambda status: None)
+                self.result = run_task(self.server, task, lambda status: None)
             except BaseException as problem:
                 self.problem = problem
 
         self.result, self.problem = {}, None
-        self.worker = threading.Thread(target=work, daemon=True)
+        self.worker = threading.Thread(target=run, daemon=True)
         self.worker.start()
-        awaited(lambda: self.problem is not None or self.status.get("token") not in (None, before), "a start")
+        wait_until(
+            lambda: self.problem is not None or self.status.get("token") not in (None, before),
+            "the task starts",
+        )
 
     def end(self, timeout: float = 240.0) -> Mapping[str, Any]:
         assert self.worker is not None
@@ -87,7 +90,7 @@ class Living:
         self.begin(Task("train", name, settings=settings_of(config), **more))
 
     def during(self, round_: int, phase: int = 0) -> None:
-        """Wait until training is in this round and, if one is given, this phase."""
+        """Wait until training has reached this round and, if given, this phase."""
 
         def there() -> bool:
             status = self.status
@@ -96,48 +99,47 @@ class Living:
             now = (status.get("round", 0), status.get("phase", 0))
             return now[0] > round_ or (now[0] == round_ and now[1] >= phase)
 
-        awaited(there, f"round {round_}, phase {phase}")
+        wait_until(there, f"round {round_}, phase {phase}")
 
     # ---- faults --------------------------------------------------------------------------------------
 
     def site(self, name: str) -> Mapping[str, Any]:
-        """A site as the status shows it."""
+        """A site's entry in the status."""
         return (self.status.get("sites") or {}).get(name, {})
 
-    def stands(self, name: str, phase: int, number: int | None = None) -> None:
-        """Have a site stand still in the midst of a phase, the next time that it comes to it, or to its
-        minibatch of this number."""
-        stands = self.kits[name] / faulty.STANDS
-        stands.unlink(missing_ok=True)
-        faulty.arm(self.kits[name], faulty.PHASES[phase], "stand", number)
-        self.until(stands.exists, f"{name} in phase {phase}")
+    def block(self, name: str, phase: int, number: int | None = None) -> None:
+        """Block a site the next time it executes a phase, or its minibatch `number`; wait until it is."""
+        blocked = self.kits[name] / fault_injection.BLOCKED
+        blocked.unlink(missing_ok=True)
+        fault_injection.inject(self.kits[name], fault_injection.PHASES[phase], "block", number)
+        self.until(blocked.exists, f"{name} is blocked in phase {phase}")
 
-    def until(self, true: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
-        """Wait for what must come about while the task runs."""
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+        """Wait for a condition while the task runs; fail as soon as the task fails."""
 
-        def so() -> bool:
+        def holds() -> bool:
             if self.problem is not None:
                 raise self.problem
-            return true()
+            return condition()
 
-        awaited(so, what, timeout)
+        wait_until(holds, what, timeout)
 
-    def takes_part_again(self, name: str, since: int) -> None:
-        """Wait until a site is present and some exchanges have gone by since there were so many: the status
-        lags behind, and a short absence may never show."""
+    def wait_for_rejoin(self, name: str, since: int) -> None:
+        """Wait until a site is present and more than three exchanges followed exchange `since`: the status
+        lags behind, and a short absence may never show in it."""
 
-        def so() -> bool:
+        def rejoined() -> bool:
             status = self.status
             return bool(status["exchanges"] > since + 3 and status["sites"][name]["present"])
 
-        self.until(so, f"{name} takes part again")
+        self.until(rejoined, f"{name} rejoins")
 
-    def waits_for(self, name: str) -> bool:
+    def is_paused_without(self, name: str) -> bool:
         return bool(self.status["waiting"]) and not self.site(name)["reachable"]
 
     def stop(self) -> None:
-        """End the task before its time."""
-        ask_to_stop(self.server, str(self.status["token"]))
+        """Stop the task."""
+        request_stop(self.server, str(self.status["token"]))
         with pytest.raises(task_client.TaskError, match="stopped"):
             self.end()
 
@@ -146,36 +148,38 @@ class Living:
         os.kill(job, signal.SIGKILL)
 
     def kill(self, name: str) -> None:
-        """Everything that runs for a kit; a restarting parent first."""
+        """Kill every process of a kit, the parent first because it restarts the others."""
         parent = processes.running(self.kits[name])
         assert parent is not None
         for pid in (parent, *processes.jobs_of(self.kits[name])):
             os.kill(pid, signal.SIGKILL)
-        awaited(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
+        wait_until(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
 
 
 @contextmanager
-def living(
+def running_federation(
     folder: Path,
     data: Dataset,
     sites: Mapping[str, Sequence[int]] = SITES,
     min_sites: int = 1,
     up: bool = True,
     faults: bool = False,
-) -> Iterator[Living]:
-    """Make the kits, start everybody, and end every process whatever happens."""
+) -> Iterator[RunningFederation]:
+    """Make the kits, start the server and the sites, and stop every process at the end."""
     before = os.environ.copy()
-    # sums come out the same to the last bit only where they are cut into as many parts
+    # sums are bit-identical only with the same number of threads
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # for the faulty site
-    task_client.EXECUTOR = faulty.EXECUTOR if faults else EXECUTOR
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), str(ROOT)]
+    )  # for the executor that injects faults
+    task_client.EXECUTOR = fault_injection.EXECUTOR if faults else EXECUTOR
     project = read_project(write_example(folder / "example", data, sites, min_sites))
-    made = make_kits(project, folder / "kits", [faulty.EXECUTOR] if faults else ())
+    made = make_kits(project, folder / "kits", [fault_injection.EXECUTOR] if faults else ())
     try:
         if up:
             for kit in made.values():
                 processes.up(kit)
-        yield Living(folder, made)
+        yield RunningFederation(folder, made)
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
@@ -185,15 +189,15 @@ def living(
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
 
 
-def dealt(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:
-    """A small city as it reads back from the files that sites have."""
+def city_on_disk(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:
+    """A small city, written to files and read back as sites read it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(city(sensors, days, seed=seed), folder)
     return load(folder)
 
 
-def awaited(true: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
-    until = time.monotonic() + timeout
-    while not true():
-        assert time.monotonic() < until, f"never came about: {what}"
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out waiting until: {what}"
         time.sleep(0.05)

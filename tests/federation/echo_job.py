@@ -1,4 +1,4 @@
-"""A job for tests: the server asks every site for its process id, again and again, until a file says stop."""
+"""A job for tests: the server keeps asking every site for its process id until a stop file exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANNEL, TOPIC = "test", "echo"
 
 
 class EchoController(Controller):
-    """Writes a line for each round of questions: site -> process id, or the return code that came instead."""
+    """Logs a line per round: the process id of each site, or the return code if it did not answer."""
 
     def __init__(self, log: str, sites: list[str]) -> None:
         super().__init__()

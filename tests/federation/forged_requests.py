@@ -1,4 +1,4 @@
-"""A job for tests: the server asks north, and south, a site like any other, tries to ask north as well."""
+"""A job for tests: the server sends requests to north, and site south tries to send requests to north too."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation.flare.cell import CHANNEL, TOPIC, CellChannel, serve_notes
+from cnfgnn.federation.flare.cell import TOPIC, CellChannel, serve_requests
+from cnfgnn.federation.flare.guard import CHANNEL
 from cnfgnn.transports.remote.messages import Unreachable
 
-HEARD = "heard.txt"
-TRIED = "tried.txt"
+RECEIVED = "received.txt"
+ATTEMPTS = "attempts.txt"
 
 
-class AskingController(Controller):
-    """Asks north until a file says stop."""
+class RequestingController(Controller):
+    """Sends requests to north until a stop file exists."""
 
     def __init__(self, stop: str) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class AskingController(Controller):
         channel = CellChannel(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id())
         while not abort_signal.triggered and not self.stop.exists():
             try:
-                channel.ask("north", b"the server asks", 1.0)
+                channel.ask("north", b"request of the server", 1.0)
             except Unreachable:
                 continue
             finally:
@@ -50,40 +51,40 @@ class AskingController(Controller):
 
 
 class ForgingExecutor(Executor):
-    """Writes down the notes that are let in; at south it writes notes of its own, first honestly."""
+    """Records the requests that arrive; at south it also sends some, first under its own name."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.START_RUN:
             return
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
         cell, job_id = fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id()
-        serve_notes(cell, job_id, lambda note: self.answer(kit / HEARD, note))
+        serve_requests(cell, job_id, lambda request: self.answer(kit / RECEIVED, request))
         if fl_ctx.get_identity_name() == "south":
-            threading.Thread(target=self.forge, args=(cell, job_id, kit / TRIED), daemon=True).start()
+            threading.Thread(target=self.forge, args=(cell, job_id, kit / ATTEMPTS), daemon=True).start()
 
-    def answer(self, file: Path, note: bytes) -> bytes:
-        with file.open("ab") as heard:
-            heard.write(note + b"\n")
+    def answer(self, file: Path, request: bytes) -> bytes:
+        with file.open("ab") as received:
+            received.write(request + b"\n")
         return b"answered"
 
     def forge(self, cell: Any, job_id: str, file: Path) -> None:
         channel = CellChannel(cell, job_id)
         server = FQCN.join([FQCN.ROOT_SERVER, job_id])
-        usual = cell.out_req_filter_reg.find(CHANNEL, TOPIC)  # the engine adds the site's token
+        filters = cell.out_req_filter_reg.find(CHANNEL, TOPIC)  # the engine adds the site's token
 
         def in_the_servers_name(message: Message) -> None:
-            for one in usual:
-                one.cb(message, *one.args, **one.kwargs)
+            for installed in filters:
+                installed.cb(message, *installed.args, **installed.kwargs)
             message.set_header(MessageHeaderKey.ORIGIN, server)
 
-        for note in (b"south asks", b"south asks in the server's name"):
+        for request in (b"request of south", b"request of south in the server's name"):
             for _ in range(2):
                 try:
-                    said = bytes(channel.ask("north", note, 0.5))
+                    answer = bytes(channel.ask("north", request, 0.5))
                 except Unreachable as problem:
-                    said = str(problem).encode()
-                with file.open("ab") as tried:
-                    tried.write(note + b": " + said + b"\n")
+                    answer = str(problem).encode()
+                with file.open("ab") as attempts:
+                    attempts.write(request + b": " + answer + b"\n")
             cell.add_outgoing_request_filter(CHANNEL, TOPIC, in_the_servers_name)
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

@@ -1,4 +1,4 @@
-"""A program for tests: says something on every kind of socket, to see whether a tap hears it."""
+"""A program for tests: sends data over every kind of socket, to check that the wire tap records it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 
 def certificate(folder: Path) -> Path:
-    """A key and a certificate signed by it, in one file."""
+    """A self-signed certificate and its key in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "here")])
     now = datetime.datetime.now(datetime.UTC)
@@ -30,7 +30,7 @@ def certificate(folder: Path) -> Path:
     return file
 
 
-def in_clear() -> None:
+def plain_sockets() -> None:
     one, other = socket.socketpair()
     one.send(b"<send>[recv]")
     other.recv(100)
@@ -46,7 +46,7 @@ def in_clear() -> None:
         far.recvfrom(100)
 
 
-def over_tls(file: Path) -> None:
+def tls_sockets(file: Path) -> None:
     at_server, at_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     at_server.load_cert_chain(file)
     at_client.check_hostname, at_client.verify_mode = False, ssl.CERT_NONE
@@ -63,11 +63,11 @@ def over_tls(file: Path) -> None:
             server.recv_into(bytearray(100))
             client.write(b"<tls-write>[tls-read]")
             server.read(100)
-    in_memory(at_server, at_client)
+    tls_in_memory(at_server, at_client)
 
 
-def in_memory(at_server: ssl.SSLContext, at_client: ssl.SSLContext) -> None:
-    """As asyncio speaks TLS."""
+def tls_in_memory(at_server: ssl.SSLContext, at_client: ssl.SSLContext) -> None:
+    """TLS over memory buffers, as asyncio uses it."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = at_client.wrap_bio(to_client, to_server)
     server = at_server.wrap_bio(to_server, to_client, server_side=True)
@@ -83,5 +83,5 @@ def in_memory(at_server: ssl.SSLContext, at_client: ssl.SSLContext) -> None:
 
 
 if __name__ == "__main__":
-    in_clear()
-    over_tls(certificate(Path(sys.argv[1])))
+    plain_sockets()
+    tls_sockets(certificate(Path(sys.argv[1])))

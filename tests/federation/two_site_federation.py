@@ -1,4 +1,4 @@
-"""Real processes for tests: a project on free ports of this machine, up, and down again whatever happens."""
+"""A small federation of real processes for tests: two sites and a server on free ports of this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from cnfgnn.federation.flare import jobs
 from cnfgnn.federation.project import Project, read_project
 
 ROOT = Path(__file__).parents[2]
-CONTROLLER, EXECUTOR = "tests.federation.echo.EchoController", "tests.federation.echo.EchoExecutor"
-ASKING, FORGING = "tests.federation.forging.AskingController", "tests.federation.forging.ForgingExecutor"
+CONTROLLER, EXECUTOR = "tests.federation.echo_job.EchoController", "tests.federation.echo_job.EchoExecutor"
+REQUESTING, FORGING = (
+    "tests.federation.forged_requests.RequestingController",
+    "tests.federation.forged_requests.ForgingExecutor",
+)
 
 
 def write_project(folder: Path, **changes: object) -> Path:
-    """Two sites and three sensors; `changes` replace whole lines by their key."""
+    """Write a project file with two sites and three sensors; `changes` replace lines by their key."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = "".join(f"s{i},34.{i},-118.{i}\n" for i in range(4))
     (folder / "sensors.csv").write_text("id,latitude,longitude\n" + rows)
@@ -55,28 +58,28 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def awaited(question: Callable[[], Any], what: str, seconds: float = 60) -> Any:
-    """The first answer that counts as true; a test waits for what must happen, never for a time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if answer := question():
-            return answer
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """Wait for a condition and return its first true value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
         time.sleep(0.05)
-    raise AssertionError(f"in vain: {what}")
+    raise AssertionError(f"timed out waiting until: {what}")
 
 
 @contextmanager
 def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, Path]]]:
-    """Kits of a project with its server and the sites `names` up."""
+    """The project and its kits, with the server and the sites `names` running."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src"), str(ROOT)]
-    )  # sites import our test's classes
+    )  # sites import the tests' classes
     project = read_project(write_project(folder))
-    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, ASKING, FORGING])
+    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, REQUESTING, FORGING])
     try:
         for name in ("server", *names):
             processes.up(made[name])
-        awaited(lambda: connected(made["server"]) == set(names), f"{names} connected")
+        wait_until(lambda: connected(made["server"]) == set(names), f"{names} are connected")
         yield project, made
     finally:
         for kit in made.values():
@@ -92,7 +95,7 @@ def connected(server: Path) -> set[str]:
 
 
 class Echo:
-    """A job that runs until it is told to stop, and what its sites answered last."""
+    """A job that runs until it is told to stop, and the latest answers of its sites."""
 
     def __init__(self, session: jobs.Session, folder: Path, sites: list[str]) -> None:
         folder.mkdir(exist_ok=True)
@@ -106,13 +109,13 @@ class Echo:
         return dict(json.loads(lines[-1])) if lines else {}
 
     def pid(self, site: str, other_than: int | None = None) -> int:
-        """The process that answers for a site, once there is one."""
+        """The process that answers for a site; waits until there is one."""
 
         def found() -> int | None:
             answer = self.answers().get(site)
             return answer if isinstance(answer, int) and answer != other_than else None
 
-        return int(awaited(found, f"an answer of {site}"))
+        return int(wait_until(found, f"{site} answers"))
 
     def stop(self) -> None:
         self.log.with_suffix(".stop").touch()

@@ -1,5 +1,8 @@
-"""A server and its sites in this process, for tests of what they tell each other: the server's own code, the
-sites' own code, the real links and codec between them; only the engine that starts processes is left out."""
+"""A server and its sites in this process, for tests of their protocol.
+
+The code of the server and of the sites, the links and the codec are the real ones. Only the engine, which
+starts processes and carries messages between them, is left out.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +26,27 @@ from cnfgnn.transports.remote.messages import Unreachable
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5]}
 
 
-class Nearby:
-    """Kits of one project. Each task starts every site anew, as the engine does; `away` names sites that
-    cannot be reached."""
+class InMemoryFederation:
+    """The kits of one project. Each task restarts every site, as the engine does.
+
+    Sites named in `unreachable` do not answer.
+    """
 
     def __init__(self, folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]] = SITES) -> None:
         self.folder, self.sites = folder, sites
         self.kits = make_kits(read_project(write_example(folder / "example", data, sites)), folder / "kits")
         self.server = self.kits["server"]
         self.ends: dict[str, Endpoint] = {}
-        self.away: set[str] = set()
-        self.stop: Callable[[], bool] = lambda: False  # whether the operator wants the task to end
+        self.unreachable: set[str] = set()
+        self.stop: Callable[[], bool] = lambda: False  # whether the operator has stopped the task
 
     def restart(self, name: str) -> None:
-        """A site's process that ended and was started again: it reads its files anew."""
+        """Restart a site: it reads its files again."""
         nodes = SiteNodes(self.kits[name])
-        self.ends[name] = Endpoint(nodes.join, nodes.about, nodes.after)
+        self.ends[name] = Endpoint(nodes.join, nodes.describe, nodes.after)
 
-    def perform(self, task: Task) -> Mapping[str, Any]:
-        """Carry out a task; how it ended, as the status file says."""
+    def run_task(self, task: Task) -> Mapping[str, Any]:
+        """Run a task; return its final status."""
         for name in self.sites:
             self.restart(name)
         serve(self.server, task, self, lambda: self.stop())
@@ -52,22 +57,22 @@ class Nearby:
         return read_status(self.server) or {}
 
     def stop_after(self, more: int) -> None:
-        """End the next task once so many more rounds of a training are done."""
+        """Stop the next task once `more` further rounds of training are done."""
         enough = self.status.get("done", 0) + more
         self.stop = lambda: self.status.get("state") == "running" and self.status.get("done", 0) >= enough
 
     def train(self, config: Config, name: str = "one") -> Mapping[str, Any]:
-        return self.perform(Task("train", name, settings=settings_of(config), wait=20.0))
+        return self.run_task(Task("train", name, settings=settings_of(config), wait=20.0))
 
     def resume(self, name: str = "one") -> Mapping[str, Any]:
-        return self.perform(Task("train", name, resume=True, wait=20.0))
+        return self.run_task(Task("train", name, resume=True, wait=20.0))
 
     def forecast(self, name: str = "one", wait: float = 20.0) -> Mapping[str, Any]:
-        return self.perform(Task("forecast", name, wait=wait))
+        return self.run_task(Task("forecast", name, wait=wait))
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
-        if site in self.away:
-            raise Unreachable("it is away")
+        if site in self.unreachable:
+            raise Unreachable("unreachable in this test")
         return self.ends[site].answer(request)
 
     # ---- files -----------------------------------------------------------------------------------------
@@ -79,7 +84,7 @@ class Nearby:
         frame.to_csv(self._file(name), index_label="time")
 
     def latest(self, name: str) -> pd.DataFrame | None:
-        """The newest forecasts of a site, if it has any."""
+        """The latest forecasts of a site; None if it has none."""
         file = self.kits[name] / FORECASTS / "latest.csv"
         return pd.read_csv(file, index_col="time", parse_dates=True) if file.exists() else None
 
@@ -88,7 +93,7 @@ class Nearby:
 
 
 def with_row(frame: pd.DataFrame, steps: int, times: float = 1.0) -> pd.DataFrame:
-    """One more row, so many steps after the last one (before the first, if negative)."""
+    """The readings with one more row, `steps` after the last one (before the first one if negative)."""
     step = frame.index[1] - frame.index[0]
     end = frame.iloc[[-1 if steps > 0 else 0]] * times
     stray = end.set_index(end.index + steps * step)
@@ -96,6 +101,6 @@ def with_row(frame: pd.DataFrame, steps: int, times: float = 1.0) -> pd.DataFram
 
 
 def ending(frame: pd.DataFrame, newest: pd.Timestamp) -> pd.DataFrame:
-    """The same readings, the newest of them taken then."""
+    """The same readings, shifted so that the newest one is from `newest`."""
     step = frame.index[1] - frame.index[0]
     return frame.set_index(newest - step * (len(frame) - 1 - pd.RangeIndex(len(frame))))

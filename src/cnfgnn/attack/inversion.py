@@ -1,0 +1,175 @@
+"""The strongest attack we know: invert a sensor's whole series of readings at once from its hidden states.
+
+Each reading is in as many overlapping windows as a window has rows, and the server receives a hidden state of
+each window. So there are many more equations than unknowns, and no training data are needed: the method of
+Levenberg and Marquardt finds the series whose hidden states are those that were received. A window touches
+neighbouring rows only, which makes the normal equations block-tridiagonal: a step takes time and memory in
+proportion to the length of the series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WINDOWS_AT_ONCE = 1 << 15  # nodes x windows whose Jacobian is in memory at a time
+FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-9, 1e9
+EASED, TIGHTENED = 0.3, 4.0  # what a step that helped, and one that did not, does to the damping
+FURTHEST = 12.0  # standard deviations: no reading is sought further from the mean
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the server holds of n nodes, and the function whose inputs are sought.
+
+    h_c     (n w s)  the hidden states that were received
+    starts  (w,)     the first row of each window
+    encode           the hidden states (n b s) of some windows, given their unknown numbers (n b p)
+    rows    (p,)     the row of each unknown number, counted from the start of its window
+    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may be told
+    """
+
+    h_c: Tensor
+    starts: Tensor
+    encode: Callable[[Tensor, slice], Tensor]
+    rows: Tensor
+    kinds: Tensor
+
+    @property
+    def span(self) -> int:
+        """Rows that a window touches."""
+        return int(self.rows.max()) + 1
+
+    @property
+    def series(self) -> int:
+        """How many unknown numbers a row has."""
+        return int(self.kinds.max()) + 1
+
+
+def invert(
+    target: Target, first: Tensor, iterations: int = 60, tick: Callable[[float], None] = lambda cost: None
+) -> Tensor:
+    """The series (n T k) whose hidden states come nearest to those received, searched from `first` on."""
+    found, damping = first.clone(), torch.full_like(first[:, 0, 0], FIRST_DAMPING)
+    system, cost = _normal_equations(target, found)
+    for _ in range(iterations):
+        tried = (found + system.solve(damping)).clamp(-FURTHEST, FURTHEST)
+        better, costs = _normal_equations(target, tried)
+        won = costs < cost
+        found = torch.where(won[:, None, None], tried, found)
+        system = system.where(won, better)
+        cost = torch.where(won, costs, cost)
+        damping = (damping * torch.where(won, EASED, TIGHTENED)).clamp(LEAST_DAMPING, MOST_DAMPING)
+        tick(float(cost.mean()))
+        if bool((damping >= MOST_DAMPING).all()):
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class _System:
+    """J'J and J'r of n nodes, with rows in blocks of which only neighbours are coupled.
+
+    diagonal  (n k q q)  each block with itself
+    below     (n k q q)  block i + 1 (rows) with block i (columns)
+    right     (n k q)    minus the gradient
+    shape                of the series: (n T k)
+    """
+
+    diagonal: Tensor
+    below: Tensor
+    right: Tensor
+    shape: torch.Size
+
+    def where(self, won: Tensor, other: _System) -> _System:
+        pick = won[:, None, None, None]
+        return _System(
+            torch.where(pick, other.diagonal, self.diagonal),
+            torch.where(pick, other.below, self.below),
+            torch.where(won[:, None, None], other.right, self.right),
+            self.shape,
+        )
+
+    def solve(self, damping: Tensor) -> Tensor:
+        """The step (n T k) of Levenberg and Marquardt, by a Cholesky factorisation block by block."""
+        diagonal, right = self.diagonal.double(), self.right.double()
+        below = self.below.double()
+        scale = diagonal.diagonal(dim1=-2, dim2=-1)
+        scale = scale + 1e-6 * scale.mean(dim=(1, 2), keepdim=True)
+        diagonal = diagonal + torch.diag_embed(damping.double()[:, None, None] * scale + 1e-12)
+        factors, couplings, forward = [], [], []
+        previous = None
+        for k in range(diagonal.shape[1]):
+            block, value = diagonal[:, k], right[:, k, :, None]
+            if previous is not None:
+                coupling = torch.linalg.solve_triangular(factors[-1], below[:, k - 1].mT, upper=False).mT
+                couplings.append(coupling)
+                block = block - coupling @ coupling.mT
+                value = value - coupling @ previous
+            factors.append(torch.linalg.cholesky(block))
+            previous = torch.linalg.solve_triangular(factors[-1], value, upper=False)
+            forward.append(previous)
+        steps = []
+        after = None
+        for k in reversed(range(len(factors))):
+            value = forward[k]
+            if after is not None:
+                value = value - couplings[k].mT @ after
+            after = torch.linalg.solve_triangular(factors[k].mT, value, upper=True)
+            steps.append(after[..., 0])
+        n, rows, series = self.shape
+        whole = torch.stack(steps[::-1], dim=1).reshape(n, -1)
+        return whole[:, : rows * series].reshape(n, rows, series).to(self.right.dtype)
+
+
+def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
+    """The system at this series, and each node's mean squared residual (n,)."""
+    n, rows, series = found.shape
+    size = target.span * series  # of a block: a window touches two neighbouring ones at most
+    blocks = -(-rows * series // size)
+    diagonal = found.new_zeros(n, blocks * size * size)
+    below = found.new_zeros(n, blocks * size * size)
+    right = found.new_zeros(n, blocks * size)
+    cost = found.new_zeros(n)
+    for some in _pieces(target, n):
+        places = (target.starts[some, None] + target.rows) * series + target.kinds  # (b p)
+        unknown = found.flatten(1)[:, places]  # (n b p)
+        h_c, jacobian = _jacobian(target, unknown, some)  # (n b s), (n b s p)
+        residual = target.h_c[:, some].to(h_c.dtype) - h_c
+        cost += residual.square().sum(dim=(1, 2))
+        gram = jacobian.mT @ jacobian  # (n b p p)
+        right.index_add_(1, places.flatten(), (jacobian.mT @ residual[..., None])[..., 0].flatten(1))
+        block, inside = places // size, places % size
+        index = block[:, :, None] * size * size + inside[:, :, None] * size + inside[:, None, :]  # (b p p)
+        same = block[:, :, None] == block[:, None, :]
+        under = block[:, :, None] == block[:, None, :] + 1
+        gram = gram.flatten(1)
+        for into, which, where in (
+            (diagonal, same, index),
+            (below, under, index - size * size),
+        ):
+            chosen = which.flatten().nonzero().flatten()
+            into.index_add_(1, where.flatten()[chosen], gram[:, chosen])
+    shape = (n, blocks, size, size)
+    system = _System(diagonal.view(shape), below.view(shape), right.view(n, blocks, size), found.shape)
+    return system, cost / target.h_c[0].numel()
+
+
+def _jacobian(target: Target, unknown: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+    """h_c (n b s) of these windows, and its derivative (n b s p) by the unknown numbers."""
+    unknown = unknown.detach().requires_grad_()
+    with torch.enable_grad():
+        h_c = target.encode(unknown, some)
+        rows = []
+        for k in range(h_c.shape[-1]):  # a window's hidden state depends on its own numbers alone
+            (row,) = torch.autograd.grad(h_c[..., k].sum(), unknown, retain_graph=True)
+            rows.append(row)
+    return h_c.detach(), torch.stack(rows, dim=-2)
+
+
+def _pieces(target: Target, n: int) -> Iterator[slice]:
+    width, count = max(1, WINDOWS_AT_ONCE // n), len(target.starts)
+    return (slice(start, min(start + width, count)) for start in range(0, count, width))

@@ -1,0 +1,257 @@
+"""The commands that train, evaluate and forecast on this machine, and list runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from cnfgnn.algorithm.methods import method_of
+from cnfgnn.cli import progress
+from cnfgnn.cli.settings import (
+    ChangesOption,
+    ConfigOption,
+    LikeOption,
+    MethodOption,
+    ReadingOption,
+    SeedOption,
+    SizeOption,
+    reading_changes,
+    resolve,
+)
+from cnfgnn.config.settings import Config
+from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.files import write_whole
+
+if TYPE_CHECKING:
+    from cnfgnn.data.dataset import Dataset
+    from cnfgnn.data.quality import Finding
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.training_loop import Result
+
+SHOWN_SENSORS = 5  # in a line that lists some of them
+FORECAST_SUFFIXES = (".csv", ".parquet")
+DataArgument = Annotated[
+    Path | None, typer.Argument(help="A file or folder of readings; without it, the synthetic city.")
+]
+OtherDataArgument = Annotated[
+    Path | None, typer.Argument(help="Readings to use instead of those that the run was trained on.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def train(
+    data: DataArgument = None,
+    method: MethodOption = None,
+    node_size: SizeOption = None,
+    like: LikeOption = None,
+    config: ConfigOption = None,
+    changes: ChangesOption = None,
+    seed: SeedOption = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:1 ...")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the new run; it must not exist yet.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Run folder of an interrupted run to resume.")] = None,
+) -> None:
+    """Train a method, or resume an interrupted run.
+
+    DATA is a METR-LA or PEMS-BAY .h5 file, or a folder with readings.csv (a column of times such as
+    2024-01-31 08:05, then one column per sensor, empty where a reading is missing) and sensors.csv (id,
+    latitude, longitude) or edges.csv (from, to, weight or distance). `cnfgnn settings` lists what --set and
+    --config can change. A resumed run gives the same result as one that was never interrupted.
+    """
+    from cnfgnn.data.quality import findings
+    from cnfgnn.data.source import open_data
+    from cnfgnn.runs.folder import Run
+
+    if resume is not None:
+        options: dict[str, object] = {"--method": method, "--size": node_size, "--like": like}
+        options |= {"--config": config, "--set": changes, "--seed": seed, "--device": device, "--out": out}
+        for name, value in options.items():
+            if value is not None:
+                raise ConfigError(name, "leave it out: a resumed run keeps the settings it began with")
+        run = Run.open(resume)
+        readings = _data_of(run, data, None)
+    else:
+        settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
+        readings = open_data(settings, data)
+        run = Run.create(out or _new_folder(settings, readings), settings, readings)
+        _print_notes(findings(readings, settings.data))
+    if run.finished:
+        print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
+        return
+    _print_result(run, readings, _trained(run, readings))
+
+
+def _trained(run: Run, readings: Dataset) -> Result:
+    """Train a run to its end; Ctrl-C ends the command and says how to resume."""
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.train import carry_on
+
+    if readings.readings.notes:
+        print(f"{readings.readings.source}: {'; '.join(readings.readings.notes)}", file=sys.stderr)
+    print(f"run {run.folder}", file=sys.stderr, flush=True)
+    try:
+        return carry_on(run, readings, progress.watcher())
+    except KeyboardInterrupt:
+        rounds = len(Run.open(run.folder).progress.history)
+        saved = "1 round is saved" if rounds == 1 else f"{rounds} rounds are saved"
+        print(f"\nstopped; {saved}; to resume: cnfgnn train --resume {run.folder}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _print_result(run: Run, readings: Dataset, result: Result) -> None:
+    from cnfgnn.runs.train import scores_as_dict
+
+    best = result.progress.best
+    title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
+    scores = scores_as_dict(result.test, readings.readings.ids)
+    progress.out().print(progress.errors_table(scores, title, _step_minutes(run)))
+    moved = best.training_bytes
+    per_node, per_site = progress.size(moved.per_node), progress.size(moved.per_site)
+    print(f"traffic until the best round: {per_node} counted per node, {per_site} counted per site")
+    print(f"next: cnfgnn forecast {run.folder} --out forecasts.csv")
+
+
+def evaluate(
+    run: RunArgument,
+    data: OtherDataArgument = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    per_step: Annotated[bool, typer.Option("--per-step", help="Add the errors of each step ahead.")] = False,
+    per_node: Annotated[bool, typer.Option("--per-node", help="Add the errors of each sensor.")] = False,
+    changes: ReadingOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Evaluate the best round of a run, on its own data or on others."""
+    from cnfgnn.data.windows import SPLITS
+    from cnfgnn.runs.folder import Run, plain
+    from cnfgnn.runs.forecast import evaluate_run
+    from cnfgnn.runs.train import scores_as_dict
+
+    if split not in SPLITS:
+        raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
+    opened = Run.open(run)
+    readings = _data_of(opened, data, changes)
+    scores = scores_as_dict(evaluate_run(opened, readings, split), readings.readings.ids)
+    if as_json:
+        print(json.dumps(plain({"run": str(run), "split": split, **scores}), allow_nan=False))
+        return
+    console = progress.out()
+    title = f"{opened.config.method}, round {opened.progress.best.r_g}, {split}"
+    console.print(progress.errors_table(scores, title, _step_minutes(opened)))
+    if per_step:
+        steps = {str(step): errors for step, errors in enumerate(scores["per_step"], start=1)}
+        console.print(progress.rows_table("steps ahead", steps))
+    if per_node:
+        console.print(progress.rows_table("sensor", scores["per_node"]))
+
+
+def forecast(
+    run: RunArgument,
+    data: OtherDataArgument = None,
+    changes: ReadingOption = None,
+    out: Annotated[Path, typer.Option(help="A .csv or .parquet file.")] = Path("forecasts.csv"),
+) -> None:
+    """Forecast the readings that follow the last ones: one row per time step, one column per sensor."""
+    if out.suffix not in FORECAST_SUFFIXES:
+        raise ConfigError("--out", f"cannot write a file with the name {out.name!r}", FORECAST_SUFFIXES)
+    if not out.absolute().parent.is_dir():
+        raise StorageError(out, "there is no such folder")
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.forecast import doubts, forecast_run
+
+    opened = Run.open(run)
+    readings = _data_of(opened, data, changes)
+    frame = forecast_run(opened, readings)
+    _print_notes(doubts(opened, readings))
+    if out.suffix == ".csv":
+        write_whole(out, frame.to_csv(float_format="%.4f").encode())
+    else:
+        write_whole(out, frame.to_parquet())
+    silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
+    if silent:
+        print(f"no forecast without a recent reading: {_some(silent)}", file=sys.stderr)
+    known = set(opened.data["sensors"])
+    new = [sensor for sensor in frame.columns if sensor not in known]
+    if new:
+        print(f"not in the training data, forecast with the shared weights: {_some(new)}", file=sys.stderr)
+    print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder that contains the runs.")] = Path("runs"),
+) -> None:
+    """List the runs in a folder."""
+    from cnfgnn.runs.folder import Run
+
+    table = Table("run", "method", "data", "seed", "rounds", "best", "validation RMSE", "state")
+    for manifest in sorted(folder.glob("*/manifest.json")):
+        try:
+            row = _run_row(Run.open(manifest.parent))
+        except CnfgnnError as problem:
+            row = [manifest.parent.name, "", "", "", "", "", "", str(problem)]
+        table.add_row(*row)
+    if not table.row_count:
+        print(f"no runs in {folder}")
+        return
+    progress.out().print(table)
+
+
+def _run_row(run: Run) -> list[str]:
+    """One line of the list of runs."""
+    config, rounds = run.config, len(run.progress.history)
+    best_round = best_rmse = ""
+    if rounds:
+        best = run.progress.best
+        kind = "masked_rmse" if config.data.missing == "masked" else "rmse"
+        best_round, best_rmse = str(best.r_g), f"{getattr(best.validation, kind):.3f}"
+    state = "finished" if run.finished else "not finished"
+    name = str(run.data["name"])
+    return [run.folder.name, config.method, name, str(config.seed), str(rounds), best_round, best_rmse, state]
+
+
+def _print_notes(found: Iterable[Finding]) -> None:
+    """Print what looks wrong with the readings to stderr, apart from the output of the command."""
+    for finding in found:
+        print(f"note: {finding}", file=sys.stderr, flush=True)
+
+
+def _some(sensors: list[str]) -> str:
+    more = len(sensors) - SHOWN_SENSORS
+    shown = ", ".join(sensors[:SHOWN_SENSORS])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
+    """The named data, read with the settings of the run, or the data that the run was trained on."""
+    from cnfgnn.data.source import open_data
+    from cnfgnn.runs.forecast import own_data
+
+    if data is None and not changes:
+        return own_data(run)
+    found = open_data(run.config.with_changes(reading_changes(changes)), data)
+    if data is None:
+        run.check_same_sensors(found)
+    return found
+
+
+def _step_minutes(run: Run) -> float:
+    return float(run.data["step_seconds"]) / 60
+
+
+def _new_folder(config: Config, data: Dataset) -> Path:
+    """A folder under runs/ that does not exist yet."""
+    method = method_of(config.method).name
+    stem = f"{method}-{data.name.replace(' ', '-')}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder

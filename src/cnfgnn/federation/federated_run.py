@@ -1,0 +1,100 @@
+"""The run folder of a federation: what it records about data that the server never sees.
+
+A run records the sites, their sensors and the time steps. Every later task checks against that record and
+derives the same windows from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.memory_plan import MemoryPlan
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.errors import RunError
+from cnfgnn.federation.project import Project
+from cnfgnn.federation.spans import Span
+from cnfgnn.runs.folder import Run
+from cnfgnn.transports.remote.endpoint import Terms
+
+
+def describe_data(project: Project, graph: Graph, span: Span) -> dict[str, Any]:
+    """What a new run records about its data."""
+    return {
+        "name": project.name,
+        "fingerprint": _fingerprint(project, graph),
+        "sensors": list(project.sensors),
+        "rows": span.rows,
+        "step_seconds": span.step,
+        "edges": graph.edges,
+        "first": span.first,
+        "id": secrets.token_hex(6),  # distinguishes the run from a deleted one of the same name
+        "sites": {site.name: list(site.sensors) for site in project.sites},
+    }
+
+
+def check_same_federation(run: Run, project: Project, graph: Graph) -> None:
+    """Refuse to continue a run with other sensors or another graph than it began with."""
+    if not {"first", "id", "sites"} <= run.data.keys():
+        raise RunError(run.folder, "is not a run of a federation")
+    if run.data["fingerprint"] != _fingerprint(project, graph):
+        problem = "began with other sensors or another graph than this kit has: start a new run"
+        raise RunError(run.folder, problem)
+
+
+def check_same_windows(run: Run, experiment: Experiment, absent: Iterable[str]) -> None:
+    """Refuse to resume with other windows than before: sites that are absent now may have had more."""
+    if {split: experiment.windows.count(split) for split in SPLITS} != run.events()[0]["windows"]:
+        names = ", ".join(sorted(absent)) or "none"
+        problem = f"has other windows than it began with (absent sites: {names}); start the sites and resume"
+        raise RunError(run.folder, f"{problem} again")
+
+
+def terms_of(run: Run) -> Terms:
+    """The terms that sites agree to when they join the run."""
+    data = run.data
+    name = f"{run.folder.name[:40]}-{data['id']}"
+    return Terms(data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, name)
+
+
+def windows_of(run: Run) -> Windows:
+    d = run.config.data
+    return Windows.of(run.data["rows"], d.history, d.horizon, d.shares, run.data["name"])
+
+
+def keeping_of(run: Run) -> MemoryPlan | None:
+    """How a run that has begun keeps hidden states: sites that are absent now had a say in that choice."""
+    if not run.manifest["events"]:
+        return None
+    known = run.events()[0].get("memory", {})
+    if not known:
+        return None
+    return MemoryPlan(**{name: known[name] for name in vars(MemoryPlan()) if name in known})
+
+
+def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """What the run's first event records about its data."""
+    terms = terms_of(run)
+    ends = np.array([terms.first, terms.first + (terms.rows - 1) * terms.step]).astype("datetime64[s]")
+    return {
+        "name": project.name,
+        "sensors": list(project.sensors),
+        "positions": positions.tolist(),
+        "from": str(ends[0]),
+        "to": str(ends[1]),
+        "rows": terms.rows,
+        "missing": None,
+        "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
+        "sites": run.data["sites"],
+    }
+
+
+def _fingerprint(project: Project, graph: Graph) -> str:
+    known = repr((project.sensors, graph.senders.tolist(), graph.receivers.tolist()))
+    return hashlib.sha256(known.encode() + graph.weights.tobytes()).hexdigest()

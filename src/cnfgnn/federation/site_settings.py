@@ -1,0 +1,92 @@
+"""A site's own settings: `local/site.toml` in its kit, which the site's owner may edit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.config.settings import Config, DataConfig
+from cnfgnn.config.toml import read_toml
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.errors import ConfigError
+from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SitePlan
+
+CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
+SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", "reading", *CLEANING_KEYS)
+MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
+UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def settings_file(kit: Path) -> Path:
+    return kit / "local" / "site.toml"
+
+
+def read_site(kit: str | Path) -> SitePlan:
+    """Read the settings of a site's kit; an error names the file and the key."""
+    file = settings_file(Path(kit))
+    content = read_toml(file)
+    try:
+        return _site_plan(content, file)
+    except ConfigError as error:
+        if error.key.startswith(str(file)):  # ReadingOptions names the file itself
+            raise
+        raise ConfigError(f"{file}: {error.key}", error.problem) from None
+
+
+def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
+    for key in content:
+        if key not in SITE_KEYS:
+            raise ConfigError(key, "unknown key", SITE_KEYS)
+    name, sensors, readings = content.get("name"), content.get("sensors"), content.get("readings")
+    if not isinstance(name, str):
+        raise ConfigError("name", "it is missing")
+    if not isinstance(sensors, list):
+        raise ConfigError("sensors", "it is missing")
+    if readings is not None and not isinstance(readings, str):
+        raise ConfigError("readings", "it must be the path of a file or folder")
+    keep_tasks = content.get("keep_tasks", KEEP_TASKS)
+    if type(keep_tasks) is not int or not 1 <= keep_tasks <= MOST_TASKS:
+        raise ConfigError("keep_tasks", f"it must be a whole number from 1 to {MOST_TASKS}")
+    return SitePlan(
+        name,
+        tuple(map(str, sensors)),
+        readings or None,
+        device=str(content.get("device", "auto")),
+        memory=_memory(content.get("memory")),
+        keep_tasks=keep_tasks,
+        cleaning=_cleaning(content),
+        reading=_reading(content.get("reading", {}), file),
+    )
+
+
+def _cleaning(content: Mapping[str, Any]) -> DataConfig:
+    changes = {f"data.{key}": content[key] for key in CLEANING_KEYS if key in content}
+    try:
+        return Config().with_changes(changes).data
+    except ConfigError as error:
+        raise ConfigError(error.key.removeprefix("data."), error.problem) from None
+
+
+def _memory(text: object) -> int:
+    """The bytes of a text such as "2 GiB"; 0 if the setting is absent."""
+    if text is None:
+        return 0
+    match = MEMORY.fullmatch(text) if isinstance(text, str) else None
+    size = float(match[1]) * UNITS[match[2]] if match else 0
+    if size < 1:
+        raise ConfigError("memory", 'it must be an amount such as "512 MiB" or "2 GiB"')
+    return int(size)
+
+
+def _reading(table: Any, file: Path) -> ReadingOptions:
+    """The settings under [reading]: dates, decimal and timezone, as under data.* of a run."""
+    valid = [field.name for field in fields(ReadingOptions) if field.name != "place"]
+    if not isinstance(table, dict):
+        raise ConfigError("reading", "it must be a table, [reading]", valid)
+    for key in table:
+        if key not in valid:
+            raise ConfigError("reading", f"unknown setting {key!r}", valid)
+    return ReadingOptions(**table, place=str(file))

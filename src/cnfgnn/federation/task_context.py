@@ -1,0 +1,201 @@
+"""What a task at the server works with: the project, its graph, the sites that take part, and the status."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.experiment import Experiment, federate, held_by
+from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.server import Server
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.config.settings import Config
+from cnfgnn.data.folder import load_network
+from cnfgnn.data.series import Scaler
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import ConfigError, NodeError
+from cnfgnn.federation.federated_run import keeping_of
+from cnfgnn.federation.kits import read_server
+from cnfgnn.federation.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
+from cnfgnn.federation.spans import Span, covering_span, reading_warnings
+from cnfgnn.federation.status import Status
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.folder import Run
+from cnfgnn.transports.remote.endpoint import Terms
+from cnfgnn.transports.remote.link import Link
+from cnfgnn.transports.remote.messages import Channel
+from cnfgnn.transports.remote.transport import RemoteTransport, Site
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job is to do. It travels with the job, so every site can read it."""
+
+    do: str  # train, evaluate or forecast
+    run: str  # the name of the run's folder in the server's kit
+    token: str = ""  # identifies the task's status to whoever gave the task
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
+    given: Sequence[str] = ()  # the settings that somebody chose; the others may adapt to the data
+    resume: bool = False
+    wait: float = 60.0  # seconds to wait for sites that are not connected yet
+    split: str = "test"
+
+
+class TaskContext:
+    """The project of a server's kit and the sites that were found for one task."""
+
+    def __init__(
+        self, kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool], status: Status
+    ) -> None:
+        self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
+        if not TAG.fullmatch(task.run):
+            raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
+        if task.do != "train" or task.resume:
+            Run.open(self.folder)  # fail before waiting for sites if there is no such run
+        self.project = read_server(kit)
+        self.ids = self.project.sensors
+        self.positions, self.graph = load_network(
+            self.ids, self.project.graph.sensors, self.project.graph.edges
+        )
+        session = secrets.token_hex(8)
+        piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
+        self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
+        self.spans = self._find_sites()
+        self.warnings: list[str] = []
+        if task.do != "evaluate":  # an evaluation uses the time steps of the training
+            self.warn(reading_warnings(self.spans, time.time()))
+
+    def _find_sites(self) -> dict[str, Span]:
+        """The sites that take part, with their time spans.
+
+        A training ends if the readings of a site do not fit those of the others. A forecast leaves it out.
+        """
+        plans = {site.name: site for site in self.project.sites}
+        min_sites = 1 if self.task.do == "forecast" else self.project.min_sites
+        found = wait_for_sites(self.links, plans, min_sites, self.task.wait, self.stopped, self.status.set)
+        for name, problem in incompatible_sites(found).items():
+            if self.task.do != "forecast" or len(found) == 1:
+                raise NodeError(name, "hello", problem)
+            del found[name]
+            self.status.set(missing={**self.status.fields["missing"], name: problem})
+        return {name: found[name] for name in plans if name in found}  # in the project's order
+
+    @property
+    def span(self) -> Span:
+        """From the first reading of any site to the last."""
+        return covering_span(self.spans)
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.kit / RUNS / self.task.run
+
+    @property
+    def missing_sites(self) -> set[str]:
+        """The sites of the project that were not found for this task."""
+        return self.links.keys() - self.spans.keys()
+
+    def set_up(
+        self, run: Run, terms: Terms, windows: Windows, tick: Callable[[], None], scaler: Scaler | None
+    ) -> Experiment:
+        """Connect to the sites and prepare them for the run."""
+        config = run.config
+        transport = self._connect(terms, config)
+        graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
+        experiment = federate(
+            transport,
+            graph,
+            windows,
+            config,
+            None,
+            self.project.name,
+            run.store("server"),
+            tick,
+            scaler,
+            keeping=keeping_of(run),
+        )
+        for site, plan in zip(transport.parties, self.project.sites, strict=True):
+            needed = held_by(experiment, len(plan.sensors))
+            site.objection = partial(rejoin_problem, plan=plan, span=self.span, needed=needed)
+        transport.setting_up = False
+        return experiment
+
+    def _connect(self, terms: Terms, config: Config) -> RemoteTransport:
+        sites, start = [], 0
+        for plan in self.project.sites:
+            rows = torch.arange(start, start + len(plan.sensors))
+            start += len(plan.sensors)
+            site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
+            site.reachable = plan.name in self.spans
+            site.memory_limit = self.spans[plan.name].memory if site.reachable else 0
+            site.objection = partial(rejoin_problem, plan=plan, span=self.span)
+            sites.append(site)
+        keep_freed_memory()
+        device = Compute.of(config.compute).device
+        training = self.task.do != "forecast"  # a forecast is made for the sites there are; it never pauses
+        min_sites = self.project.min_sites if training else 0
+        transport = RemoteTransport(sites, terms, min_sites, device, self.stopped, self.status.touch)
+        transport.setting_up = training
+        self.status.transport = transport
+        return transport
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Tell the operator about problems that do not end the task."""
+        self.warnings += warnings
+        self.status.set(warnings=list(self.warnings))
+
+    # ---- which sites took part ---------------------------------------------------------------------------
+
+    def absent_sites(self) -> dict[str, str]:
+        """The sites that took no part in the last exchange, and why."""
+        missing = self.status.fields.get("missing", {})
+        absent = {}
+        for site in self._transport.parties:
+            if not site.present:
+                absent[site.name] = site.problem or missing.get(site.name) or "it does not answer"
+        return absent
+
+    def sites_without_forecast(self, experiment: Experiment) -> dict[str, str]:
+        """The sites without a forecast, and why; warns about sites that lack a part of it.
+
+        The sites need not report this: their census tells which sensors have readings to forecast from.
+        """
+        has_window = strategy_of(experiment).everyone.present("test")
+        history, without = experiment.windows.history, self.absent_sites()
+        for site in self._transport.parties:
+            if site.name in without or has_window is None:
+                continue
+            silent = int((~has_window[site.rows].cpu().any(dim=1)).sum())
+            if silent == len(site.rows):
+                without[site.name] = (
+                    f"none of its sensors has a reading in the last {history} steps before the forecast; its"
+                    " previous latest.csv is kept"
+                )
+            elif silent:
+                self.warn(
+                    [
+                        f"site {site.name}: {silent} of its {len(site.rows)} sensors have no reading in the"
+                        f" last {history} steps and get no forecast"
+                    ]
+                )
+        return without
+
+    @property
+    def _transport(self) -> RemoteTransport:
+        assert self.status.transport is not None
+        return self.status.transport
+
+
+def strategy_of(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy

@@ -1,0 +1,76 @@
+"""Nodes are told the settings that are declared as told, and sites accept nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cnfgnn.algorithm.methods import METHODS, preset
+from cnfgnn.algorithm.settings import NODE_SETTING_RULES, NodeSettings
+from cnfgnn.config.settings import Config, settings_table
+
+# The names of the numbers that `prepare` carries: they do not change from version to version.
+ON_THE_WIRE = {
+    "seed",
+    "hidden",
+    "layers",
+    "embedding",
+    "client_batch",
+    "server_batch",
+    "client_lr",
+    "keep_optimizer",
+    "sampling",
+    "missing",
+    "keeping",
+    "wire",
+    "encoder",
+    "decoder",
+    "change",
+    "gaps",
+    "profile",
+    "calendar",
+    "personal",
+    "personal_head",
+    "sent",
+    "loss",
+    "decay_rounds",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_survive_the_way_to_a_node(method: str) -> None:
+    settings = NodeSettings.of(preset(method, like="metr-la"), "bf16")
+    numbers = settings.to_numbers()
+    assert NodeSettings.from_numbers(numbers) == settings
+    assert numbers.keys() == NODE_SETTING_RULES.keys() == ON_THE_WIRE
+    assert all(NODE_SETTING_RULES[name](value) for name, value in numbers.items())
+
+
+def test_a_setting_that_is_told_reaches_the_node_and_others_do_not() -> None:
+    changes: dict[str, Any] = {
+        "seed": 5,
+        "data.missing": "as-truth",
+        "model.hidden": 3,
+        "model.gn_widths": [7],
+        "training.wire": "bf16",
+        "training.server_lr": 0.5,
+        "training.schedule": "cosine",
+        "training.rounds": 4,
+        "training.optimizer_state": "kept",
+    }
+    settings = NodeSettings.of(Config().with_changes(changes))
+    assert (settings.seed, settings.model.hidden) == (5, 3)
+    assert (settings.missing, settings.wire) == ("as-truth", "bf16")
+    assert (settings.decay_rounds, settings.keep_optimizer) == (4, True)
+    assert settings.model.gn_widths == Config().model.gn_widths
+    told = {setting.name for setting in settings_table(include_hidden=True) if setting.told}
+    assert told | {"keep_optimizer", "decay_rounds", "keeping"} == ON_THE_WIRE
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("keep_optimizer", 1), ("decay_rounds", -1), ("decay_rounds", True), ("keeping", "half"), ("hidden", 0)],
+)
+def test_a_site_refuses_what_cannot_be(name: str, wrong: object) -> None:
+    assert not NODE_SETTING_RULES[name](wrong)

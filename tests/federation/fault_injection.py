@@ -1,0 +1,75 @@
+"""A site that fails when a file in its kit tells it to, for tests of how the others react."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.federation.flare.executor import SiteExecutor
+from cnfgnn.transports.remote.endpoint import Terms
+
+EXECUTOR = "tests.federation.fault_injection.FaultySite"
+FAULT = "fault"  # a file in the kit: the verb that fails next, and how
+BLOCKED = "blocked"  # a file that exists while a verb is blocked
+PHASES = {1: "update", 2: "encode", 3: "backward", 4: "embed"}  # the verb of each phase
+
+CORRUPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "nan": lambda w: w * torch.nan,
+    "shape": lambda w: w[..., :1],
+    "large": lambda w: w * 1000,
+}
+
+
+def inject(kit: Path, verb: str, fault: str, number: int | None = None) -> None:
+    """Make the next call of the verb fail (or the next one with the minibatch of this number)."""
+    partial = kit / f".{FAULT}"
+    partial.write_text(f"{verb} {fault} {number}")
+    partial.replace(kit / FAULT)
+
+
+class FaultySite(SiteExecutor):
+    """Blocks (to be killed there) or returns corrupted tensors at the verb that its kit names."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if self.endpoint is None or hasattr(self, "kit"):
+            return
+        self.kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        join = self.endpoint.join
+        self.endpoint.join = lambda terms: self._with_faults(join, terms)
+
+    def _with_faults(self, join: Callable[[Terms], Clients], terms: Terms) -> Clients:
+        clients = join(terms)
+        for verb in ("update", "encode", "backward", "embed", "weights"):
+            setattr(clients, verb, self._intercepted(verb, getattr(clients, verb)))
+        return clients
+
+    def _intercepted(self, verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def intercepted(*args: Any, **more: Any) -> Any:
+            evaluating = more.get("for_evaluation") or more.get("split", "train") != "train"
+            draw = more.get("draw")
+            fault = "" if evaluating else self._fault(verb, None if draw is None else draw.number)
+            if fault == "block":
+                (self.kit / BLOCKED).touch()
+                threading.Event().wait()
+            answer = method(*args, **more)
+            return {name: CORRUPTED[fault](w) for name, w in answer.items()} if fault else answer
+
+        return intercepted
+
+    def _fault(self, verb: str, number: int | None) -> str:
+        try:
+            named, fault, at = (self.kit / FAULT).read_text().split()
+        except FileNotFoundError:
+            return ""
+        if named != verb or at not in ("None", str(number)):
+            return ""
+        (self.kit / FAULT).unlink()
+        return fault

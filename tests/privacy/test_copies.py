@@ -1,0 +1,182 @@
+"""A reading has one blurred copy, for ever, whatever happens to the reading, its unit or sigma."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import RunError
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, Copies, CopyStore, SimulatedCopies
+
+ROWS, SENSORS = 40, 3
+SIGMAS = st.just(0.0) | st.floats(1e-3, 50)
+
+
+def some_readings(seed: int = 0, first: int = 0, rows: int = ROWS) -> Readings:
+    rng = np.random.default_rng(seed)
+    times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(first, first + rows).astype(
+        "timedelta64[s]"
+    )
+    values = rng.normal(50, 10, (rows, SENSORS)).astype(np.float32)
+    values[rng.random((rows, SENSORS)) < 0.1] = np.nan
+    values[3, 1] = 0
+    missing = np.isnan(values) | (values == 0)
+    return Readings(times, ("a", "b", "c"), values, missing, source="some readings")
+
+
+def files_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+@pytest.fixture(params=["simulated", "on disk"])
+def copies(request: pytest.FixtureRequest, tmp_path: Path) -> Copies:
+    return SimulatedCopies(1) if request.param == "simulated" else CopyStore(tmp_path / "owner")
+
+
+def test_only_observed_readings_are_blurred_and_gaps_stay_gaps(copies: Copies) -> None:
+    true = some_readings()
+    copy = copies.blur(true, 5.0)
+    np.testing.assert_array_equal(copy.missing, true.missing)
+    np.testing.assert_array_equal(np.isnan(copy.values), np.isnan(true.values))
+    assert copy.values[3, 1] == 0
+    apart = (copy.values - true.values)[~true.missing]
+    assert np.std(apart) == pytest.approx(5.0, rel=0.3)
+    assert (apart != 0).all()
+
+
+def test_a_number_that_stands_for_missing_tells_nothing_else(copies: Copies) -> None:
+    true = some_readings()
+    values = true.values.copy()
+    values[3, 1] = -999.125
+    assert copies.blur(replace(true, values=values), 5.0).values[3, 1] == 0
+
+
+def test_the_copy_is_the_same_each_time(copies: Copies) -> None:
+    true = some_readings()
+    np.testing.assert_array_equal(copies.blur(true, 5.0).values, copies.blur(true, 5.0).values)
+
+
+def test_without_blur_the_copy_is_the_readings(copies: Copies) -> None:
+    true = some_readings()
+    np.testing.assert_array_equal(copies.blur(true, 0.0).values, true.values)
+
+
+def test_the_first_copy_is_final(tmp_path: Path) -> None:
+    true = some_readings()
+    first = CopyStore(tmp_path).blur(true, 5.0).values
+    corrected = replace(true, values=true.values + np.float32(7))
+    np.testing.assert_array_equal(CopyStore(tmp_path).blur(corrected, 5.0).values, first)
+    in_kmh = replace(true, values=true.values * np.float32(1.609))
+    np.testing.assert_array_equal(CopyStore(tmp_path).blur(in_kmh, 5.0).values, first)
+    for sigma in (0.0, 1.0, 50.0):
+        np.testing.assert_array_equal(CopyStore(tmp_path).blur(true, sigma).values, first)
+
+
+def test_a_new_sigma_applies_to_new_readings(tmp_path: Path) -> None:
+    long = some_readings(rows=400)
+    early = replace(long, times=long.times[:200], values=long.values[:200], missing=long.missing[:200])
+    first = CopyStore(tmp_path).blur(early, 1.0).values
+    both = CopyStore(tmp_path).blur(long, 20.0)
+    np.testing.assert_array_equal(both.values[:200], first)
+    later = (both.values - long.values)[200:][~long.missing[200:]]
+    assert np.std(later) == pytest.approx(20.0, rel=0.1)
+
+
+def test_two_owners_draw_different_noise(tmp_path: Path) -> None:
+    true = some_readings()
+    one, other = (CopyStore(tmp_path / name).blur(true, 5.0).values for name in ("one", "other"))
+    assert np.isclose(one, other)[~true.missing].mean() < 0.1  # on a grid some meet by chance
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(4, 40), SIGMAS), min_size=1, max_size=4))
+def test_however_readings_arrive_each_has_one_copy(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, int, float]]
+) -> None:
+    folder = tmp_path_factory.mktemp("owner")
+    seen: dict[tuple[str, np.datetime64], float] = {}
+    for number, (first, rows, sigma) in enumerate(parts):
+        part = some_readings(number, first, rows)
+        copy = CopyStore(folder).blur(part, sigma)
+        for row, column in np.argwhere(~part.missing):
+            key = (part.ids[column], part.times[row])
+            assert seen.setdefault(key, copy.values[row, column]) == copy.values[row, column]
+
+
+def _blur(folder: Path, seed: int) -> None:
+    CopyStore(folder).blur(some_readings(seed), 5.0)
+
+
+def test_processes_at_the_same_time_agree_on_one_copy(tmp_path: Path) -> None:
+    CopyStore(tmp_path)  # the key is made once, before
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_blur, args=(tmp_path, seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    copies = CopyStore(tmp_path)
+    first = copies.blur(some_readings(0), 5.0)
+    again = CopyStore(tmp_path).blur(some_readings(1), 5.0)
+    observed = ~(first.missing | again.missing)
+    np.testing.assert_array_equal(first.values[observed], again.values[observed])
+
+
+def test_a_lost_key_or_copy_stops_the_owner_and_says_why(tmp_path: Path) -> None:
+    folder = tmp_path / "owner"
+    CopyStore(folder).blur(some_readings(), 5.0)
+    for lost in (KEY_FILE, COPIES_FILE):
+        partial = tmp_path / f"without {lost}"
+        shutil.copytree(folder, partial)
+        for path in partial.glob(f"{lost}*"):
+            path.unlink()
+        with pytest.raises(RunError, match=rf"{lost}: .* is missing: restore this folder from a backup"):
+            CopyStore(partial)
+        assert not (partial / lost).exists()
+
+
+def test_another_key_or_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    CopyStore(tmp_path / "one").blur(some_readings(), 5.0)
+    CopyStore(tmp_path / "other")
+    key = tmp_path / "one" / KEY_FILE
+    kept = key.read_bytes()
+    shutil.copyfile(tmp_path / "other" / KEY_FILE, key)
+    with pytest.raises(RunError, match="not the key that the blurred copies beside it were made with"):
+        CopyStore(tmp_path / "one")
+    key.write_text("not a key")
+    with pytest.raises(RunError, match="is damaged: restore this folder"):
+        CopyStore(tmp_path / "one")
+    key.write_bytes(kept)
+    (tmp_path / "one" / COPIES_FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(RunError, match="is damaged: restore this folder"):
+        CopyStore(tmp_path / "one")
+
+
+def test_only_the_owner_can_read_the_folder_and_the_key_is_nowhere_else(tmp_path: Path) -> None:
+    folder = tmp_path / "owner"
+    CopyStore(folder).blur(some_readings(), 5.0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    key_file = folder / KEY_FILE
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    key = key_file.read_text().strip()
+    for path in folder.iterdir():
+        if path != key_file:
+            assert key.encode() not in path.read_bytes()
+            assert bytes.fromhex(key) not in path.read_bytes()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Exception, match="cannot be written"):
+        CopyStore(tmp_path / "file" / "owner")
