@@ -71,6 +71,14 @@ class NodeError(CnfgnnError):
         self.reason = reason
 
 
+class NoSiteAnswered(NodeError):
+    """A verb that not a single site answered."""
+
+    def __init__(self, verb: str) -> None:
+        CnfgnnError.__init__(self, f"no site answered {verb!r}")
+        self.site, self.verb, self.reason = "", verb, "no site answered"
+
+
 class RunError(CnfgnnError):
     """A run folder that cannot be used."""
 

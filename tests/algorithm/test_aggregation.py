@@ -73,13 +73,13 @@ def test_nodes_add_the_pull_to_their_own_gradient(data: Dataset) -> None:
     server, (_, clients) = experiment.strategy, experiment.owners[0]
     assert isinstance(server, Server)
     server.nodes.flush()
-    clients._own()
+    clients._own_weights()
     anchor = {name: torch.randn_like(w) for name, w in clients.theta.items()}
     weight = torch.arange(6.0, dtype=torch.float64)
-    clients.pull(weight, **{f"anchor.{name}": w for name, w in anchor.items()})
+    clients.pull(anchor, weight)
     grads = {name: torch.zeros_like(w) for name, w in clients.theta.items()}
-    assert clients.pulling is not None
-    clients.pulling.add(clients.theta, grads, slice(None))
+    assert clients.regulariser is not None
+    clients.regulariser.add(clients.theta, grads, slice(None))
     moving = {name: w.detach().clone().requires_grad_() for name, w in clients.theta.items()}
     rows = sum(((w - anchor[name]).flatten(1).square().sum(1) * weight).sum() for name, w in moving.items())
     assert isinstance(rows, torch.Tensor)

@@ -110,7 +110,7 @@ def test_a_precision_that_a_gpu_lacks_is_named(precision: Precision, monkeypatch
     with pytest.raises(ConfigError) as told:
         Compute.of(ComputeConfig("cuda:0", precision))
     assert str(told.value) == (
-        f"compute.precision: Tesla T4 (compute capability 7.5) has no {precision}, which came with 8.0"
+        f"compute.precision: Tesla T4 (compute capability 7.5) has no {precision}, which needs 8.0 or later"
         " (valid: fp32, fp64)"
     )
     assert told.value.exit_code == 2
@@ -121,7 +121,7 @@ def test_a_precision_that_a_gpu_lacks_is_named(precision: Precision, monkeypatch
 
 def test_fp64_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
-    with pytest.raises(ConfigError, match=r"compute\.precision: this device has no fp64"):
+    with pytest.raises(ConfigError, match=r"compute\.precision: this device does not support fp64"):
         Compute.of(ComputeConfig("mps", "fp64"))
 
 

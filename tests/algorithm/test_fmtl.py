@@ -76,7 +76,7 @@ def test_nodes_are_drawn_to_what_their_neighbours_were_after_the_last_round(data
     experiment = simulate(data, small("gru-fmtl", **PLAIN))
     _, clients = experiment.owners[0]
     experiment.strategy.round(1)
-    each = clients.pulling
+    each = clients.regulariser
     assert isinstance(each, ToEach)
     found = {name: w.clone() for name, w in each.others.items()}
     assert all(torch.equal(found[name], w) for name, w in clients.theta.items())

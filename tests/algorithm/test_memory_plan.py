@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.calls import Room
+from cnfgnn.algorithm.calls import MemoryLimit
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.memory_plan import Held, How, Keeping, choose
+from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, StateFormat, plan_memory
 from cnfgnn.cli.progress import LineWatcher
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
@@ -27,7 +27,7 @@ from tests.conftest import server, small, transport
 FLOAT32 = Compute(torch.device("cpu"), torch.float32)
 H_C, H_G = 1000, 800  # elements
 FULL, HALF, LEAST = (H_C + 2 * H_G) * 4, (H_C + 2 * H_G) * 2, H_G * 2  # bytes
-HOWS: list[How] = ["full", "bf16", "recomputed"]
+HOWS: list[StateFormat] = ["full", "bf16", "recomputed"]
 
 
 # ---- the choice -------------------------------------------------------------------------------------------
@@ -43,48 +43,48 @@ HOWS: list[How] = ["full", "bf16", "recomputed"]
         (LEAST, "recomputed", LEAST),
     ],
 )
-def test_the_most_precise_way_that_fits_is_chosen(may_take: int, how: How, takes: int) -> None:
-    assert choose(FLOAT32, may_take / GIB, H_C, H_G) == Keeping(how, takes, may_take)
+def test_the_most_precise_way_that_fits_is_chosen(may_take: int, how: StateFormat, takes: int) -> None:
+    assert plan_memory(FLOAT32, may_take / GIB, H_C, H_G) == MemoryPlan(how, takes, may_take)
 
 
 def test_what_does_not_fit_at_all_is_said_with_the_numbers() -> None:
     with pytest.raises(ConfigError) as told:
-        choose(FLOAT32, 1.0, 10 * GIB, 3 * GIB // 4)
+        plan_memory(FLOAT32, 1.0, 10 * GIB, 3 * GIB // 4)
     assert str(told.value) == (
         "compute.memory: embeddings of all training windows take 1.5 GiB even in bf16, and 1 may be used:"
         " allow more, or train on fewer sensors or readings"
     )
     assert told.value.exit_code == 2
     with pytest.raises(ConfigError, match=r"compute\.memory"):
-        choose(FLOAT32, (LEAST - 1) / GIB, H_C, H_G)
+        plan_memory(FLOAT32, (LEAST - 1) / GIB, H_C, H_G)
 
 
 def test_by_default_half_of_the_device_s_memory_may_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Compute, "memory", lambda _: 2 * FULL)
-    assert choose(FLOAT32, 0, H_C, H_G) == Keeping("full", FULL, FULL)
+    assert plan_memory(FLOAT32, 0, H_C, H_G) == MemoryPlan("full", FULL, FULL)
     monkeypatch.setattr(Compute, "memory", lambda _: 2 * FULL - 2)
-    assert choose(FLOAT32, 0, H_C, H_G).how == "bf16"
+    assert plan_memory(FLOAT32, 0, H_C, H_G).how == "bf16"
 
 
 def test_fp64_takes_twice_as_much() -> None:
     float64 = Compute(torch.device("cpu"), torch.float64)
-    assert choose(float64, 2 * FULL / GIB, H_C, H_G).how == "full"
-    assert choose(float64, FULL / GIB, H_C, H_G).how == "bf16"
+    assert plan_memory(float64, 2 * FULL / GIB, H_C, H_G).how == "full"
+    assert plan_memory(float64, FULL / GIB, H_C, H_G).how == "bf16"
 
 
 def test_the_choice_is_one_that_every_site_can_hold() -> None:
-    def site(room: int, part: int = 2) -> Held:
-        return Held(Room(f"site-{room}", room), H_C // part, H_G // part)
+    def site(limit: int, part: int = 2) -> SiteStates:
+        return SiteStates(MemoryLimit(f"site-{limit}", limit), H_C // part, H_G // part)
 
-    def chosen(*sites: Held, memory: int = FULL) -> Keeping:
-        return choose(FLOAT32, memory / GIB, H_C, H_G, sites)
+    def chosen(*sites: SiteStates, memory: int = FULL) -> MemoryPlan:
+        return plan_memory(FLOAT32, memory / GIB, H_C, H_G, sites)
 
-    assert chosen(site(0), site(FULL // 2)) == Keeping("full", FULL, FULL)
+    assert chosen(site(0), site(FULL // 2)) == MemoryPlan("full", FULL, FULL)
     small = FULL // 2 - 1
-    assert chosen(site(FULL), site(small)) == Keeping("bf16", HALF // 2, small, f"site-{small}")
+    assert chosen(site(FULL), site(small)) == MemoryPlan("bf16", HALF // 2, small, f"site-{small}")
     tiny = HALF // 2 - 1
-    assert chosen(site(tiny), site(small)) == Keeping("recomputed", LEAST // 2, tiny, f"site-{tiny}")
-    assert chosen(site(FULL), memory=HALF) == Keeping("bf16", HALF, HALF)
+    assert chosen(site(tiny), site(small)) == MemoryPlan("recomputed", LEAST // 2, tiny, f"site-{tiny}")
+    assert chosen(site(FULL), memory=HALF) == MemoryPlan("bf16", HALF, HALF)
     with pytest.raises(ConfigError, match=r"memory of site site-7.*even in bf16"):
         chosen(site(FULL), site(7))
     assert f"memory of site site-{tiny}" in str(chosen(site(tiny)))
@@ -93,7 +93,7 @@ def test_the_choice_is_one_that_every_site_can_hold() -> None:
 # ---- the run ----------------------------------------------------------------------------------------------
 
 
-def kept(data: Dataset, how: How, method: str = "at-fedavg", **changes: Any) -> Config:
+def kept(data: Dataset, how: StateFormat, method: str = "at-fedavg", **changes: Any) -> Config:
     """A configuration whose memory leaves just that choice."""
     config = small(method, **changes)
     if how == "full":
@@ -114,7 +114,7 @@ def final(experiment: Experiment) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_a_small_memory_forces_each_choice(how: How, data: Dataset) -> None:
+def test_a_small_memory_forces_each_choice(how: StateFormat, data: Dataset) -> None:
     experiment = simulate(data, kept(data, how))
     assert experiment.keeping.how == how
     train(experiment)
@@ -127,7 +127,7 @@ def test_a_small_memory_forces_each_choice(how: How, data: Dataset) -> None:
 
 @pytest.mark.parametrize("method", ["at-fedavg", "at"])
 @pytest.mark.parametrize("how", ["bf16", "recomputed"])
-def test_results_stay_near_those_of_full_precision(how: How, method: str, data: Dataset) -> None:
+def test_results_stay_near_those_of_full_precision(how: StateFormat, method: str, data: Dataset) -> None:
     finals, losses = [], []
     for each in ("full", how):
         experiment = simulate(data, kept(data, each, method))  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_encoding_again_changes_nothing_but_the_rounding_of_h_G(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
-    how: How, data: Dataset, tmp_path: Path
+    how: StateFormat, data: Dataset, tmp_path: Path
 ) -> None:
     config = kept(data, how, **{"training.rounds": 3, "compute.precision": "fp32"})
 
@@ -172,7 +172,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["bf16", "recomputed"])
-def test_however_nodes_are_grouped_the_result_is_the_same(how: How, data: Dataset) -> None:
+def test_however_nodes_are_grouped_the_result_is_the_same(how: StateFormat, data: Dataset) -> None:
     finals = []
     for groups in (None, [[0, 4], [1, 2, 3], [5]]):
         experiment = simulate(data, kept(data, how), groups)
@@ -183,7 +183,7 @@ def test_however_nodes_are_grouped_the_result_is_the_same(how: How, data: Datase
 
 
 def test_the_ledger_counts_what_is_really_sent(data: Dataset) -> None:
-    sent: dict[How, dict[str, int]] = {}
+    sent: dict[StateFormat, dict[str, int]] = {}
     for how in HOWS:
         experiment = simulate(data, kept(data, how))
         experiment.strategy.round(1)
@@ -200,7 +200,7 @@ def test_the_ledger_counts_what_is_really_sent(data: Dataset) -> None:
 @pytest.mark.parametrize("method", ["sl", "gru-fedavg", "gru-gn-central"])
 def test_methods_that_keep_nothing_need_no_memory_for_it(method: str, data: Dataset) -> None:
     experiment = simulate(data, small(method, **{"compute.memory": 1e-9}))
-    assert experiment.keeping == Keeping()
+    assert experiment.keeping == MemoryPlan()
 
 
 def test_a_run_says_how_it_keeps_them(

@@ -71,7 +71,7 @@ def test_a_site_that_joins_late_is_reported_as_present(capsys: pytest.CaptureFix
 
 
 def test_a_reachable_site_that_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    late = "is late with 'save' (at work for more than 30 s): left out until it is done"
+    late = "is late with 'save' (working for more than 30 s): left out until it has finished"
     printed = lines(capsys, status(sites={"west": site(present=False, problem=late), "north": site()}))
     assert f"site west is absent: {late}" in printed
 

@@ -53,8 +53,9 @@ class FaultySite(SiteExecutor):
 
     def _intercepted(self, verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def intercepted(*args: Any, **more: Any) -> Any:
-            evaluating = more.get("judge") or more.get("split", "train") != "train"
-            fault = "" if evaluating else self._fault(verb, more.get("number"))
+            evaluating = more.get("for_evaluation") or more.get("split", "train") != "train"
+            draw = more.get("draw")
+            fault = "" if evaluating else self._fault(verb, None if draw is None else draw.number)
             if fault == "block":
                 (self.kit / BLOCKED).touch()
                 threading.Event().wait()

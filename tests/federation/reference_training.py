@@ -100,8 +100,8 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
     server(ahead).forecast()
     values = torch.full((len(r.ids), d.horizon), torch.nan, dtype=torch.float64)
     for rows, clients in ahead.owners:
-        assert clients.forecasts is not None
-        values[rows] = clients.forecasts.double()
+        assert clients.owner.forecasts is not None
+        values[rows] = clients.owner.forecasts.double()
     return pd.DataFrame(values.T.numpy(), index=pd.DatetimeIndex(future), columns=list(r.ids))
 
 

@@ -65,7 +65,7 @@ def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: Runnin
     sites.wait_for_rejoin("south", sites.status["exchanges"])
 
     sites.block("west", 1)
-    sites.until(lambda: "at work for" in sites.site("west")["holding_up"], "the status says who is at work")
+    sites.until(lambda: "working for" in sites.site("west")["holding_up"], "the status says who is at work")
     sites.until(lambda: "is late with" in sites.site("west")["problem"], "west is late", 300)
     now = sites.status["round"]
     sites.until(lambda: sites.status["round"] > now + 1, "the others continue")

@@ -74,9 +74,9 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
     np.testing.assert_array_equal(new.data.usual_weeks, counted)
     assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
     for clients in (before, new, other):  # all use the shared weights
-        assert clients.forecasts is not None
+        assert clients.owner.forecasts is not None
         assert torch.equal(clients.theta["output.weight"], before.theta["output.weight"])
-        assert torch.isfinite(clients.forecasts).all()
+        assert torch.isfinite(clients.owner.forecasts).all()
 
 
 def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:

@@ -224,9 +224,9 @@ def test_forecasts_are_never_fed_the_truth(data: Dataset) -> None:
     experiment = simulate(data, small("gru-fedavg", **{"training.sampling": 1e9}))
     server(experiment).nodes.flush()
     clients = transport(experiment).groups[0][1]
-    before = clients.forecasts_of("test", slice(0, 5))
+    before = clients.owner.forecasts_of("test", slice(0, 5))
     clients.data.targets = clients.data.targets + 100
-    assert torch.equal(clients.forecasts_of("test", slice(0, 5)), before)
+    assert torch.equal(clients.owner.forecasts_of("test", slice(0, 5)), before)
     sums = clients.score("test")
     clients.data.targets = clients.data.targets - 100
     assert not torch.equal(clients.score("test"), sums)

@@ -9,7 +9,8 @@ import torch
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.ledger import Item
-from cnfgnn.algorithm.quantize import narrowed, widened
+from cnfgnn.algorithm.quantize import dequantised
+from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import evaluate_run
@@ -60,11 +61,11 @@ def test_steps_of_a_scale_come_back_within_half_a_step_and_what_is_nothing_stays
     h_c = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     h_c[1] *= 1e-30
     h_c[2] = 0
-    sent = narrowed("encode", {"h_c": h_c, "other": h_c}, "int8")
+    sent = VERBS["encode"].quantised({"h_c": h_c, "other": h_c}, "int8")
     assert sent["h_c"].dtype == torch.int8
     assert sent["h_c.scale"].shape == (3,)
     assert sent["other"] is h_c
-    back = widened(sent)
+    back = dequantised(sent)
     assert back.keys() == {"h_c", "other"}
     for row, true in zip(back["h_c"].double(), h_c, strict=True):
         assert (row - true).abs().max() <= true.abs().max() / 127 * 0.5001
@@ -75,15 +76,15 @@ def test_steps_of_a_scale_come_back_within_half_a_step_and_what_is_nothing_stays
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_whatever_is_sent_in_one_byte_is_wrong_by_half_a_step_at_most(dtype: torch.dtype) -> None:
     h_c = torch.randn(4, 300, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
-    back = widened(narrowed("encode", {"h_c": h_c}, "int8"))["h_c"]
+    back = dequantised(VERBS["encode"].quantised({"h_c": h_c}, "int8"))["h_c"]
     step = h_c.float().abs().amax(dim=(1, 2), keepdim=True) / 127
     assert ((back - h_c.float()).abs() <= 0.5001 * step).all()
 
 
 def test_no_windows_at_all_take_no_bytes_but_the_scales() -> None:
-    sent = narrowed("encode", {"h_c": torch.zeros(3, 0, 8)}, "int8")
+    sent = VERBS["encode"].quantised({"h_c": torch.zeros(3, 0, 8)}, "int8")
     assert sent["h_c"].shape == (3, 0, 8)
-    assert widened(sent)["h_c"].shape == (3, 0, 8)
+    assert dequantised(sent)["h_c"].shape == (3, 0, 8)
 
 
 @pytest.mark.parametrize("wire", ["bf16", "int8"])
@@ -98,7 +99,7 @@ def test_a_run_is_judged_with_the_weights_it_ended_with(
 
 def test_weights_that_are_personal_are_never_shortened() -> None:
     theta = {"encoder.0.weight": torch.rand(1, 2, 3), "encoder.personal.embedding": torch.rand(4, 1, 2)}
-    sent = narrowed("load", theta, "int8")
+    sent = VERBS["load"].quantised(theta, "int8")
     assert sent["encoder.0.weight"].dtype == torch.bfloat16
     assert sent["encoder.personal.embedding"] is theta["encoder.personal.embedding"]
 

@@ -9,7 +9,7 @@ import torch
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.dispatch import ASKS, TELLS, run
+from cnfgnn.algorithm.dispatch import run
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
@@ -76,9 +76,3 @@ def test_a_failing_verb_names_site_and_verb(data: Dataset) -> None:
     _, clients = group(data, [0], "harbour")
     with pytest.raises(NodeError, match="'harbour' failed at 'update'"):
         run(clients, [Call("update", {"r_g": 1})])
-
-
-def test_every_verb_is_a_method_of_both_sides() -> None:
-    for verb in TELLS + ASKS:
-        assert callable(getattr(Clients, verb))
-        assert callable(getattr(Nodes, verb))

@@ -1,4 +1,4 @@
-"""Adam over stacked node weights: element-wise, so one over all rows is one per node."""
+"""Adam over stacked node weights: it is element-wise, so that one Adam over all rows is one per node."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BETA_1, BETA_2, EPS = 0.9, 0.999, 1e-8
 class Adam:
     """Kingma & Ba's update with the constants of torch.optim.Adam.
 
-    Each row counts its own steps, because a node that has no window in a minibatch takes none. The learning
-    rate is a tensor that is changed in place: a recorded or compiled step goes on with the new rate.
+    Each row counts its own steps, because a node without a window in a minibatch takes no step. The learning
+    rate is a tensor that is changed in place, so that a recorded or compiled step uses the new rate.
     """
 
     def __init__(self, theta: Mapping[str, Tensor], lr: float) -> None:
@@ -28,7 +28,7 @@ class Adam:
         self.rate = torch.full((), lr, dtype=torch.float64, device=first.device)
 
     def set_rate(self, lr: float) -> None:
-        """Go on with another learning rate."""
+        """Continue with another learning rate."""
         self.rate.fill_(lr)
 
     @torch.no_grad()
@@ -39,9 +39,9 @@ class Adam:
         active: Tensor | None = None,
         some: slice = slice(None),
     ) -> None:
-        """Move theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are.
+        """Change theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are.
 
-        All are of `some` of the rows there are.
+        All arguments are for `some` of the rows.
         """
         taken = self.steps[some]
         moving = torch.ones_like(taken) if active is None else active.to(taken)
@@ -51,7 +51,7 @@ class Adam:
 
             for name, w in theta.items():
                 moments = self.mean[name][some], self.square[name][some]
-                # a pooled model has one row, but for what belongs to one node
+                # a pooled model has one row, except for personal weights
                 counts = taken.expand(len(w)).contiguous(), moving.expand(len(w)).contiguous()
                 adam_step(w, grads[name], *moments, *counts, self.rate, (BETA_1, BETA_2), EPS)
             return
@@ -74,7 +74,7 @@ class Adam:
         return flat | {"steps": self.steps}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """In place: a recorded step goes on with the same tensors."""
+        """In place, so that a recorded step continues with the same tensors."""
         for name in self.mean:
             self.mean[name].copy_(state[f"mean.{name}"])
             self.square[name].copy_(state[f"square.{name}"])

@@ -1,4 +1,4 @@
-"""How nodes share their weights: not at all, by averaging, or by a pull to their neighbours."""
+"""How nodes share their weights: not at all, by averaging, or by a pull toward their neighbours."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cnfgnn.models.graphnet import Incidence
 from cnfgnn.models.params import Params, size, take, weighted_mean
 
 Share = Callable[[Nodes], Params | None]
-"""Returns the weights that every node now has, if they are the same for all."""
+"""Returns the weights that every node now has, if all have the same."""
 
 
 def keep(nodes: Nodes) -> None:
-    """Each node goes on with its own weights."""
+    """Each node continues with its own weights."""
 
 
 def average(nodes: Nodes) -> Params | None:
@@ -38,7 +38,7 @@ def average(nodes: Nodes) -> Params | None:
 def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
     """FMTL: lambda_1 sum_j a_ij ||w_i - w_j||^2 over outgoing edges without self loops.
 
-    Neighbours stand still during a round, so each node needs only their weighted mean, its anchor.
+    The neighbours' weights are fixed during a round, so each node needs only their weighted mean, its anchor.
     It is summed over edges, a few parameters at a time: a matrix of all pairs would grow with n squared.
     """
     edges = graph.senders != graph.receivers
@@ -47,7 +47,7 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
 
     def share(nodes: Nodes) -> None:
         theta = nodes.weights()
-        a = weights * nodes.up[receivers]  # a neighbour that is away pulls nobody
+        a = weights * nodes.up[receivers]  # absent neighbours do not count
         degree = torch.zeros(len(nodes), dtype=a.dtype).index_add_(0, senders, a)
         first = next(iter(theta.values()))
         share = (a / degree[senders].clamp(min=1e-12)).to(first)[:, None]
@@ -66,8 +66,8 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
 def each_neighbour(graph: Graph, fmtl_lambda: float, rows: Tensor, clients: Clients) -> Share:
     """FMTL with the published code's norm, lambda sum_j a_ij ||w_i - w_j||: a study, for the simulator alone.
 
-    Every node needs each of its neighbours' weights at every minibatch. No verb carries them, so this takes
-    the one group that holds all nodes (in the order `rows`), and counts what would have to cross.
+    Every node needs the weights of each of its neighbours in every minibatch. No verb carries them, so this
+    takes the one group that holds all nodes (in the order `rows`) and counts the bytes that would be sent.
     """
     graph = graph.subgraph(rows.numpy())
     edges = np.flatnonzero(graph.senders != graph.receivers)
@@ -76,11 +76,11 @@ def each_neighbour(graph: Graph, fmtl_lambda: float, rows: Tensor, clients: Clie
     weights = torch.tensor(fmtl_lambda * graph.weights[edges])
 
     def share(nodes: Nodes) -> None:
-        others = take(nodes.weights(), rows)  # a copy: nodes will move on from theirs
+        others = take(nodes.weights(), rows)  # a copy: the nodes go on learning
         first = next(iter(others.values()))
         senders, receivers = (end.to(first.device) for end in ends)
-        clients.pulling = ToEach(others, senders, receivers, weights.to(first))
-        moved = len(edges) * size(others) * first.element_size()  # along each edge one model
+        clients.regulariser = ToEach(others, senders, receivers, weights.to(first))
+        moved = len(edges) * size(others) * first.element_size()  # one model along each edge
         nodes.ledger.add(Item("training", "pull", "down"), Bytes(moved, moved))
 
     return share

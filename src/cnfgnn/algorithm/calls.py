@@ -1,4 +1,4 @@
-"""What travels between server and nodes, and the one thing that must carry it."""
+"""What travels between server and nodes, and the interface of whatever carries it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 Number = int | float | str | bool
 
 
-class Room(NamedTuple):
-    """What a site can hold of hidden states and embeddings, by what its owner says; 0 bytes: anything."""
+class MemoryLimit(NamedTuple):
+    """How many bytes of hidden states and embeddings a site may hold; 0 means that it sets no limit."""
 
     site: str
     bytes: int = 0
@@ -21,7 +21,10 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One verb with its arguments; a tensor is (1, ...) if all nodes get the same, else a row per node."""
+    """One verb with its arguments, as it travels.
+
+    A tensor is (1, ...) if it is the same for all nodes, else it has a row per node.
+    """
 
     verb: str
     numbers: Mapping[str, Number] = field(default_factory=dict)
@@ -30,35 +33,38 @@ class Call:
 
 @dataclass(frozen=True)
 class Payload:
-    """The nodes' answers: for each call named tensors, a row per node asked, zeros where it was absent."""
+    """The answers of the nodes: for each call named tensors with a row per node, zeros for absent ones."""
 
     replies: Sequence[Mapping[str, Tensor]]
     present: Tensor  # (rows,) bool
 
-    def joined(self, late: Payload, places: Tensor) -> Payload:
-        """With the answers of those in these places, who were asked again."""
+    def joined(self, later: Payload, places: Tensor) -> Payload:
+        """With the answers of the nodes in these places, which were asked later."""
         replies, present = [], self.present.clone()
-        present[places] = late.present
-        for first, second in zip(self.replies, late.replies, strict=True):
-            whole = dict(first)
+        present[places] = later.present
+        for first, second in zip(self.replies, later.replies, strict=True):
+            both = dict(first)
             for name, rows in second.items():
-                everybody = whole.get(name, rows.new_zeros(len(present), *rows.shape[1:])).clone()
-                everybody[places.to(rows.device)] = rows
-                whole[name] = everybody
-            replies.append(whole)
+                all_rows = both.get(name, rows.new_zeros(len(present), *rows.shape[1:])).clone()
+                all_rows[places.to(rows.device)] = rows
+                both[name] = all_rows
+            replies.append(both)
         return Payload(replies, present)
 
 
 class Transport(Protocol):
-    """Carries calls to the nodes. `sites` holds each site's rows, and `rooms` what each of them can hold;
-    `exchange` runs the calls in order on every site that has one of `rows`, and answers node-major. `wait`
-    says whether those rows are too few to go on with, and if so returns only when more can be asked."""
+    """Carries calls to the nodes.
+
+    `sites` holds the rows of each site and `memory_limits` the limit of each. `exchange` runs the calls in
+    order on every site that has one of `rows`, and answers node-major. `wait` returns False if the rows that
+    answered are enough to continue with; otherwise it returns True once more sites can be asked.
+    """
 
     @property
     def sites(self) -> Sequence[Tensor]: ...
 
     @property
-    def rooms(self) -> Sequence[Room]: ...
+    def memory_limits(self) -> Sequence[MemoryLimit]: ...
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload: ...
 
@@ -67,25 +73,28 @@ class Transport(Protocol):
 
 def for_rows(call: Call, rows: Tensor) -> Call:
     """The call with each per-node tensor cut down to these rows."""
-    tensors = {k: t if t.shape[0] == 1 else t[rows.to(t.device)] for k, t in call.tensors.items()}
+    tensors = {
+        name: tensor if tensor.shape[0] == 1 else tensor[rows.to(tensor.device)]
+        for name, tensor in call.tensors.items()
+    }
     return Call(call.verb, call.numbers, tensors)
 
 
 def gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Mapping[str, Tensor]:
-    """Answers of several groups as one, node-major; zeros where nobody answered."""
+    """The answers of several groups as one, node-major; zeros for nodes that did not answer."""
     if not parts:
         return {}
     rows, first = parts[0]
-    if len(parts) == 1 and whole(rows, n):
+    if len(parts) == 1 and are_all_rows(rows, n):
         return first
-    everybody: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name, example in first.items():
-        everybody[name] = example.new_zeros(n, *example.shape[1:])
+        joined[name] = example.new_zeros(n, *example.shape[1:])
         for where, reply in parts:
-            everybody[name][where.to(example.device)] = reply[name]
-    return everybody
+            joined[name][where.to(example.device)] = reply[name]
+    return joined
 
 
-def whole(rows: Tensor, n: int) -> bool:
+def are_all_rows(rows: Tensor, n: int) -> bool:
     """Whether these are all n rows, in order."""
     return len(rows) == n and torch.equal(rows, torch.arange(n))

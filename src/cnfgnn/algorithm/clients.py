@@ -1,25 +1,24 @@
 """Algorithm 2: what a group of nodes does. Axis 0 is the node axis, whether the group has one row or all.
 
-The simulator holds every node in one such object, a federated site the nodes it owns; methods have the names
-of the verbs in `nodes.py`, and `dispatch.run` is the one way in for both.
+The simulator holds every node in one such object, a federated site the nodes that it owns. The methods are
+the verbs of `verbs.py`, which `dispatch.run` calls in both cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.calls import MemoryLimit
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cost import GIB
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay
-from cnfgnn.algorithm.fmtl import Pull, ToAnchor, pull_of
-from cnfgnn.algorithm.memory_plan import kept_dtype, sizes
-from cnfgnn.algorithm.nodes import windows_of
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.fmtl import Pull, ToAnchor
+from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
+from cnfgnn.algorithm.node_state import NodeState
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
@@ -27,6 +26,7 @@ from cnfgnn.algorithm.randomness import (
     Batches,
     Coins,
     Draw,
+    Minibatches,
     decay,
     generator,
 )
@@ -35,9 +35,8 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.series import Prepared, Scaler, Series
-from cnfgnn.data.windows import SPLITS, Split
-from cnfgnn.errors import NodeError
-from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
+from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.models.params import Params, models, own, rows, shared, with_personal
 from cnfgnn.models.plus import node_model
 
 
@@ -51,64 +50,69 @@ class Clients:
         store: Store,
         name: str = "site",
         tick: Callable[[], None] = lambda: None,
-        room: int = 0,
+        memory_limit: int = 0,
     ) -> None:
         self.series, self.compute, self.store, self.name = series, compute, store, name
-        self.room = room  # bytes that hidden states and embeddings may take here; 0: as much as they need
-        self.tick = tick  # called after every minibatch, for whoever waits
-        self._learning, self._answering = Memory(compute.device), Memory(compute.device)
-        self.wire: Wire = "full"  # until something else is agreed on
+        self.memory_limit = memory_limit  # bytes of hidden states and embeddings; 0: no limit
+        self.tick = tick  # called after every minibatch
+        self.owner = Owner(self)
+        self.wire: Wire = "full"  # until `prepare` says otherwise
         self.theta: Params = {}
         self.adam: Adam | None = None
-        self.h_G: Tensor | None = None  # of the training windows, fixed while the node learns
-        self._judged_h_G: Tensor | None = None  # of the split that is about to be scored
-        self.forecasts: Tensor | None = None
-        self.pulling: Pull | None = None  # to the neighbours' weights
-        self._h_c: Tensor | None = None  # of all training windows, while weights stand still
+        self.h_G: Tensor | None = None  # of the training windows, fixed while the nodes learn
+        self.regulariser: Pull | None = None  # toward the weights of neighbours
+        self._h_c: Tensor | None = None  # of all training windows, until the weights change
         self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
+        self._update_pool, self._backward_pool = RecordingPool(compute.device), RecordingPool(compute.device)
 
     # ---- set-up -------------------------------------------------------------------------------------
 
-    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
-        windows = windows_of(**plan)
-        has = {s: self.series.has(windows.starts[s], windows, missing) for s in SPLITS}
-        reply = {f"has.{s}": torch.from_numpy(has[s].view(np.uint8)) for s in SPLITS}
-        return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        """(n 3): count, sum and sum of squares of the training readings; (n w): which windows a node has."""
+        has = {
+            split: torch.from_numpy(self.series.has(windows.starts[split], windows, missing))
+            for split in SPLITS
+        }
+        return torch.from_numpy(self.series.moments(windows, missing)), has
 
-    def prepare(self, mean: float, std: float, **more: Any) -> None:
-        self.settings = s = NodeSettings.from_numbers(more)
+    def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
+        """Scale the readings, number the windows and draw weights from the seed."""
+        self.settings = s = settings
         self.wire = s.wire
-        windows = windows_of(**more)
-        device = self.compute.device
-        told, count = (s.missing, windows, self.compute.dtype, device), windows.count("train")
-        self.data = Prepared(self.series, Scaler(mean, std), *told, s.model.gaps, s.model.profile)
+        device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
+        self.data = Prepared(
+            self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model.gaps, s.model.profile
+        )
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
         self.model = node_model(s.model, windows.history, windows.horizon)
         self.sent = s.model.sent_width
-        self.load(**self.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.h_G, self.pulling = None, None, None
-        self.kept_dtype = kept_dtype(s.keeping, self.compute.dtype)
+        self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))
+        self.adam, self.h_G, self.regulariser = None, None, None
+        self.stored_dtype = stored_dtype(s.keeping, dtype)
         sequences = self.series.nodes * count
         h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
-        self._held = sizes(h_c, h_G, self.compute.dtype)[s.keeping]
+        self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.keeping]
 
-    # ---- Algorithm 2 --------------------------------------------------------------------------------
+    # ---- ClientUpdate -------------------------------------------------------------------------------
 
-    def update(self, r_g: int, r_c: int, step: int, first: int = 0, until: int | None = None) -> None:
-        """ClientUpdate: r_c epochs over the node's own windows, h_G fixed; or some of their minibatches."""
-        self._own()
+    def update(self, r_g: int, r_c: int, step: int, some: Minibatches | None = None) -> None:
+        """r_c epochs over the nodes' own windows, with h_G fixed; or some of their minibatches."""
+        in_an_epoch = len(self.client_batches)
+        first, until = 0, r_c * in_an_epoch
+        if some is not None:
+            first, until = some.first, min(some.until, until)
+        self._own_weights()
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
-        minibatch = Replay(self._learn, self._learning)
-        each = len(self.client_batches)
-        for number in range(first, r_c * each if until is None else min(until, r_c * each)):
-            windows = self.client_batches[Draw(r_g, *divmod(number, each))]
+        minibatch = Replay(self._learn, self._update_pool)
+        for number in range(first, until):
+            windows = self.client_batches[Draw(r_g, *divmod(number, in_an_epoch))]
             minibatch(windows, self._at(self.h_G, windows), self.coins[step + number])
             self.tick()
-        self._stand_still()
+        self._fix_weights()
 
     def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
         """One minibatch: every node takes a step along the gradient of its own loss."""
@@ -119,61 +123,73 @@ class Clients:
             losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
             gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
             grads = dict(zip(theta, gradients, strict=True))
-            if self.pulling is not None:
-                self.pulling.add(theta, grads, some)
+            if self.regulariser is not None:
+                self.regulariser.add(theta, grads, some)
             self.adam.step(theta, grads, _rows(_active(has), some), some)
 
+    # ---- ClientEncode -------------------------------------------------------------------------------
+
     @torch.no_grad()
-    def encode(
-        self, split: Split, r_g: int | None = None, epoch: int | None = None, number: int | None = None
-    ) -> Tensor:
-        """ClientEncode: h_c of one minibatch, or of every window of the split."""
-        if r_g is not None and epoch is not None and number is not None:
-            return self._encoded("train", self.server_batches[Draw(r_g, epoch, number)])[..., : self.sent]
+    def encode(self, draw: Draw | None = None, split: Split = "train") -> Tensor:
+        """h_c of one minibatch, or of every window of the split."""
+        if draw is not None:
+            return self._encoded("train", self.server_batches[draw])[..., : self.sent]
         if split == "train":
-            self._check_room()
+            self._check_memory()
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
-        h_c = torch.empty(shape, dtype=self.kept_dtype, device=self.compute.device)
+        h_c = torch.empty(shape, dtype=self.stored_dtype, device=self.compute.device)
         for some in self.data.chunks(split):
             h_c[:, some] = self._encoded(split, some)
         if split == "train":
             self._h_c = h_c
         return h_c[..., : self.sent]
 
-    def backward(self, h_G: Tensor, r_g: int, epoch: int, number: int, step: int, learn: bool) -> Tensor:
-        """ClientBackward: d loss / d h_G; with `learn` the node also keeps its own gradients for `step`."""
-        draw = Draw(r_g, epoch, number)
-        windows = self.server_batches[draw]
-        if not learn:
-            h_c = self._at(self._h_c, windows)
-            h_c = self._encoded("train", windows) if h_c is None else h_c
-            grad_h_G = self._answer(windows, h_c, h_G.detach(), self.coins[step])
-            assert grad_h_G is not None
-            return grad_h_G
-        batch, _ = self.data.batch("train", windows)
-        h_G = h_G.detach().requires_grad_()
-        self._own()
-        theta = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
-        h_c = self._encoded("train", windows).detach().requires_grad_()
-        losses = self.losses(self.theta, batch, h_G, self.coins[step], h_c)
-        grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *theta.values()])
-        self._decoder_grads = draw, dict(zip(theta, grads, strict=True)), grad_h_c
+    def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
+        batch, _ = self.data.batch(split, windows)
+        with self.compute.autocast(), torch.no_grad():
+            groups = self.compute.some(*batch.x.shape[:2])
+            return torch.cat([self.model.encode(rows(self.theta, s), batch.rows(s)) for s in groups])
+
+    # ---- ClientBackward -----------------------------------------------------------------------------
+
+    def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
+        """d loss / d h_G; with `learn` the nodes also keep gradients of their own, for `step`."""
+        windows, truth = self.server_batches[draw], self.coins[step]
+        if learn:
+            return self._backward_to_learn(h_G, draw, windows, truth)
+        h_c = self._at(self._h_c, windows)
+        if h_c is None:
+            h_c = self._encoded("train", windows)
+        grad_h_G = self._backward(windows, h_c, h_G.detach(), truth)
+        assert grad_h_G is not None
         return grad_h_G
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         batch, _ = self.data.batch("train", windows)
         grad_h_G = torch.empty_like(h_G)
         for some in self.compute.some(*h_G.shape[:2]):
-            theta, part_h_G = rows(self.theta, some), h_G[some].detach().requires_grad_()
-            losses = self.losses(theta, batch.rows(some), part_h_G, truth, h_c[some])
-            grad_h_G[some] = torch.autograd.grad(losses.sum(), part_h_G)[0]
+            theta, h_G_of_some = rows(self.theta, some), h_G[some].detach().requires_grad_()
+            losses = self.losses(theta, batch.rows(some), h_G_of_some, truth, h_c[some])
+            grad_h_G[some] = torch.autograd.grad(losses.sum(), h_G_of_some)[0]
         return grad_h_G
 
-    def step(self, grad_h_c: Tensor, r_g: int, epoch: int, number: int) -> None:
-        """The second half of joint split learning: encoder gradients from both sides, then one Adam step."""
-        if self._decoder_grads is None or self._decoder_grads[0] != (r_g, epoch, number):
-            return  # it was away when the first half was asked for
-        draw, grads, own_grad = self._decoder_grads
+    def _backward_to_learn(self, h_G: Tensor, draw: Draw, windows: Tensor, truth: Tensor | None) -> Tensor:
+        """The first half of joint split learning: gradients of the decoder wait for those of the encoder."""
+        batch, _ = self.data.batch("train", windows)
+        h_G = h_G.detach().requires_grad_()
+        self._own_weights()
+        decoder = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
+        h_c = self._encoded("train", windows).detach().requires_grad_()
+        losses = self.losses(self.theta, batch, h_G, truth, h_c)
+        grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *decoder.values()])
+        self._decoder_grads = draw, dict(zip(decoder, grads, strict=True)), grad_h_c
+        return grad_h_G
+
+    def step(self, grad_h_c: Tensor, draw: Draw) -> None:
+        """The second half: the encoder's gradients from both sides, then one step of Adam."""
+        if self._decoder_grads is None or self._decoder_grads[0] != draw:
+            return  # these nodes were away during the first half
+        _, grads, own_grad = self._decoder_grads
         self._decoder_grads = None
         batch, has = self.data.batch("train", self.server_batches[draw])
         encoder = {name: w for name, w in self.theta.items() if name.startswith("encoder")}
@@ -184,7 +200,7 @@ class Clients:
         grads |= dict(zip(encoder, of_encoder, strict=True))
         if self.adam is None:
             self.adam = Adam(self.theta, self.settings.client_lr)
-        self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
+        self.adam.set_rate(self.settings.client_lr * decay(draw.r_g, self.settings.decay_rounds))
         self.adam.step(self.theta, grads, _active(has))
         self._h_c = None
 
@@ -195,117 +211,89 @@ class Clients:
         with self.compute.autocast():
             return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.settings.loss)
 
-    # ---- what the server tells ----------------------------------------------------------------------
+    # ---- weights and embeddings ---------------------------------------------------------------------
 
-    def load(self, **theta: Tensor) -> None:
-        # a copy: shared weights may be the very tensors that another group of this process also got
+    def weights(self) -> Params:
+        """The weights that nodes share with others, one row per node even if all rows are equal."""
+        n = self.series.nodes
+        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in shared(self.theta).items()}
+
+    def load(self, theta: Params) -> None:
+        """Go on from these weights; personal ones stay as they are, unless they are among them."""
+        # a copy: other groups in this process may have been sent the very same tensors
         loaded = {
             name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
             for name, w in theta.items()
         }
         self.theta = with_personal(loaded, self.theta, self.series.nodes)
-        self._stand_still()
+        self._fix_weights()
 
-    def embed(self, h_G: Tensor, judge: bool, **draw: int) -> None:
-        if judge:
-            self._judged_h_G = h_G
-        elif not draw:
-            self._check_room()
-            self.h_G, self._h_c = h_G.to(self.kept_dtype), None  # h_c has done its duty
+    def embed(self, h_G: Tensor, for_evaluation: bool = False, draw: Draw | None = None) -> None:
+        """Keep h_G of all windows, or of one minibatch of them."""
+        if for_evaluation:
+            self.owner.h_G = h_G
+        elif draw is None:
+            self._check_memory()
+            self.h_G, self._h_c = h_G.to(self.stored_dtype), None  # h_c is not needed after phase (4)
         else:
             if self.h_G is None:
-                self._check_room()
+                self._check_memory()
                 shape = (self.series.nodes, self.client_batches.windows, h_G.shape[-1])
-                self.h_G = torch.zeros(shape, dtype=self.kept_dtype, device=self.compute.device)
-            self.h_G[:, self.server_batches[Draw(**draw)]] = h_G.to(self.kept_dtype)
+                self.h_G = torch.zeros(shape, dtype=self.stored_dtype, device=self.compute.device)
+            self.h_G[:, self.server_batches[draw]] = h_G.to(self.stored_dtype)
 
-    def pull(self, weight: Tensor, **anchor: Tensor) -> None:
-        self.pulling = ToAnchor(part(anchor, "anchor."), weight)
+    def pull(self, anchor: Params, weight: Tensor) -> None:
+        """Stay near the anchor during the next updates."""
+        self.regulariser = ToAnchor(anchor, weight)
 
-    # ---- what the server asks -----------------------------------------------------------------------
+    # ---- for the owner ------------------------------------------------------------------------------
 
-    def weights(self) -> Params:
-        """One row per node, also where all have the same."""
-        n = self.series.nodes
-        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in shared(self.theta).items()}
-
-    @torch.no_grad()
     def score(self, split: Split) -> Tensor:
-        """(n t 8): summed errors; nothing of a single window leaves."""
-        sums = self.data.inputs.new_zeros(self.series.nodes, self.data.horizon, 8, dtype=torch.float64)
-        for windows in self.data.chunks(split):
-            sums += self.data.errors(self.forecasts_of(split, windows), split, windows)
-        self._judged_h_G = None  # it was sent for this; the next round's will differ
-        return sums
+        """(n t 8): errors summed over all windows; nothing of a single window leaves."""
+        return self.owner.summed_errors(split)
 
-    @torch.no_grad()
     def forecast(self) -> None:
-        """The readings ahead, in their own unit, stay here (n t); NaN for a node that was silent."""
-        y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
-        has = self.data.has["test"]
-        self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
+        """The forecast of the window ahead stays with the owner."""
+        self.owner.forecast()
 
-    # ---- state --------------------------------------------------------------------------------------
-
-    def save(self, tag: str, keep: str) -> None:
-        """h_G is left out: the server computes it again from what is saved, to the last bit."""
-        state = {f"theta.{name}": w for name, w in self.theta.items()}
-        if self.adam is not None and self.settings.keep_optimizer:
-            state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
-        if self.pulling is not None:
-            state |= self.pulling.state()
-        self.store.write(tag, state | self.data.state(), keep.split())
+    def save(self, tag: str, keep: Collection[str]) -> None:
+        """Save the state under this tag, and delete all others but those to keep."""
+        adam = self.adam.state() if self.adam is not None and self.settings.keep_optimizer else {}
+        state = NodeState(self.theta, adam, self.regulariser).flat()
+        self.store.write(tag, state | self.data.state(), keep)
 
     def restore(self, tag: str) -> None:
-        state, device = self.store.read(tag), self.compute.device
-        if not state:
-            return  # it was not there yet when others kept theirs: it goes on as it was prepared
-        self.load(**part(state, "theta."))
-        self.data.restore(state)
-        self.h_G, self.adam, self.pulling = None, None, pull_of(state, device)
-        if adam := part(state, "adam.", device):
-            self.adam = Adam(own(self.theta, self.series.nodes), self.settings.client_lr)
-            self.adam.load(adam)
+        """Go back to a saved state; nodes that joined after it was saved stay as they were prepared."""
+        saved = self.store.read(tag)
+        if not saved:
+            return
+        state = NodeState.of(saved, self.compute.device)
+        self.load(state.theta)
+        self.data.restore(saved)
+        self.h_G, self.regulariser = None, state.regulariser
+        self.adam = state.optimiser(self.theta, self.series.nodes, self.settings.client_lr)
 
     # -------------------------------------------------------------------------------------------------
 
-    def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
-        batch, _ = self.data.batch(split, windows)
-        with self.compute.autocast(), torch.no_grad():
-            groups = self.compute.some(*batch.x.shape[:2])
-            return torch.cat([self.model.encode(rows(self.theta, s), batch.rows(s)) for s in groups])
+    def _check_memory(self) -> None:
+        check_limit(MemoryLimit(self.name, self.memory_limit), self._memory_needed)
 
-    @torch.no_grad()
-    def forecasts_of(self, split: Split, windows: slice) -> Tensor:
-        """y_hat of some windows, scaled (n b t), for whoever holds this object: it is no verb."""
-        batch, _ = self.data.batch(split, windows)
-        h_G, groups = self._at(self._judged_h_G, windows), self.compute.some(*batch.y.shape[:2])
-        with self.compute.autocast():
-            parts = ((rows(self.theta, some), batch.rows(some), _rows(h_G, some)) for some in groups)
-            return torch.cat([self.model.forecast(*part) for part in parts])
-
-    def _check_room(self) -> None:
-        """Refuse to hold more than the owner allows: the server may not have known of it."""
-        if self.room and self._held > self.room:
-            kept = f"hidden states and embeddings take {self._held / GIB:.3g} GiB"
-            problem = f"{kept}, and this site's memory is {self.room / GIB:.3g} GiB"
-            raise NodeError(self.name, "embed", problem)
-
-    def _at(self, x: Tensor | None, windows: Tensor | slice) -> Tensor | None:
-        """Some windows of what is kept of all, in the type in which nodes compute."""
+    def _at(self, x: Tensor | None, windows: Tensor) -> Tensor | None:
+        """Some windows of an array that is stored for all, in the type in which nodes compute."""
         return None if x is None else x[:, windows].to(self.compute.dtype)
 
-    def _own(self) -> None:
-        """A copy of its own for each node, ready to learn."""
+    def _own_weights(self) -> None:
+        """Give each node a copy of its own, ready to learn."""
         n = self.series.nodes
         theta = own(self.theta, n) if models(self.theta) != n else self.theta
         self.theta = {name: w.detach().requires_grad_() for name, w in theta.items()}
         self._h_c = None
 
-    def _stand_still(self) -> None:
+    def _fix_weights(self) -> None:
+        """The weights have changed and now stay the same for a while: forget what depends on the old ones."""
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
-        self._answer = Replay(self._grad_h_G, self._answering)  # of these weights
+        self._backward = Replay(self._grad_h_G, self._backward_pool)
 
 
 def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The paper's formulas for bytes and operations (section 4.1), beside which the ledger's counts stand."""
+"""The paper's formulas for bytes and operations (section 4.1), to compare the ledger with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Size:
-    """What the formulas take in: parameters of a node model, and the elements of one node's hidden states
-    over the training windows (the paper lists the latter as gigabytes, but they are elements)."""
+    """What the formulas depend on: the parameters of a node model, and the elements of one node's hidden
+    states over the training windows (the paper lists these as gigabytes, but they are elements)."""
 
     nodes: int
     edges: int  # directed, without self loops
@@ -24,17 +24,18 @@ class Size:
         return 2 * self.nodes * self.parameters * FLOAT
 
     def states(self) -> int:
-        """Every node's hidden states once, in one direction."""
+        """Bytes of every node's hidden states, sent once in one direction."""
         return self.nodes * self.hidden * FLOAT
 
 
 def training_bytes(method: str, size: Size, rounds: int, server_rounds: int = 1) -> int:
-    """Bytes moved in so many global rounds, as the paper counts them: per node.
+    """Bytes that cross in so many global rounds, counted per node as in the paper.
 
-    FMTL is counted between peers, every edge carrying the sender's weights; a star moves something else.
+    The paper counts FMTL between peers: every edge carries the sender's weights. With a server in the middle
+    other bytes cross.
     """
     per_round = {
-        "gru-central": 0,  # readings were moved instead, once, and the paper does not count them
+        "gru-central": 0,  # readings are moved once instead, which the paper does not count
         "gru-gn-central": 0,
         "gru-local": 0,
         "gru-fedavg": size.weights_both_ways(),

@@ -1,7 +1,7 @@
 """CUDA graphs: a step of hundreds of small kernels, recorded once and launched as one.
 
-A recording stays on one side of a verb: what crosses between nodes and server, and is counted there, is never
-part of it. On the CPU everything here calls through.
+A recording never crosses a verb: the ledger counts in Python, which does not run on replay. On the CPU
+everything here simply calls the function.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Key = tuple[Any, ...]
 Function = Callable[..., Tensor | None]
 
 
-class Memory:
-    """What recordings of one kind leave to the next one: the stream they are made on, the memory they lie in.
+class RecordingPool:
+    """The stream and the memory that successive recordings of one kind share.
 
-    Without it every new recording, one a round, would take memory of its own, and PyTorch keeps that of the
-    old ones for good. Recordings that share it must not need each other's results later on.
+    Without it every new recording, one in each round, would take memory of its own, and PyTorch never frees
+    that of the old ones. Recordings that share a pool must not need each other's results later on.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
-        self._last: torch.cuda.CUDAGraph | None = None  # kept, so that its memory is not given up
+        self._last: torch.cuda.CUDAGraph | None = None  # kept alive, so that its memory is not freed
 
     @contextmanager
     def recording(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Have what happens inside recorded instead of done."""
+        """Record what happens inside instead of running it."""
         here = torch.cuda.current_stream(self.device)
         self._stream = self._stream or torch.cuda.Stream(self.device)
         graph = torch.cuda.CUDAGraph()
@@ -49,15 +49,15 @@ class Memory:
 
 
 class _Recording:
-    """A function's kernels on inputs of certain shapes, and the places from which they read."""
+    """The kernels of a function for inputs of certain shapes, and the buffers from which they read."""
 
-    def __init__(self, function: Function, inputs: tuple[Tensor | None, ...], memory: Memory) -> None:
+    def __init__(self, function: Function, inputs: tuple[Tensor | None, ...], memory: RecordingPool) -> None:
         self.places = [None if x is None else _copy(x) for x in inputs]
         with memory.recording() as self.graph:
             self.output = function(*self.places)
 
     def first(self) -> Tensor | None:
-        """With the inputs that it was recorded with."""
+        """Run with the inputs that it was recorded with."""
         self.graph.replay()
         return self.output
 
@@ -71,13 +71,13 @@ class _Recording:
 
 class Replay:
     """A function of tensors that is run on its first call, recorded on the second and replayed from then on,
-    apart for each combination of shapes.
+    separately for each combination of shapes.
 
-    It may read and change tensors around it as long as these stay where they are: who replaces them makes a
-    new Replay. What it returns is overwritten by the next call.
+    The function may also read and change other tensors, as long as these stay at the same address; after they
+    are replaced, a new Replay is needed. The next call overwrites the result.
     """
 
-    def __init__(self, function: Function, memory: Memory) -> None:
+    def __init__(self, function: Function, memory: RecordingPool) -> None:
         self.function, self.memory = function, memory
         self._recordings: dict[Key, _Recording | None] = {}
 
@@ -97,10 +97,10 @@ class _Stage(IntEnum):
 
 
 class ReplayBoth:
-    """The same for two functions that are called in turn, the second going back through what automatic
-    differentiation kept of the first. In between anything may happen: a verb, for one."""
+    """The same for two functions that are called in turn, of which the second back-propagates through the
+    first. Anything may happen between the two, such as a verb."""
 
-    def __init__(self, there: Function, back: Function, memory: Memory) -> None:
+    def __init__(self, there: Function, back: Function, memory: RecordingPool) -> None:
         self.there, self.back, self.memory = there, back, memory
         self._stages: dict[Key, _Stage] = {}
         self._recordings: dict[Key, list[_Recording]] = {}
@@ -142,7 +142,7 @@ def _copy(x: Tensor) -> Tensor:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Were the garbage collector to find an old recording now, freeing it would break the one under way."""
+    """If the garbage collector freed an old recording now, it would break the one in progress."""
     was_on = gc.isenabled()
     gc.disable()
     try:

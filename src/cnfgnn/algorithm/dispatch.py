@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,40 +10,35 @@ from torch import Tensor
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.quantize import narrowed, widened
+from cnfgnn.algorithm.quantize import dequantised
+from cnfgnn.algorithm.verbs import VERBS, Verb
 from cnfgnn.errors import CnfgnnError, NodeError
-
-TELLS = ("prepare", "load", "embed", "update", "step", "pull", "forecast", "save", "restore")
-ASKS = ("census", "weights", "encode", "backward", "score")
-_REPLY = {"encode": "h_c", "backward": "grad_h_G", "score": "sums"}
-
-
-def _at_home(call: Call, compute: Compute) -> dict[str, Tensor]:
-    """The tensors where and in the type in which this group computes; whole numbers stay what they are, and
-    so does bf16 of embeddings, which are kept for long."""
-
-    def stays(dtype: torch.dtype) -> bool:
-        return not dtype.is_floating_point or (dtype == torch.bfloat16 and call.verb == "embed")
-
-    tensors = widened(call.tensors).items()
-    return {k: t.to(compute.device, t.dtype if stays(t.dtype) else compute.dtype) for k, t in tensors}
 
 
 def run(clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
-    """Carry out calls in order and answer each, with nothing where the verb is a tell."""
+    """Carry out calls in order. Each has an answer, which is empty if the verb is a tell."""
     replies: list[dict[str, Tensor]] = []
     for call in calls:
-        if call.verb not in TELLS + ASKS:
+        verb = VERBS.get(call.verb)
+        if verb is None:
             raise NodeError(clients.name, call.verb, "there is no such verb")
-        verb: Callable[..., Tensor | dict[str, Tensor] | None] = getattr(clients, call.verb)
         try:
-            answer = verb(**call.numbers, **_at_home(call, clients.compute))
+            reply = verb.read(call.numbers).carry_out(clients, _arrived(verb, call, clients.compute))
         except CnfgnnError:
             raise
-        except Exception as error:  # whatever a call from outside makes fail, it must say where
-            reason = (str(error).splitlines() or [""])[0][:300]  # torch adds a page of its own insides
+        except Exception as error:  # any failure of a call from outside is reported with site and verb
+            reason = (str(error).splitlines() or [""])[0][:300]  # torch appends a page of C++ frames
             raise NodeError(clients.name, call.verb, f"{type(error).__name__}: {reason}") from error
-        if isinstance(answer, Tensor):
-            answer = {_REPLY[call.verb]: answer}
-        replies.append(narrowed(call.verb, answer or {}, clients.wire))
+        replies.append(verb.quantised(reply, clients.wire))
     return replies
+
+
+def _arrived(verb: type[Verb], call: Call, compute: Compute) -> dict[str, Tensor]:
+    """The call's tensors on the device and in the type in which this group computes."""
+
+    def dtype(tensor: Tensor) -> torch.dtype:
+        stays = not tensor.is_floating_point() or (verb.stays_bf16 and tensor.dtype == torch.bfloat16)
+        return tensor.dtype if stays else compute.dtype
+
+    tensors = dequantised(call.tensors)
+    return {name: tensor.to(compute.device, dtype(tensor)) for name, tensor in tensors.items()}

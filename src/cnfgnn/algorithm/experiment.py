@@ -1,4 +1,4 @@
-"""A strategy ready for its first round: the set-up that the simulator and the federation share."""
+"""The set-up that the simulator and the federation share: from a configuration to a ready strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
-from cnfgnn.algorithm.memory_plan import Held, Keeping, choose, sizes
+from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
 from cnfgnn.algorithm.methods import Method, check_method
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.pooled import Pooled
@@ -35,9 +35,9 @@ from cnfgnn.models.plus import PlusModel, node_model
 
 
 class Strategy(Protocol):
-    """A global round, and what is needed around it: judge, keep, go back."""
+    """A global round, and what is needed around it: evaluate, save, restore."""
 
-    reached: Callable[[int, int], None]  # told of (round, phase) where a round could go on from
+    reached: Callable[[int, int], None]  # called with (round, phase) wherever a round could be resumed
 
     def round(self, r_g: int) -> None: ...
 
@@ -62,7 +62,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A strategy ready for its first round, with what everybody agreed on."""
+    """A strategy ready for its first round, with everything that was agreed on at set-up."""
 
     config: Config
     method: Method
@@ -71,8 +71,8 @@ class Experiment:
     scaler: Scaler
     windows: Windows
     seen: Tensor | None  # (n,) bool; None if every node trains
-    owners: Sequence[tuple[Tensor, Clients]] = ()  # rows and nodes of this process
-    keeping: Keeping = field(default_factory=Keeping)  # of h_c and h_G of all training windows
+    owners: Sequence[tuple[Tensor, Clients]] = ()  # the nodes of this process, with their rows
+    keeping: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
 
 
 def federate(
@@ -86,17 +86,19 @@ def federate(
     tick: Callable[[], None] = lambda: None,
     scaler: Scaler | None = None,
     alone: tuple[Tensor, Clients] | None = None,
-    keeping: Keeping | None = None,
+    keeping: MemoryPlan | None = None,
 ) -> Experiment:
-    """Set up a federated method over any transport; the server brings the graph and nothing else.
+    """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
-    A run that is resumed keeps hidden states as it did: `keeping`. `alone` is the one group that holds all
-    nodes, should there be one: a study of FMTL needs it.
+    A resumed run passes its earlier memory plan as `keeping`. `alone` is the group that holds all nodes, if
+    there is one: a study of FMTL needs it.
     """
     method = check_method(config)
     if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
         raise ConfigError(
-            "training.fmtl_norm", "plain needs all nodes in one group of the simulator", ["squared"]
+            "training.fmtl_norm",
+            "plain works only in the simulator, with all nodes in one group",
+            ["squared"],
         )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, keeping = _agree(
@@ -119,7 +121,7 @@ def federate(
         windows=windows.count("train"),
         store=store,
         tick=tick,
-        keeping=keeping.how,
+        state_format=keeping.how,
     )
     return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen, keeping=keeping)
 
@@ -134,7 +136,7 @@ def pool(
     store: Store,
     scaler: Scaler | None = None,
 ) -> Experiment:
-    """Set up a centralized method: one owner holds all nodes."""
+    """Set up a centralised method: one owner holds all nodes."""
     method = check_method(config)
     compute = Compute.of(config.compute)
     config, _, windows, scaler, _ = _agree(transport, windows, config, method, None, name, scaler)
@@ -152,9 +154,9 @@ def _agree(
     seen: Tensor | None,
     name: str,
     scaler: Scaler | None,
-    keeping: Keeping | None = None,
-) -> tuple[Config, Nodes, Windows, Scaler, Keeping]:
-    """Take the census, keep the windows that somebody has, and tell everybody scale and settings."""
+    keeping: MemoryPlan | None = None,
+) -> tuple[Config, Nodes, Windows, Scaler, MemoryPlan]:
+    """Take the census, keep the windows that at least one node has, and tell all nodes scale and settings."""
     if scaler is None:
         check_splits(windows, config.data.shares, name)
     everyone = Nodes(transport)
@@ -182,10 +184,10 @@ def _agree(
 
 
 def fit_batches(config: Config, method: Method, windows: int) -> Config:
-    """The settings with minibatches of at most as many windows as there are to train on.
+    """The settings, with minibatches that are no larger than the number of training windows.
 
-    Defaults and published sizes are cut to that. A larger size that somebody gave is refused: the run would
-    not be what was asked for.
+    Defaults and published sizes are reduced. A larger size that the user set is refused: the run would not be
+    what was asked for.
     """
     used = []
     if method.strategy != "split":
@@ -203,34 +205,35 @@ def fit_batches(config: Config, method: Method, windows: int) -> Config:
 
 def _keeping(
     config: Config, method: Method, compute: Compute, transport: Transport, training: Tensor, windows: int
-) -> Keeping:
-    """How to keep what alternating training holds for so many windows of all nodes; others hold nothing."""
-    if not _holds(method):
-        return Keeping()
+) -> MemoryPlan:
+    """How alternating training stores hidden states of so many windows; other strategies store none."""
+    if not _stores_states(method):
+        return MemoryPlan()
     m, sequences = config.model, int(training.sum()) * windows
     sites = [
-        Held(room, *_held(config, int(training[rows].sum()) * windows))
-        for room, rows in zip(transport.rooms, transport.sites, strict=True)
+        SiteStates(limit, *_elements(config, int(training[rows].sum()) * windows))
+        for limit, rows in zip(transport.memory_limits, transport.sites, strict=True)
     ]
-    return choose(compute, config.compute.memory, sequences * m.sent_width, sequences * m.embedding, sites)
+    h_c, h_G = sequences * m.sent_width, sequences * m.embedding
+    return plan_memory(compute, config.compute.memory, h_c, h_G, sites)
 
 
-def _holds(method: Method) -> bool:
+def _stores_states(method: Method) -> bool:
     return method.strategy == "alternating" and method.graph_network
 
 
-def _held(config: Config, sequences: int) -> tuple[int, int]:
-    """Elements of h_c and of h_G that a site with so many training windows of all its nodes holds."""
+def _elements(config: Config, sequences: int) -> tuple[int, int]:
+    """Elements of h_c and of h_G that a site stores for so many sequences: nodes times training windows."""
     m = config.model
     return sequences * m.state_width, sequences * m.embedding
 
 
 def held_by(experiment: Experiment, nodes: int) -> int:
-    """Bytes that hidden states and embeddings take at a site of so many nodes, kept as the run keeps them."""
-    if not _holds(experiment.method):
+    """Bytes that hidden states and embeddings take at a site of so many nodes, in the format of the run."""
+    if not _stores_states(experiment.method):
         return 0
-    elements = _held(experiment.config, nodes * experiment.windows.count("train"))
-    return sizes(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
+    elements = _elements(experiment.config, nodes * experiment.windows.count("train"))
+    return bytes_needed(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
 
 
 def model_of(config: Config) -> NodeModel | PlusModel:

@@ -1,4 +1,4 @@
-"""FMTL's regulariser at the nodes: what neighbours' weights add to a node's own gradient during a round."""
+"""FMTL's regulariser at the nodes: what the weights of neighbours add to a node's own gradient."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS_AT_ONCE = 1 << 24  # edges x parameters: bounds memory
 
 class Pull(Protocol):
     def add(self, theta: Params, grads: Params, some: slice) -> None:
-        """To the gradients of some of the nodes, given their weights."""
+        """Add the pull to the gradients of some of the nodes, given their weights."""
 
     def state(self) -> Params:
         """Flat and named, for a checkpoint."""
@@ -43,10 +43,10 @@ class ToAnchor:
 
 class ToEach:
     """Deviation D5: lambda sum_j a_ij ||w_i - w_j||, the norm over all weights of a node, has the gradient
-    lambda sum_j a_ij (w_i - w_j) / ||w_i - w_j||, taken as 0 where w_i = w_j. No anchor will do: w_i moves at
-    every minibatch, and with it how much each neighbour counts.
+    lambda sum_j a_ij (w_i - w_j) / ||w_i - w_j||, taken as 0 where w_i = w_j. An anchor is not enough
+    here: the share of each neighbour depends on w_i, which moves in every minibatch.
 
-    others     (n, ...)  every node's weights as the round found them
+    others     (n, ...)  every node's weights at the start of the round
     senders    (e,)      i of each edge, ascending
     receivers  (e,)      j of each edge
     weights    (e,)      lambda a_ij
@@ -56,7 +56,7 @@ class ToEach:
         self.others, self.senders, self.receivers, self.weights = others, senders, receivers, weights
         n = next(iter(others.values())).shape[0]
         self.offsets = Incidence.of(senders, n).offsets
-        self._starts: list[int] = self.offsets.tolist()  # known here: a recorded step may not ask the device
+        self._starts: list[int] = self.offsets.tolist()  # a recorded step must not read these from the device
 
     @torch.no_grad()
     def add(self, theta: Params, grads: Params, some: slice) -> None:
@@ -66,12 +66,12 @@ class ToEach:
             return
         i, j = self.senders[edges] - start, self.receivers[edges]
         squares = torch.zeros_like(self.weights[edges])
-        for name, w in sorted(theta.items()):  # in one order: a restored state may name them in another
+        for name, w in sorted(theta.items()):  # in a fixed order, because a restored state may have another
             for apart in self._apart(name, w, i, j):
                 squares += apart.square().sum(1)
         norm = squares.sqrt()
         share = (self.weights[edges] / norm).masked_fill_(norm == 0, 0)[:, None]
-        order = torch.arange(len(i), device=i.device)  # they are sorted
+        order = torch.arange(len(i), device=i.device)  # edges are sorted by sender
         ends = Incidence(i, order, self.offsets[start : stop + 1] - edges.start)
         for name, w in theta.items():
             pull = torch.cat([ends.sum(share * apart) for apart in self._apart(name, w, i, j)], dim=1)
@@ -84,16 +84,18 @@ class ToEach:
         return (mine.index_select(0, i) - theirs.index_select(0, j) for mine, theirs in both)
 
     def state(self) -> Params:
-        edges = {"senders": self.senders, "receivers": self.receivers, "weights": self.weights}
-        return {f"others.{name}": w for name, w in self.others.items()} | {
-            f"edges.{name}": x for name, x in edges.items()
-        }
+        state = {f"others.{name}": w for name, w in self.others.items()}
+        state["edges.senders"] = self.senders
+        state["edges.receivers"] = self.receivers
+        state["edges.weights"] = self.weights
+        return state
 
 
 def pull_of(state: Mapping[str, Tensor], device: torch.device) -> Pull | None:
-    """The pull that a checkpoint holds, if any."""
+    """The pull in a checkpoint, if there is one."""
     if anchor := part(state, "anchor.", device):
         return ToAnchor(anchor, state["anchor_weight"].to(device))
     if others := part(state, "others.", device):
-        return ToEach(others, **part(state, "edges.", device))
+        edges = part(state, "edges.", device)
+        return ToEach(others, edges["senders"], edges["receivers"], edges["weights"])
     return None

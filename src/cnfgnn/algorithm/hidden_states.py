@@ -1,4 +1,4 @@
-"""h_c of all training windows as the server sees it: kept since phase (2), or asked for piece by piece."""
+"""h_c of all training windows at the server: stored in phase (2), or encoded again minibatch by minibatch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.memory_plan import How
+from cnfgnn.algorithm.memory_plan import StateFormat
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.randomness import Batches, Draw
 
 
 class Encodings(Protocol):
-    """encodings[draw] is h_c (n b h) of a minibatch, and whose there is: (n b), (n 1) or None if everybody's.
+    """`encodings[draw]` is h_c (n b h) of a minibatch, and the mask of nodes that sent it: (n b), (n 1), or
+    None if all nodes did.
 
-    `pieces` together are all windows, each once; None stands for all at once.
+    `pieces` are draws that together cover every window once; None stands for all windows at once.
     """
 
     @property
@@ -25,8 +26,8 @@ class Encodings(Protocol):
     def __getitem__(self, draw: Draw | None) -> tuple[Tensor, Tensor | None]: ...
 
 
-class Kept:
-    """Sent once and kept: who goes or comes later changes nothing."""
+class Stored:
+    """Sent once and stored: sites that leave or rejoin later make no difference."""
 
     def __init__(self, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> None:
         self.h_c, self.batches = nodes.encode().to(dtype), batches
@@ -42,21 +43,21 @@ class Kept:
         return self.h_c[:, windows], present
 
 
-class Asked:
-    """Nothing is kept: nodes encode a minibatch whenever it is needed."""
+class Recomputed:
+    """Nothing is stored: nodes encode a minibatch whenever it is needed."""
 
     def __init__(self, nodes: Nodes, batches: Batches) -> None:
         self.nodes, self.batches = nodes, batches
 
     @property
     def pieces(self) -> Iterable[Draw]:
-        return self.batches.epoch(0, 0)  # the same in every round: what is resumed must be cut as it was
+        return self.batches.epoch(0, 0)  # the same in every round, so that a resumed run uses the same pieces
 
     def __getitem__(self, draw: Draw | None) -> tuple[Tensor, Tensor | None]:
         h_c = self.nodes.encode(draw)
         return h_c, self.nodes.present("train", slice(None) if draw is None else self.batches[draw])
 
 
-def encodings(how: How, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> Encodings:
-    """Phase (2), the way that the run's set-up chose; what is kept, in this type."""
-    return Asked(nodes, batches) if how == "recomputed" else Kept(nodes, batches, dtype)
+def encodings(how: StateFormat, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> Encodings:
+    """Phase (2), in the format that was chosen at set-up; if h_c is stored, it is stored in this type."""
+    return Recomputed(nodes, batches) if how == "recomputed" else Stored(nodes, batches, dtype)

@@ -1,4 +1,4 @@
-"""The graph network with its optimiser: the only weights the server has, and they never travel."""
+"""The graph network with its optimiser: the only weights of the server, which never travel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay, ReplayBoth
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay, ReplayBoth
 from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradient
 class GraphLearner:
     """GN and its Adam, whose state is kept from round to round.
 
-    One minibatch is a call, which gives h_G, and `descend`, which takes d loss / d h_G and goes one step.
+    In one minibatch a call returns h_G, and `descend` takes one step along d loss / d h_G.
     """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
@@ -33,7 +33,8 @@ class GraphLearner:
         self.gn = gn.to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
-        self.weights = self.packing.pack(weights).detach().requires_grad_()  # one vector: a step is one pass
+        # one vector, so that Adam takes one pass
+        self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
         fit = _fit(model.gn_widths) and not model.gn_mean
@@ -41,8 +42,8 @@ class GraphLearner:
         self.lr, self.adam = lr, Adam({"gn": self.weights}, lr)
         self.compute = compute
         self._graph: Edges | None = None
-        self._kept: tuple[Tensor, list[Tensor]] | None = None  # of the forward pass, for the way back
-        self._learning, self._propagating = Memory(compute.device), Memory(compute.device)
+        self._kept: tuple[Tensor, list[Tensor]] | None = None  # from the forward pass, for `descend`
+        self._learning, self._propagating = RecordingPool(compute.device), RecordingPool(compute.device)
         self._passes = ReplayBoth(self._forward, self._descend, self._learning)
 
     def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
@@ -55,7 +56,7 @@ class GraphLearner:
         return h_G
 
     def descend(self, grad_h_G: Tensor) -> Tensor | None:
-        """Back-propagate through the graph network and take one step; d loss / d h_c if h_c wanted it."""
+        """Back-propagate and take one step; returns d loss / d h_c if h_c requires a gradient."""
         return self._passes.backward(grad_h_G)
 
     def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
@@ -71,7 +72,7 @@ class GraphLearner:
         return h_G.to(h_c.dtype)
 
     def slow_down(self, left: float) -> None:
-        """Go on with this share of the learning rate."""
+        """Continue with this share of the learning rate."""
         self.adam.set_rate(self.lr * left)
 
     def step(self, grad: Tensor) -> None:
@@ -86,7 +87,7 @@ class GraphLearner:
 
     def _descend(self, grad_h_G: Tensor) -> Tensor | None:
         assert self._kept is not None
-        (h_G, inputs), self._kept = self._kept, None  # kept alive, it would tie a recording to the past
+        (h_G, inputs), self._kept = self._kept, None  # kept alive, it would hold on to an old recording
         grad, *more = torch.autograd.grad(h_G, [self.weights, *inputs], grad_h_G)
         self.step(grad)
         return more[0] if inputs else None
@@ -123,5 +124,5 @@ def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -
 
 
 def _fit(widths: Sequence[int]) -> bool:
-    """Whether kernels take hidden layers of these widths; embeddings may have any."""
+    """Whether the kernels support hidden layers of these widths; embeddings may have any width."""
     return len(widths) > 1 and all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)

@@ -1,4 +1,4 @@
-"""What crosses between server and nodes, counted at the verbs so that no algorithm counts anything."""
+"""The bytes that cross between server and nodes, counted at the verbs so that no algorithm has to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Direction = Literal["up", "down"]
 
 @dataclass(frozen=True)
 class Bytes:
-    """Per node: what the paper counts, a shared tensor once for each node. Per site: what a wire carries,
-    a shared tensor once for each site."""
+    """Per node, as the paper counts: a shared tensor once for each node. Per site, as a network carries it: a
+    shared tensor once for each site."""
 
     per_node: int = 0
     per_site: int = 0
@@ -28,7 +28,7 @@ class Item(NamedTuple):
 
 
 class Ledger:
-    """Bytes of tensors by purpose, verb and direction. Numbers that ride along (round, step) are framing."""
+    """Bytes of arrays by purpose, verb and direction. Numbers beside them (round, step) are not counted."""
 
     def __init__(self) -> None:
         self.items: dict[Item, Bytes] = {}

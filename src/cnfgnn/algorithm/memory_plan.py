@@ -1,7 +1,7 @@
-"""How h_c and h_G of all training windows are kept: as they are, in bf16, or h_c not at all.
+"""How h_c and h_G of all training windows are stored: in full precision, in bf16, or h_c not at all.
 
-They are by far the largest of what a run holds, and grow with nodes times windows; everything else is bounded
-by a minibatch or by the weights.
+They are by far the largest part of what a run holds and grow with nodes times windows. Everything else is
+bounded by the size of a minibatch or by the weights.
 """
 
 from __future__ import annotations
@@ -12,55 +12,57 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.calls import Room
+from cnfgnn.algorithm.calls import MemoryLimit
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
-from cnfgnn.errors import ConfigError
+from cnfgnn.errors import ConfigError, NodeError
 
-How = Literal["full", "bf16", "recomputed"]
-SHARE = 0.5  # of the device's memory, where nothing is said: the rest is for minibatches and weights
+StateFormat = Literal["full", "bf16", "recomputed"]
+FORMATS: tuple[StateFormat, ...] = ("full", "bf16", "recomputed")  # the most precise first
+SHARE = 0.5  # of the device's memory, if no limit is set: the rest is for minibatches and weights
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """The choice that a run's set-up makes, and the numbers that it was made from, in bytes."""
+class MemoryPlan:
+    """The format that was chosen at set-up, and the sizes in bytes that decided.
 
-    how: How = "full"
+    Run folders hold these fields under these names.
+    """
+
+    how: StateFormat = "full"
     takes: int = 0
     may_take: int = 0
-    site: str = ""  # whose memory decided; the server's where there is no name
+    site: str = ""  # the site whose memory decided; empty if it was the server's
 
     def __str__(self) -> str:
-        kept = {
+        stored = {
             "full": "kept in full",
             "bf16": "kept in bf16",
             "recomputed": "not kept: nodes encode again for each minibatch and keep embeddings in bf16",
         }[self.how]
-        return (
-            f"hidden states of all training windows are {kept}"
-            f" ({self.takes / GIB:.2f} of {self.may_take / GIB:.2f} GiB,"
-            f" {f'memory of site {self.site}' if self.site else 'compute.memory'})"
-        )
+        limit = f"memory of site {self.site}" if self.site else "compute.memory"
+        sizes = f"{self.takes / GIB:.2f} of {self.may_take / GIB:.2f} GiB"
+        return f"hidden states of all training windows are {stored} ({sizes}, {limit})"
 
 
-class Held(NamedTuple):
-    """What a site would hold: numbers of elements over its training windows."""
+class SiteStates(NamedTuple):
+    """Elements of h_c and h_G over a site's training windows, and the memory that it has for them."""
 
-    room: Room
+    limit: MemoryLimit
     h_c: int
     h_G: int
 
 
-def kept_dtype(how: How, computed: torch.dtype) -> torch.dtype:
-    """The type in which h_c and h_G are stored by a party that computes in `computed`."""
+def stored_dtype(how: StateFormat, computed: torch.dtype) -> torch.dtype:
+    """The type in which a party that computes in `computed` stores h_c and h_G."""
     return computed if how == "full" else torch.bfloat16
 
 
-def sizes(h_c: int, h_G: int, computed: torch.dtype) -> dict[How, int]:
-    """Bytes that so many elements take at the peak, the most precise way first.
+def bytes_needed(h_c: int, h_G: int, computed: torch.dtype) -> dict[StateFormat, int]:
+    """Bytes that so many elements take at the peak, by format.
 
-    The peak is phase (4): there are h_c, the new h_G and the one it replaces. Where h_c is recomputed, h_G is
-    replaced minibatch by minibatch: there is one.
+    The peak is phase (4), with h_c, the new h_G and the one that it replaces. If h_c is recomputed, h_G is
+    replaced minibatch by minibatch and there is only one.
     """
     return {
         "full": (h_c + 2 * h_G) * computed.itemsize,
@@ -69,33 +71,44 @@ def sizes(h_c: int, h_G: int, computed: torch.dtype) -> dict[How, int]:
     }
 
 
-def choose(compute: Compute, memory: float, h_c: int, h_G: int, sites: Sequence[Held] = ()) -> Keeping:
-    """The most precise way that fits into `memory` GiB of the server and into what each site can hold.
+def plan_memory(
+    compute: Compute, memory: float, h_c: int, h_G: int, sites: Sequence[SiteStates] = ()
+) -> MemoryPlan:
+    """The most precise format that fits into `memory` GiB at the server and into the limit of each site.
 
-    h_c and h_G are numbers of elements over all training windows; with a memory of 0 the server may take half
-    of all that its device has. All memory decides, not what is free of it: a run that is resumed must choose
-    as it did. Everybody keeps them the same way, or results would depend on who shares a site.
+    h_c and h_G are numbers of elements over all training windows. With a memory of 0 the server may use half
+    of what its device has: of all of it, not of what is free, because a resumed run must choose the same.
+    All parties use the same format, or results would depend on which nodes share a site.
     """
     may_take = int(memory * GIB) if memory else int(SHARE * compute.memory())
-    chosen = _fitting(sizes(h_c, h_G, compute.dtype), may_take, "")
-    for held in sites:
-        if held.room.bytes:
-            at_site = sizes(held.h_c, held.h_G, compute.dtype)
-            its = _fitting(at_site, held.room.bytes, held.room.site)
-            chosen = max(chosen, its, key=lambda one: _WAYS.index(one.how))  # the first of equals
+    chosen = _first_that_fits(bytes_needed(h_c, h_G, compute.dtype), may_take, "")
+    for site in sites:
+        if site.limit.bytes:
+            needed = bytes_needed(site.h_c, site.h_G, compute.dtype)
+            at_site = _first_that_fits(needed, site.limit.bytes, site.limit.site)
+            if FORMATS.index(at_site.how) > FORMATS.index(chosen.how):
+                chosen = at_site
     return chosen
 
 
-def _fitting(takes: dict[How, int], may_take: int, site: str) -> Keeping:
-    for how, size in takes.items():
-        if size <= may_take:
-            return Keeping(how, size, may_take, site)
+def _first_that_fits(needed: dict[StateFormat, int], may_take: int, site: str) -> MemoryPlan:
+    for how in FORMATS:
+        if needed[how] <= may_take:
+            return MemoryPlan(how, needed[how], may_take, site)
     key = f"memory of site {site}" if site else "compute.memory"
     raise ConfigError(
         key,
-        f"embeddings of all training windows take {takes['recomputed'] / GIB:.3g} GiB even in bf16, and"
+        f"embeddings of all training windows take {needed['recomputed'] / GIB:.3g} GiB even in bf16, and"
         f" {may_take / GIB:.3g} may be used: allow more, or train on fewer sensors or readings",
     )
 
 
-_WAYS: tuple[How, ...] = ("full", "bf16", "recomputed")
+def check_limit(limit: MemoryLimit, needed: int) -> None:
+    """At a site, which may have been away when the server made the plan: refuse to hold more than allowed."""
+    if limit.bytes and needed > limit.bytes:
+        raise NodeError(
+            limit.site,
+            "embed",
+            f"hidden states and embeddings take {needed / GIB:.3g} GiB, and this site's memory is"
+            f" {limit.bytes / GIB:.3g} GiB: raise it, or train on fewer sensors or readings",
+        )

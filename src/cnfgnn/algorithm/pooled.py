@@ -1,4 +1,4 @@
-"""The centralized bound: one model trained on everybody's readings. It takes Clients: it is not federated."""
+"""The centralised bound: one model trained on the readings of all nodes, without verbs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.cuda_graphs import Memory, Replay
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
@@ -29,8 +29,9 @@ class Pooled:
         self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
-        self.reached: Callable[[int, int], None] = lambda r_g, phase: None  # its rounds have no phases
-        self._memory = Memory(clients.compute.device)
+        # never called: its rounds have no phases
+        self.reached: Callable[[int, int], None] = lambda r_g, phase: None
+        self._memory = RecordingPool(clients.compute.device)
         self._minibatch = Replay(self._learn, self._memory)
 
     def round(self, r_g: int) -> None:
@@ -41,7 +42,7 @@ class Pooled:
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
-        clients.load(**self.theta)
+        clients.load(self.theta)
 
     def _slow_down(self, r_g: int) -> None:
         settings = self.clients.settings
@@ -52,7 +53,7 @@ class Pooled:
                 self.gn.slow_down(left)
 
     def _learn(self, windows: Tensor, truth: Tensor | None) -> None:
-        """One minibatch: everything takes a step along the gradient of everybody's loss."""
+        """One minibatch: all weights take a step along the gradient of the nodes' summed losses."""
         clients, weights = self.clients, list(self.theta.values())
         batch, has = clients.data.batch("train", windows)
         with clients.compute.autocast():
@@ -68,30 +69,31 @@ class Pooled:
         self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
 
     def score(self, split: Split) -> Tensor:
-        """Everybody's summed errors: (n t 8)."""
+        """Summed errors of every node: (n t 8)."""
         self.ready(split)
         return self.clients.score(split)
 
     def forecast(self) -> None:
-        """Everybody's forecasts of what lies ahead stay in `clients`."""
+        """Forecast the window ahead at every node; forecasts stay with their owner."""
         self.ready("test")
         self.clients.forecast()
 
     def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
-        """Go on from trained weights."""
-        self.clients.load(**theta)
+        """Continue from trained weights."""
+        self.clients.load(theta)
         if self.gn is not None:
             self.gn.load(state)
 
     def ready(self, split: Split) -> None:
-        """Let everybody have what it takes to forecast a split's windows."""
+        """Give every node the embeddings that it needs to forecast the windows of a split."""
         if self.gn is not None:
-            h_c = self.clients.encode(split)
-            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), judge=True)
+            h_c = self.clients.encode(split=split)
+            h_G = self.gn.propagate(h_c, self.graph, self.clients.data.has[split])
+            self.clients.embed(h_G, for_evaluation=True)
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Minibatches of a round, which are all of one kind."""
+        """Minibatches of a round, in one phase."""
         return (self.minibatches,)
 
     @property
@@ -100,15 +102,16 @@ class Pooled:
         return len(self.clients.client_batches)
 
     def save(self, tag: str, keep: Collection[str]) -> None:
-        """All there is: nobody else has a state of its own."""
+        """Save everything: the nodes have no state of their own."""
         state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
         state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
-        state |= {"step": torch.tensor(self.step)} | ({} if self.gn is None else self.gn.state())
-        state |= self.clients.data.state()
+        state |= {"step": torch.tensor(self.step)} | self.clients.data.state()
+        if self.gn is not None:
+            state |= self.gn.state()
         self.store.write(tag, state, keep)
 
     def restore(self, tag: str, to_learn: bool = True) -> None:
-        """Go on from what `save` kept, to the last bit."""
+        """Continue from a saved state, bit for bit."""
         state = self.store.read(tag)
         with torch.no_grad():
             for name, w in part(state, "theta_bar.").items():
@@ -117,4 +120,4 @@ class Pooled:
         self.step = int(state["step"])
         if self.gn is not None:
             self.gn.load(state)
-        self.clients.load(**self.theta)
+        self.clients.load(self.theta)

@@ -1,47 +1,53 @@
-"""How numbers travel (`training.wire`): as they are computed, in two bytes, or in one.
+"""The format of numbers in messages (`training.wire`): as they are computed, in bf16, or in int8.
 
-They are narrowed where a verb or its answer sets out and widened where it arrives, here and nowhere else. In
-one byte a number is a step between -127 and 127 of its node's own scale, one scale for each message. Weights
-never take less than two: nodes go on from them, where of hidden states and gradients another comes at once.
+Numbers are quantised where a call or its answer is sent and dequantised where it arrives, here and nowhere
+else. In int8 a number is a step between -127 and 127 of its node's own scale, with one scale per array and
+message. Weights are never int8: the rounding error would accumulate from round to round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import Wire
-from cnfgnn.models.params import is_personal
 
-STATES = ("h_c", "h_G", "grad_h_c", "grad_h_G")
-WEIGHTS = ("load", "weights")  # the verbs that carry them
-SCALE = ".scale"
+SCALE = ".scale"  # after the name of an array in int8: the name of its scales
 STEPS = 127
 
 
-def narrowed(verb: str, tensors: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
-    """What is sent for these tensors of a verb or of its answer."""
+def quantised(
+    tensors: Mapping[str, Tensor], wire: Wire, states: Collection[str], weights: Collection[str]
+) -> dict[str, Tensor]:
+    """What is sent for these tensors, of which some are hidden states or gradients and some are weights."""
     sent: dict[str, Tensor] = {}
     for name, x in tensors.items():
-        if wire == "full" or not (name in STATES or (verb in WEIGHTS and not is_personal(name))):
+        if wire == "full" or (name not in states and name not in weights):
             sent[name] = x
-        elif wire == "bf16" or verb in WEIGHTS:
+        elif wire == "bf16" or name in weights:
             sent[name] = x.bfloat16()
         else:
-            x = x.detach().float()
-            largest = x.abs().amax(dim=(1, 2)) if x.numel() else x.new_zeros(len(x))  # (n,)
-            sent[name + SCALE] = scale = largest / STEPS
-            steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None, None]
-            sent[name] = steps.round().clamp(-STEPS, STEPS).to(torch.int8)
+            sent[name + SCALE], sent[name] = _steps(x)
     return sent
 
 
-def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What these were; two bytes stay two bytes, which compute as they are."""
-    return {
-        name: x if (scale := tensors.get(name + SCALE)) is None else x.to(scale) * scale[:, None, None]
-        for name, x in tensors.items()
-        if not name.endswith(SCALE)
-    }
+def _steps(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(n b h) as scales (n,) and steps (n b h)."""
+    x = x.detach().float()
+    largest = x.abs().amax(dim=(1, 2)) if x.numel() else x.new_zeros(len(x))  # (n,)
+    scale = largest / STEPS
+    steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None, None]
+    return scale, steps.round().clamp(-STEPS, STEPS).to(torch.int8)
+
+
+def dequantised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that were sent; bf16 stays bf16, which can be computed with as it is."""
+    found: dict[str, Tensor] = {}
+    for name, x in tensors.items():
+        if name.endswith(SCALE):
+            continue
+        scale = tensors.get(name + SCALE)
+        found[name] = x if scale is None else x.to(scale) * scale[:, None, None]
+    return found

@@ -1,13 +1,15 @@
-"""Everything random, as a function of seed and use, so that server and nodes agree without talking."""
+"""Everything random, as a function of seed and purpose, so that server and nodes agree without messages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+
+from cnfgnn.algorithm.number_rules import whole
 
 NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
 COINS_AT_ONCE = 256  # minibatches
@@ -26,20 +28,27 @@ def mix(*numbers: int) -> int:
 
 
 def generator(*numbers: int) -> torch.Generator:
-    """A CPU generator of its own for each use."""
+    """A separate CPU generator for each purpose."""
     return torch.Generator().manual_seed(mix(*numbers) >> 1)
 
 
 class Draw(NamedTuple):
-    """Which minibatch: these three numbers travel, never the windows they stand for."""
+    """Names a minibatch: these three numbers travel, never the windows they stand for."""
 
     r_g: int
     epoch: int
     number: int
 
 
+class Minibatches(NamedTuple):
+    """Some of the minibatches of several epochs, counted from the first of the first epoch."""
+
+    first: int
+    until: Annotated[int, whole(1)]  # which is not among them
+
+
 class Batches:
-    """The windows of an epoch in random order, cut into minibatches; the last may be smaller."""
+    """The windows of an epoch in random order, in minibatches of which the last may be smaller."""
 
     def __init__(self, seed: int, purpose: int, windows: int, size: int, device: torch.device) -> None:
         self.seed, self.purpose = seed, purpose
@@ -63,7 +72,7 @@ class Batches:
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for what it is doing now."""
+    """On the device, without waiting for the work that is queued there."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
@@ -75,7 +84,7 @@ def truth_probability(step: int, k: float) -> float:
 class Coins:
     """Which decoder steps are fed the truth: one coin per minibatch and step, the same for all nodes.
 
-    They are tossed in blocks, because a copy to a device for every minibatch would take longer than the rest.
+    Coins are tossed in blocks, because copying them to the device for every minibatch would be too slow.
     """
 
     def __init__(self, seed: int, horizon: int, k: float, device: torch.device) -> None:
@@ -83,7 +92,7 @@ class Coins:
         self._block: tuple[int, Tensor] | None = None
 
     def __getitem__(self, step: int) -> Tensor | None:
-        """(t,) for the minibatch of that number; None where the truth has died out."""
+        """(t,) for the minibatch with this number; None once the truth is never fed any more."""
         number = step // COINS_AT_ONCE
         first = number * COINS_AT_ONCE
         if truth_probability(first, self.k) < 1e-12:
@@ -99,5 +108,5 @@ class Coins:
 
 
 def decay(r_g: int, rounds: int) -> float:
-    """What is left of a learning rate in a round, falling along half a cosine; 1 if `rounds` is 0."""
+    """The share of the learning rate in a round: half a cosine from 1 to 0; always 1 if `rounds` is 0."""
     return 1.0 if rounds == 0 else 0.5 * (1 + math.cos(math.pi * min(r_g - 1, rounds) / rounds))

@@ -1,7 +1,7 @@
-"""Algorithm 1: what the server does in a global round, by alternating or by joint split learning.
+"""Algorithm 1: what the server does in a global round, in alternating training or in joint split learning.
 
-It sees nodes only through the verbs of `nodes.py`. Without a graph network `Alternating` is the federated GRU
-baselines: only its first step is left.
+The server sees nodes only through the verbs of `nodes.py`. Without a graph network only the first step of
+`Alternating` is left: these are the federated GRU baselines.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from cnfgnn.algorithm.aggregation import Share
 from cnfgnn.algorithm.hidden_states import Encodings, encodings
 from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.memory_plan import How, kept_dtype
+from cnfgnn.algorithm.memory_plan import StateFormat, stored_dtype
 from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.randomness import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, decay
+from cnfgnn.algorithm.randomness import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, Minibatches, decay
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
@@ -26,8 +26,11 @@ from cnfgnn.models.params import Params, part
 
 
 class Server(ABC):
-    """What both strategies have: the nodes that train with their graph, and everyone who is evaluated with
-    the whole graph. They differ in inductive learning only."""
+    """What both strategies share.
+
+    `nodes` and `graph` are those that train, `everyone` and `whole_graph` those that are evaluated. They
+    differ only in inductive training.
+    """
 
     def __init__(
         self,
@@ -42,25 +45,25 @@ class Server(ABC):
         windows: int,
         store: Store,
         tick: Callable[[], None] = lambda: None,
-        keeping: How = "full",
+        state_format: StateFormat = "full",
     ) -> None:
         self.nodes, self.graph = nodes, graph
         self.everyone, self.whole_graph = everyone, whole_graph
         self.gn, self.share, self.store, self.tick = gn, share, store, tick
-        self.keeping, self.kept_dtype = keeping, kept_dtype(keeping, graph.weights.dtype)
+        self.state_format, self.stored_dtype = state_format, stored_dtype(state_format, graph.weights.dtype)
         self.client_rounds, self.server_rounds = training.client_rounds, training.server_rounds
         self.average_every = training.average_every
         self.decay_rounds = training.rounds if training.schedule == "cosine" else 0
         device = graph.weights.device
         self.client_batches = Batches(seed, CLIENT_BATCHES, windows, training.client_batch, device)
         self.batches = Batches(seed, SERVER_BATCHES, windows, training.server_batch, device)
-        self.theta_bar: Params | None = None  # what every node has, if they have the same
+        self.theta_bar: Params | None = None  # the weights of every node, if all have the same
         self.step = 0  # minibatches of phases (1) and (3) since the start
-        self.phase = 0  # the last one done of a round that has not ended
+        self.phase = 0  # the last phase that is done, in a round that has not ended
         self.reached: Callable[[int, int], None] = lambda r_g, phase: None
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
-        """R_s epochs of minibatches: which draw, and the windows it stands for."""
+        """R_s epochs of minibatches: each draw, and the windows it stands for."""
         if self.gn is not None:
             self.gn.slow_down(decay(r_g, self.decay_rounds))
         for r_s in range(self.server_rounds):
@@ -72,63 +75,64 @@ class Server(ABC):
     @property
     @abstractmethod
     def phases(self) -> tuple[int, ...]:
-        """Minibatches of a round's phases, those of a phase taking about as long as each other."""
+        """Minibatches in each phase of a round; within a phase all take about the same time."""
 
     @property
     def minibatches(self) -> int:
-        """In a round."""
+        """All minibatches of a round."""
         return sum(self.phases)
 
     def score(self, split: SplitName) -> Tensor:
-        """Everybody's summed errors: (n t 8)."""
+        """Summed errors of every node: (n t 8)."""
         self._embed_all(split)
         return self.everyone.score(split)
 
     def forecast(self) -> None:
-        """Have every node forecast what lies ahead, for itself."""
+        """Have every node forecast the window ahead, for its owner."""
         self._embed_all("test")
         self.everyone.forecast()
         self.everyone.flush()
 
     def ready(self, split: SplitName) -> None:
-        """Let every node have what it takes to forecast a split's windows for itself."""
+        """Give every node the embeddings that it needs to forecast the windows of a split."""
         self._embed_all(split)
         self.everyone.flush()
 
     def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
-        """Go on from trained weights: the nodes' (shared or one row each), and the server's saved state."""
-        self.everyone.load(theta, "evaluation", wire="full")  # as they were, or the run would be another
+        """Continue from trained weights of the nodes (shared or a row each) and the server's saved state."""
+        # not quantised again, so that the nodes get exactly the weights of the run
+        self.everyone.load(theta, "evaluation", wire="full")
         if self.gn is not None:
             self.gn.load(state)
 
     def _embed_all(self, split: SplitName) -> None:
-        """h_G of a split for everybody, on the whole graph."""
+        """Send every node its h_G of a split, computed on the whole graph."""
         if self.everyone is not self.nodes:
             self.nodes.flush()
-            if self.theta_bar is not None:  # unseen nodes take the averaged weights
+            if self.theta_bar is not None:  # nodes that did not train use the averaged weights
                 self.everyone.load(self.theta_bar, "evaluation")
         if self.gn is not None:
             h_c = self.everyone.encode(split=split, purpose="evaluation")
             present = self.everyone.present(split)
-            self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), "evaluation")
+            self.everyone.embed(self.gn.propagate(h_c, self.whole_graph, present), for_evaluation=True)
 
     def save(self, tag: str, keep: Collection[str]) -> None:
-        """Every owner keeps its state under the tag: first the nodes, then, once they have, the server."""
+        """Every party saves its own state under the tag: first the nodes, then the server."""
         self.nodes.save(tag, keep)
         self.nodes.flush()
         state = {f"theta_bar.{name}": w for name, w in (self.theta_bar or {}).items()}
-        state |= {"step": torch.tensor(self.step), "phase": torch.tensor(self.phase)} | (
-            {} if self.gn is None else self.gn.state()
-        )
+        state |= {"step": torch.tensor(self.step), "phase": torch.tensor(self.phase)}
+        if self.gn is not None:
+            state |= self.gn.state()
         self.store.write(tag, state, keep)
 
     def restore(self, tag: str, to_learn: bool = True) -> None:
-        """Go on from what `save` kept, to the last bit; what only learning needs, if it will."""
+        """Continue from a saved state, bit for bit; `to_learn` also restores what only training needs."""
         state = self.store.read(tag)
         self.nodes.restore(tag)
         self.step, self.phase = int(state["step"]), int(state.get("phase", 0))
         self.theta_bar = part(state, "theta_bar.", self.graph.weights.device) or None
-        if self.theta_bar is not None:  # for a site that was away when the others kept theirs
+        if self.theta_bar is not None:  # for a site that was away when the others saved theirs
             with self.nodes.recovering():
                 self.nodes.load(self.theta_bar)
         if self.gn is not None:
@@ -136,16 +140,18 @@ class Server(ABC):
 
 
 class Alternating(Server):
-    """CNFGNN: nodes learn while h_G stands still, then the graph network while the nodes do."""
+    """CNFGNN: the nodes learn while h_G is fixed, then the graph network learns while the nodes are fixed."""
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Minibatches of a round: of the nodes, and of the graph network."""
-        served = () if self.gn is None else (self.server_rounds * len(self.batches),)
-        return (self.client_rounds * len(self.client_batches), *served)
+        """Minibatches of the nodes, and of the graph network."""
+        of_nodes = self.client_rounds * len(self.client_batches)
+        if self.gn is None:
+            return (of_nodes,)
+        return of_nodes, self.server_rounds * len(self.batches)
 
     def round(self, r_g: int) -> None:
-        done = self.phase  # of this round, before an interruption
+        done = self.phase  # the last phase that was done before an interruption
         # (1) Federated learning of on-node models.
         if done < 1:
             self.update(r_g)
@@ -166,13 +172,14 @@ class Alternating(Server):
         self.phase = 0
 
     def update(self, r_g: int) -> None:
-        """R_c epochs at the nodes, which then share their weights; or share them more often on the way."""
+        """R_c epochs at the nodes, which share their weights at the end or every few minibatches."""
         minibatches = self.client_rounds * len(self.client_batches)
         every = self.average_every or minibatches
         for first in range(0, minibatches, every):
-            whole = every >= minibatches
-            until = None if whole else min(first + every, minibatches)
-            self.nodes.update(r_g, self.client_rounds, self.step, first, until)
+            some = None
+            if every < minibatches:
+                some = Minibatches(first, min(first + every, minibatches))
+            self.nodes.update(r_g, self.client_rounds, self.step, some)
             self.theta_bar = self.share(self.nodes)
         self.step += minibatches
 
@@ -182,25 +189,25 @@ class Alternating(Server):
 
     def encode(self) -> Encodings:
         """h_c of all training windows."""
-        return encodings(self.keeping, self.nodes, self.batches, self.kept_dtype)
+        return encodings(self.state_format, self.nodes, self.batches, self.stored_dtype)
 
     def embed(self, encoded: Encodings) -> None:
-        """h_G of all training windows, to the nodes."""
+        """Send the nodes h_G of all training windows."""
         assert self.gn is not None
         for piece in encoded.pieces:
             h_c, present = encoded[piece]
             h_G = self.gn.propagate(h_c, self.graph, present)
-            self.nodes.embed(h_G.to(self.kept_dtype), draw=piece)
+            self.nodes.embed(h_G.to(self.stored_dtype), draw=piece)
 
     def restore(self, tag: str, to_learn: bool = True) -> None:
         super().restore(tag, to_learn)
         if self.gn is not None and to_learn and not self.phase:
-            with self.nodes.recovering():  # (2) and (4) once more: the same weights give the same h_G
+            with self.nodes.recovering():  # repeat (2) and (4): the same weights give the same h_G
                 self.embed(self.encode())
 
 
 class Split(Server):
-    """Joint split learning: every minibatch goes to the server and back, and both sides take a step."""
+    """Joint split learning: both sides take a step in every minibatch."""
 
     @property
     def phases(self) -> tuple[int, ...]:

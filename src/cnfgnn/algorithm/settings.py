@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from cnfgnn.algorithm.memory_plan import How
+from cnfgnn.algorithm.memory_plan import StateFormat
 from cnfgnn.config.declarations import LARGEST, Setting
 from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
-from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.plus import PlusModel, node_model
 
 _TOLD = [setting for setting in SETTINGS.values() if setting.told]
 _TOLD_OF_MODEL = [setting for setting in _TOLD if setting.key.startswith("model.")]
@@ -36,10 +34,10 @@ class NodeSettings:
     wire: Wire
     keep_optimizer: bool = False  # from round to round
     decay_rounds: int = 0  # the rounds over which learning rates fall to zero; 0: they are constant
-    keeping: How = "full"  # the same for all sites, or results would depend on who shares a site
+    keeping: StateFormat = "full"  # the same for all sites, or results would depend on who shares a site
 
     @classmethod
-    def of(cls, config: Config, keeping: How = "full") -> NodeSettings:
+    def of(cls, config: Config, keeping: StateFormat = "full") -> NodeSettings:
         """The part of a configuration that nodes are told."""
         training = config.training
         return cls(
@@ -65,12 +63,6 @@ class NodeSettings:
         return cls(model=ModelConfig(**model), **others, **derived)
 
 
-def model_from_numbers(numbers: Mapping[str, Any]) -> NodeModel | PlusModel:
-    """The node model that the numbers of `prepare` describe."""
-    model = NodeSettings.from_numbers(numbers).model
-    return node_model(model, numbers["history"], numbers["horizon"])
-
-
 def _values(settings: list[Setting], config: Config) -> dict[str, Any]:
     return {setting.name: config.setting(setting.key) for setting in settings}
 
@@ -78,7 +70,7 @@ def _values(settings: list[Setting], config: Config) -> dict[str, Any]:
 _DERIVED_RULES: Mapping[str, Callable[[object], bool]] = {
     "keep_optimizer": lambda value: isinstance(value, bool),
     "decay_rounds": lambda value: type(value) is int and 0 <= value <= LARGEST,
-    "keeping": lambda value: isinstance(value, str) and value in get_args(How),
+    "keeping": lambda value: isinstance(value, str) and value in get_args(StateFormat),
 }
 # Which values a site accepts for each number: of exactly the right type (true is not 1) and in range.
 NODE_SETTING_RULES: Mapping[str, Callable[[object], bool]] = {

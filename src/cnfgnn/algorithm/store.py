@@ -1,4 +1,4 @@
-"""Where an owner keeps its own state: the interface, and a store in memory."""
+"""Where a party saves its own state: the interface, and a store in memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cnfgnn.errors import RunError
 
 
 class Store(Protocol):
-    """States under names (tags)."""
+    """Saved states by tag."""
 
     def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
-        """Keep a state under this name, then forget all others but those named."""
+        """Save a state under this tag, then delete all others but those to keep."""
 
     def read(self, tag: str) -> dict[str, Tensor]:
-        """The state of that name; nothing where an owner may lack one, because it joined later."""
+        """The state with this tag; empty for a site that has none to continue from (see `newest`)."""
 
 
 class MemoryStore:
-    """States of one owner, gone with the process."""
+    """The states of one party, which are gone when the process ends."""
 
     def __init__(self) -> None:
         self.states: dict[str, dict[str, Tensor]] = {}
@@ -33,12 +33,12 @@ class MemoryStore:
 
     def read(self, tag: str) -> dict[str, Tensor]:
         if tag not in self.states:
-            raise RunError(f"{tag} in memory", "this state is missing")
+            raise RunError(f"{tag} in memory", "no state was saved under this tag")
         return {name: tensor.clone() for name, tensor in self.states[tag].items()}
 
 
 class SiteMemoryStore(MemoryStore):
-    """A site's: see `newest`."""
+    """A site's states: it may lack some, see `newest`."""
 
     def read(self, tag: str) -> dict[str, Tensor]:
         known = newest(tag, self.states)
@@ -46,10 +46,10 @@ class SiteMemoryStore(MemoryStore):
 
 
 def newest(tag: str, known: Collection[str]) -> str | None:
-    """The state that a site goes on from when it is asked for `tag`; None where it has none to go on from.
+    """The state that a site continues from when `tag` is to be restored; None if it has none.
 
-    A site may have been away when the others kept a state. It then goes on from the last one that it kept
-    before that; a round's phases come before its end.
+    A site may have been away when the others saved a state. It then continues from the last one that it saved
+    before; the phases of a round come before its end.
     """
     if tag in known:
         return tag

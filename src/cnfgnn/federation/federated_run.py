@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.memory_plan import Keeping
+from cnfgnn.algorithm.memory_plan import MemoryPlan
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import RunError
@@ -68,14 +68,14 @@ def windows_of(run: Run) -> Windows:
     return Windows.of(run.data["rows"], d.history, d.horizon, d.shares, run.data["name"])
 
 
-def keeping_of(run: Run) -> Keeping | None:
+def keeping_of(run: Run) -> MemoryPlan | None:
     """How a run that has begun keeps hidden states: sites that are absent now had a say in that choice."""
     if not run.manifest["events"]:
         return None
     known = run.events()[0].get("memory", {})
     if not known:
         return None
-    return Keeping(**{name: known[name] for name in vars(Keeping()) if name in known})
+    return MemoryPlan(**{name: known[name] for name in vars(MemoryPlan()) if name in known})
 
 
 def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[Any, Any]) -> dict[str, Any]:

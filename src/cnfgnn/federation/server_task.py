@@ -14,11 +14,10 @@ from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import check_method
-from cnfgnn.algorithm.nodes import EVERYBODY
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.federated_run import (
     check_same_federation,
     check_same_windows,
@@ -124,9 +123,7 @@ def _forecast(context: TaskContext) -> dict[str, Any]:
     _check_forecast_span(context, run, span)
     try:
         without = context.sites_without_forecast(_forecast_at_sites(context, run, span))
-    except NodeError as error:
-        if error.site != EVERYBODY:
-            raise
+    except NoSiteAnswered:
         without = context.absent_sites()
     zone = " UTC" if span.utc else ""
     return {

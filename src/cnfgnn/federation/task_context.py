@@ -14,7 +14,9 @@ import torch
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, held_by
+from cnfgnn.algorithm.number_rules import TAG
 from cnfgnn.algorithm.server import Server
+from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.config.settings import Config
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
@@ -30,8 +32,6 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Channel
-from cnfgnn.transports.remote.rules import TAG
-from cnfgnn.transports.remote.schema import Sizes
 from cnfgnn.transports.remote.transport import RemoteTransport, Site
 
 RUNS = "runs"
@@ -137,7 +137,7 @@ class TaskContext:
             start += len(plan.sensors)
             site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
             site.reachable = plan.name in self.spans
-            site.room = self.spans[plan.name].memory if site.reachable else 0
+            site.memory_limit = self.spans[plan.name].memory if site.reachable else 0
             site.objection = partial(rejoin_problem, plan=plan, span=self.span)
             sites.append(site)
         keep_freed_memory()

@@ -57,7 +57,7 @@ def look(run: Run, data: Dataset) -> Look:
     experiment.strategy.ready("test")
     for nodes, clients in experiment.owners:
         for some in clients.data.chunks("test"):
-            y_hat = clients.forecasts_of("test", some)
+            y_hat = clients.owner.forecasts_of("test", some)
             starts = clients.data.starts["test"][some].cpu()
             targets = starts[:, None] + windows.history + torch.arange(t)  # (b t): rows of the series
             for k, term in enumerate(clients.data.terms(y_hat, "test", some)):

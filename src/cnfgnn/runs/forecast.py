@@ -87,8 +87,8 @@ def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
     experiment.strategy.forecast()
     values = torch.full((len(data.readings.ids), d.horizon), torch.nan, dtype=torch.float64)
     for nodes, clients in experiment.owners:
-        assert clients.forecasts is not None
-        values[nodes] = clients.forecasts.cpu()
+        assert clients.owner.forecasts is not None
+        values[nodes] = clients.owner.forecasts.cpu()
     times = pd.DatetimeIndex(
         ahead.readings.times[rows:], name="time", tz="UTC" if data.readings.utc else None
     )

@@ -1,4 +1,4 @@
-"""Nodes in the same process: the simulator's transport, and every test's."""
+"""Nodes in the same process: the transport of the simulator."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered, whole
+from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, are_all_rows, for_rows, gathered
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
 from cnfgnn.errors import NodeError
 
 
 class InProcess:
-    """Groups of nodes that together hold rows 0 .. n-1; `away` names groups that do not answer for now."""
+    """Groups of nodes that together hold rows 0 .. n-1; `away` names groups that do not answer."""
 
     def __init__(self, groups: Sequence[tuple[Tensor, Clients]]) -> None:
         self.groups = list(groups)
         self.sites = [rows for rows, _ in self.groups]
-        self.rooms = [Room(clients.name, clients.room) for _, clients in self.groups]
+        self.memory_limits = [MemoryLimit(clients.name, clients.memory_limit) for _, clients in self.groups]
         self.away: set[str] = set()
         every = torch.cat(self.sites)
         if not torch.equal(every.sort().values, torch.arange(len(every))):
@@ -35,24 +35,20 @@ class InProcess:
             if (where < 0).all() or clients.name in self.away:
                 continue
             if (where < 0).any():
-                raise NodeError(
-                    clients.name, calls[-1].verb, "only some of its nodes were asked: split the group"
-                )
-            answers.append(
-                (
-                    where,
-                    run(
-                        clients,
-                        [call if whole(where, len(rows)) else for_rows(call, where) for call in calls],
-                    ),
-                )
-            )
+                reason = "only some of its nodes were asked: put the others into a group of their own"
+                raise NodeError(clients.name, calls[-1].verb, reason)
+            if are_all_rows(where, len(rows)):
+                replies = run(clients, calls)
+            else:
+                replies = run(clients, [for_rows(call, where) for call in calls])
+            answers.append((where, replies))
             present[where] = True
-        replies = [
-            gathered([(where, reply[k]) for where, reply in answers], len(rows)) for k in range(len(calls))
+        joined = [
+            gathered([(where, replies[k]) for where, replies in answers], len(rows))
+            for k in range(len(calls))
         ]
-        return Payload(replies, present)
+        return Payload(joined, present)
 
     def wait(self, answered: Tensor) -> bool:
-        """Nobody will come back while we wait for them here."""
+        """Waiting would not bring a group back: whoever uses this object takes it out of `away`."""
         return False

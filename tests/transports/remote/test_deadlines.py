@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.transports.remote import endpoint
 from cnfgnn.transports.remote.deadlines import FIRST_OTHER, FIRST_WORK, LEAST, SLACK, Pace
 from cnfgnn.transports.remote.link import Late, Link, silence
 from cnfgnn.transports.remote.messages import PIECE, Unreachable, pack, unpack
-from cnfgnn.transports.remote.schema import Sizes
 from tests.conftest import server, small
 from tests.transports.remote.test_transport import Wires, _until, federated
 
@@ -147,7 +147,7 @@ def test_a_site_at_work_is_late_after_its_deadline() -> None:
             time.sleep(0.01)
             return pack("working")
 
-    with pytest.raises(Late, match="at work for more than 0 s"):
+    with pytest.raises(Late, match="working for more than 0 s"):
         Link("west", Working(), "session").carry(b"", 10, deadline=0.1)
 
 
@@ -235,7 +235,7 @@ def test_what_a_site_keeps_the_others_waiting_for_can_be_seen(
     transport.changed = shown.set
     worker = threading.Thread(target=strategy.save, args=("round-00001", ()))
     worker.start()
-    _until(lambda: site.holding_up.startswith("at work for"))
+    _until(lambda: site.holding_up.startswith("working for"))
     shown.clear()
     assert shown.wait(30), "the status is not told"
     disk.set()

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.quantize import narrowed
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DivergedError
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports.remote.codec import Answer, part_of
-from cnfgnn.transports.remote.schema import Refused, Sizes, check_answers, check_calls
+from cnfgnn.transports.remote.schema import Refused, check_answers, check_calls
 from cnfgnn.transports.remote.values import check_call_values, check_values
 from tests.conftest import server, small
 from tests.transports.remote.test_schema import BATCH, DRAW, EMBEDDING, HIDDEN, OWN, PREPARE, THETA, N
@@ -31,7 +32,7 @@ BACKWARD = {**DRAW, "step": 3, "learn": True}
 TOLD = [
     Call("load", {}, THETA),
     Call("load", {}, OWN),
-    Call("embed", {"judge": False, **DRAW}, {"h_G": H_G}),
+    Call("embed", {"for_evaluation": False, **DRAW}, {"h_G": H_G}),
     Call("step", DRAW, {"grad_h_c": GRAD_H_C}),
     Call("backward", BACKWARD, {"h_G": H_G}),
 ]
@@ -50,13 +51,13 @@ def come(call: Call, wire: str) -> None:
 
 
 def answered(call: Call, reply: Mapping[str, Tensor], wire: str) -> None:
-    asked = Call(call.verb, call.numbers, narrowed(call.verb, call.tensors, wire))  # type: ignore[arg-type]
+    asked = Call(call.verb, call.numbers, VERBS[call.verb].quantised(call.tensors, wire))  # type: ignore[arg-type]
     check_answers([part_of(Answer(call.verb, None, reply))], [asked], KNOWN[wire])
     check_values([Answer(call.verb, None, reply)])
 
 
 def one_byte(call: Call, **changes: Tensor) -> Call:
-    return Call(call.verb, call.numbers, {**narrowed(call.verb, call.tensors, "int8"), **changes})
+    return Call(call.verb, call.numbers, {**VERBS[call.verb].quantised(call.tensors, "int8"), **changes})
 
 
 @pytest.mark.parametrize("sent", KNOWN)
@@ -65,7 +66,7 @@ def one_byte(call: Call, **changes: Tensor) -> Call:
 def test_a_site_takes_numbers_the_way_that_was_agreed_on_and_no_other(
     call: Call, agreed: str, sent: str
 ) -> None:
-    there = Call(call.verb, call.numbers, narrowed(call.verb, call.tensors, sent))  # type: ignore[arg-type]
+    there = Call(call.verb, call.numbers, VERBS[call.verb].quantised(call.tensors, sent))  # type: ignore[arg-type]
     alike = {agreed, sent} == {"bf16", "int8"} and call.verb == "load"  # weights take two bytes in both
     kept_short = (agreed, sent) == ("full", "bf16") and call.verb != "load"  # where they are kept so
     if agreed == sent or alike or kept_short:
@@ -82,7 +83,7 @@ def test_the_server_takes_numbers_the_way_that_was_agreed_on_and_no_other(
     asked: tuple[Call, dict[str, Tensor]], agreed: str, sent: str
 ) -> None:
     call, reply = asked
-    there = narrowed(call.verb, reply, sent)  # type: ignore[arg-type]
+    there = VERBS[call.verb].quantised(reply, sent)  # type: ignore[arg-type]
     alike = {agreed, sent} == {"bf16", "int8"} and call.verb == "weights"
     kept_short = (agreed, sent) == ("full", "bf16") and call.verb != "weights"
     if agreed == sent or alike or kept_short:
@@ -100,8 +101,11 @@ BAD_SCALES: list[tuple[Tensor, str]] = [
     (torch.ones(N, 1), r"scale has the shape \(3, 1\)"),
     (torch.ones(N, BATCH), r"scale has the shape \(3, 8\)"),
     *((torch.tensor([0.0, 1.0, bad]), "scale has a value") for bad in (torch.nan, torch.inf, -torch.inf)),
-    (torch.tensor([0.0, 1.0, -1e-6]), "scale has a value that is no scale"),
-    (torch.tensor([0.0, 1.0, 3e38]), "scale has a value that is no scale"),  # times 127 it is no number
+    (torch.tensor([0.0, 1.0, -1e-6]), "scale has a value that is not a valid scale"),
+    (
+        torch.tensor([0.0, 1.0, 3e38]),
+        "scale has a value that is not a valid scale",
+    ),  # times 127 it is no number
 ]
 
 
@@ -114,7 +118,7 @@ def test_a_scale_that_is_none_is_refused_at_both_ends(scale: Tensor, why: str) -
             come(one_byte(call, **{f"{name}.scale": scale}), "int8")
     for call, reply in ANSWERED[1:]:
         (name,) = reply
-        there = narrowed(call.verb, reply, "int8")
+        there = VERBS[call.verb].quantised(reply, "int8")
         with pytest.raises(Refused, match=rf"^{call.verb}: {name}\.{why}"):
             answered(call, {**there, f"{name}.scale": scale}, "int8")
 
@@ -122,10 +126,10 @@ def test_a_scale_that_is_none_is_refused_at_both_ends(scale: Tensor, why: str) -
 def test_steps_without_their_scale_beyond_it_or_of_another_shape_are_refused_at_both_ends() -> None:
     for call in STATED:
         (name,) = call.tensors
-        steps = narrowed(call.verb, call.tensors, "int8")[name]
+        steps = VERBS[call.verb].quantised(call.tensors, "int8")[name]
         for change, why in (
             (Call(call.verb, call.numbers, {name: steps}), "scale is missing"),
-            (one_byte(call, **{name: torch.full_like(steps, -128)}), "more steps than its scale"),
+            (one_byte(call, **{name: torch.full_like(steps, -128)}), "has a value below -127"),
             (one_byte(call, **{name: steps[:, :1]}), "has the shape"),
             (one_byte(call, **{name: steps.to(torch.uint8)}), "cannot be of uint8"),
             (one_byte(call, **{name: steps.float()}), "cannot be of float32"),
@@ -134,10 +138,10 @@ def test_steps_without_their_scale_beyond_it_or_of_another_shape_are_refused_at_
                 come(change, "int8")
     for call, reply in ANSWERED[1:]:
         (name,) = reply
-        there = narrowed(call.verb, reply, "int8")
+        there = VERBS[call.verb].quantised(reply, "int8")
         for wrong, why in (
             ({name: there[name]}, "scale is missing"),
-            ({**there, name: torch.full_like(there[name], -128)}, "more steps than its scale"),
+            ({**there, name: torch.full_like(there[name], -128)}, "has a value below -127"),
             ({**there, name: there[name][:1]}, "has the shape"),
             ({**there, name: reply[name]}, "cannot be of float32"),
         ):
@@ -146,7 +150,7 @@ def test_steps_without_their_scale_beyond_it_or_of_another_shape_are_refused_at_
 
 
 def test_weights_have_no_scale_and_never_one_byte() -> None:
-    short = narrowed("load", THETA, "int8")
+    short = VERBS["load"].quantised(THETA, "int8")
     name = next(iter(short))
     with pytest.raises(Refused, match="does not belong"):
         come(Call("load", {}, {**short, f"{name}.scale": torch.ones(1)}), "int8")
@@ -208,13 +212,13 @@ def test_a_site_keeps_out_what_the_server_sends_another_way(data: Dataset) -> No
     draw = next(iter(strategy.batches.epoch(2, 0)))
     numbers = {**draw._asdict(), "step": 0, "learn": True}
     h_G = torch.zeros(6, strategy.batches.size, 4, dtype=torch.float64)
-    steps = narrowed("backward", {"h_G": h_G}, "int8")
+    steps = VERBS["backward"].quantised({"h_G": h_G}, "int8")
     for tensors, said in (
         ({"h_G": h_G}, "h_G.scale is missing"),
         ({**steps, "h_G": h_G}, "h_G cannot be of float64"),
         ({**steps, "h_G": h_G.bfloat16()}, "h_G cannot be of bfloat16"),
-        ({**steps, "h_G.scale": torch.full((6,), 3e38)}, "h_G.scale has a value that is no scale"),
-        ({**steps, "h_G.scale": torch.full((6,), -1.0)}, "h_G.scale has a value that is no scale"),
+        ({**steps, "h_G.scale": torch.full((6,), 3e38)}, "h_G.scale has a value that is not a valid scale"),
+        ({**steps, "h_G.scale": torch.full((6,), -1.0)}, "h_G.scale has a value that is not a valid scale"),
     ):
         assert not transport.exchange([Call("backward", numbers, tensors)], rows).present.any()
         assert [said in site.problem for site in sites] == [True] * 3, said

@@ -15,9 +15,10 @@ from torch import Tensor
 from cnfgnn.algorithm import dispatch
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.dispatch import ASKS, TELLS
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
@@ -26,7 +27,6 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports import in_process
-from cnfgnn.transports.remote import schema
 from cnfgnn.transports.remote.codec import (
     Answer,
     Malformed,
@@ -38,7 +38,7 @@ from cnfgnn.transports.remote.codec import (
     part_of,
 )
 from cnfgnn.transports.remote.header import DTYPES, Declared
-from cnfgnn.transports.remote.schema import Refused, Sizes, check_answers, check_calls, largest_answer
+from cnfgnn.transports.remote.schema import Refused, check_answers, check_calls, largest_answer
 from cnfgnn.transports.remote.values import check_call_values, check_values
 from tests.conftest import FEDERATED, server, small
 
@@ -68,12 +68,12 @@ GOOD = [
     Call("load", {}, THETA),
     Call("load", {}, OWN),
     Call("load", {}, dict(reversed(THETA.items()))),
-    call("embed", {"judge": False}, h_G=torch.zeros(N, 20, EMBEDDING)),
-    call("embed", {"judge": False}, h_G=torch.zeros(N, 20, EMBEDDING, dtype=torch.bfloat16)),
-    call("embed", {"judge": False, **DRAW}, h_G=H_G),
-    call("embed", {"judge": False, **DRAW, "number": 2}, h_G=H_G[:, :4]),
-    call("embed", {"judge": True}, h_G=torch.zeros(N, 7, EMBEDDING).double()),
-    call("embed", {"judge": True}, h_G=torch.zeros(N, 9, EMBEDDING)),
+    call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 20, EMBEDDING)),
+    call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 20, EMBEDDING, dtype=torch.bfloat16)),
+    call("embed", {"for_evaluation": False, **DRAW}, h_G=H_G),
+    call("embed", {"for_evaluation": False, **DRAW, "number": 2}, h_G=H_G[:, :4]),
+    call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 7, EMBEDDING).double()),
+    call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 9, EMBEDDING)),
     call("update", {"r_g": 1, "r_c": 2, "step": 10}),
     call("update", {"r_g": 1, "r_c": 2, "step": 10, "first": 0, "until": 3}),
     call("step", DRAW, grad_h_c=torch.zeros(N, BATCH, HIDDEN)),
@@ -90,12 +90,13 @@ GOOD = [
 ]
 
 
-def test_every_verb_has_a_rule_and_an_example() -> None:
-    assert set(schema.NUMBERS) == set(TELLS + ASKS) == {good.verb for good in GOOD}
+def test_every_verb_has_an_example() -> None:
+    assert set(VERBS) == {good.verb for good in GOOD}
 
 
 def test_prepare_carries_every_setting() -> None:
-    assert set(SETTINGS.to_numbers()) <= set(schema.NUMBERS["prepare"])
+    assert set(SETTINGS.to_numbers()) <= set(PREPARE.numbers)
+    assert VERBS["prepare"].read(PREPARE.numbers).call({}, "full").numbers == PREPARE.numbers
 
 
 @pytest.mark.parametrize("good", GOOD, ids=lambda c: c.verb)
@@ -156,9 +157,12 @@ def test_every_number_has_its_kind_and_every_tensor_its_type_and_shape(good: Cal
         (call("backward", {**DRAW, "step": 3, "learn": 1}, h_G=H_G), "learn cannot be"),
         (call("backward", {**DRAW, "step": 3, "learn": True}, h_G=H_G[:1]), r"\(1, 8, 4\) where \(3, 8, 4\)"),
         (call("backward", {**DRAW, "number": 2, "step": 3, "learn": True}, h_G=H_G), r"where \(3, 4, 4\)"),
-        (call("embed", {"judge": False}, h_G=torch.zeros(N, 7, EMBEDDING)), r"where \(3, 20, 4\) belongs"),
-        (call("embed", {"judge": True}, h_G=torch.zeros(N, 8, EMBEDDING)), "or"),
-        (call("embed", {"judge": True}, h_G=torch.zeros(N, 7, EMBEDDING + 1)), "has the shape"),
+        (
+            call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 7, EMBEDDING)),
+            r"where \(3, 20, 4\) belongs",
+        ),
+        (call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 8, EMBEDDING)), "or"),
+        (call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 7, EMBEDDING + 1)), "has the shape"),
         (Call("load", {}, {**OWN, "output.bias": THETA["output.bias"]}), "has the shape"),
         (Call("load", {}, {name: w[:2] for name, w in OWN.items()}), "has the shape"),
         (Call("load", {}, {name: w.bfloat16() for name, w in THETA.items()}), "cannot be of bfloat16"),
@@ -202,7 +206,7 @@ def test_whatever_comes_is_taken_or_refused(good: Call, data: st.DataObject, pre
         check_calls([Part(good.verb, None, numbers, tensors)], KNOWN if prepared else Sizes(N))
 
 
-@pytest.mark.parametrize("good", [c for c in GOOD if c.verb not in schema.AT_FIRST], ids=lambda c: c.verb)
+@pytest.mark.parametrize("good", [c for c in GOOD if not VERBS[c.verb].before_prepare], ids=lambda c: c.verb)
 def test_before_it_is_prepared_a_site_takes_nothing(good: Call) -> None:
     with pytest.raises(Refused, match="not been prepared"):
         check_calls([good], Sizes(N))
@@ -272,11 +276,17 @@ def test_answers_are_to_the_calls_in_their_order() -> None:
     ("change", "why"),
     [
         ({"has.test": torch.full((N, 9), 2, dtype=torch.uint8)}, "neither 0 nor 1"),
-        ({"moments": torch.tensor([[-1.0, 0, 0]] * N).double()}, "in parts"),
-        ({"moments": torch.tensor([[1.5, 0, 0]] * N).double()}, "in parts"),
-        ({"moments": torch.tensor([[2.0, 1, -1]] * N).double()}, "no readings"),
-        ({"moments": torch.tensor([[0.0, 1, 1]] * N).double()}, "no readings"),
-        ({"moments": torch.tensor([[2.0, 1e6, 1]] * N).double()}, "no readings"),
+        (
+            {"moments": torch.tensor([[-1.0, 0, 0]] * N).double()},
+            "reading count must be a non-negative integer",
+        ),
+        (
+            {"moments": torch.tensor([[1.5, 0, 0]] * N).double()},
+            "reading count must be a non-negative integer",
+        ),
+        ({"moments": torch.tensor([[2.0, 1, -1]] * N).double()}, "no readings can have these sums"),
+        ({"moments": torch.tensor([[0.0, 1, 1]] * N).double()}, "no readings can have these sums"),
+        ({"moments": torch.tensor([[2.0, 1e6, 1]] * N).double()}, "no readings can have these sums"),
     ],
 )
 def test_a_census_counts(change: dict[str, Tensor], why: str) -> None:
@@ -368,9 +378,9 @@ def test_forecasting_ahead_goes_over_bytes_too(data: Dataset, monkeypatch: pytes
     over_bytes = simulate(data, config, groups, windows=ahead, scaler=scaler)
     server(over_bytes).forecast()
     for (_, one), (_, other) in zip(plain.owners, over_bytes.owners, strict=True):
-        assert one.forecasts is not None
-        assert other.forecasts is not None
-        torch.testing.assert_close(other.forecasts, one.forecasts, rtol=0, atol=0, equal_nan=True)
+        assert one.owner.forecasts is not None
+        assert other.owner.forecasts is not None
+        torch.testing.assert_close(other.owner.forecasts, one.owner.forecasts, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_refusal_is_malformed() -> None:

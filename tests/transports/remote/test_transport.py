@@ -13,6 +13,7 @@ from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
@@ -23,7 +24,6 @@ from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable, legible, pack, unpack
-from cnfgnn.transports.remote.schema import Sizes
 from cnfgnn.transports.remote.transport import RemoteTransport, Site, Stopped
 from tests.conftest import FEDERATED, network, server, small
 
@@ -268,8 +268,8 @@ def test_hidden_states_are_kept_so_that_the_smallest_site_can_hold_them(data: Da
     windows = whole.windows.count("train")
     assert whole.keeping.how == "full"
     takes = 2 * windows * (5 + 2 * 4) * 8  # two sensors, h_c of 5 numbers and h_G of 4, in eight bytes
-    for room, how in ((takes, "full"), (takes - 1, "bf16"), (takes // 4 - 1, "recomputed")):
-        transport.parties[1].room = room
+    for limit, how in ((takes, "full"), (takes - 1, "bf16"), (takes // 4 - 1, "recomputed")):
+        transport.parties[1].memory_limit = limit
         experiment = federated(wires, transport)
         assert experiment.keeping.how == how
         assert experiment.keeping.site == ("" if how == "full" else "site-1")
@@ -284,7 +284,7 @@ def test_a_site_that_cannot_hold_what_was_agreed_on_refuses_by_itself(data: Data
     strategy = server(federated(wires, transport))
     clients = wires.ends[1].clients
     assert clients is not None
-    clients.room = 100
+    clients.memory_limit = 100
     strategy.round(1)
     strategy.nodes.flush()
     assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
@@ -311,7 +311,7 @@ def test_a_request_that_comes_late_is_not_carried_out_again(data: Dataset) -> No
     federated(wires, transport)
     end, about = wires.ends[0], transport.terms._asdict()
     note = unpack(end.answer(pack("run", session="session", number=1, size=0, start=0, piece=9, **about)))
-    assert (note.kind, note.fields["reason"]) == ("lost", "an old request came late")
+    assert (note.kind, note.fields["reason"]) == ("lost", "an old request arrived late")
 
 
 @pytest.mark.parametrize("text", ["[/b]", "\x1b[2J", "a\nb", "x" * 900])

@@ -24,9 +24,11 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.memory_plan import SHARE
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import ComputeConfig, Missing
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import Series
+from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.project import SitePlan
@@ -171,7 +173,7 @@ class SiteNodes:
         """
         assert self.terms is not None
         assert self.data is not None
-        assert clients.forecasts is not None
+        assert clients.owner.forecasts is not None
         has = clients.data.has["test"]
         if has is not None and not has.any():
             log.warning(
@@ -181,13 +183,13 @@ class SiteNodes:
                 format_time(self.data.newest),
             )
             return
-        if not torch.isfinite(clients.forecasts).any():
+        if not torch.isfinite(clients.owner.forecasts).any():
             raise DataError(self.kit / FORECASTS, "the forecast contains no finite number and is not written")
-        horizon = clients.forecasts.shape[1]
+        horizon = clients.owner.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
         frame = pd.DataFrame(
-            clients.forecasts.T.double().cpu().numpy(),
+            clients.owner.forecasts.T.double().cpu().numpy(),
             index=times.tz_localize("UTC") if self.data.readings.utc else times,
             columns=list(self.data.readings.ids),
         )
@@ -212,16 +214,16 @@ class SiteClients(Clients):
         name: str,
         room: int,
     ) -> None:
-        super().__init__(current, compute, store, name, room=room)
+        super().__init__(current, compute, store, name, memory_limit=room)
         self.current, self.run_series = current, run_series
 
-    def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
-        self.series = self.current if plan["ahead"] else self.run_series()
-        return super().census(missing, **plan)
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        self.series = self.current if windows.ahead else self.run_series()
+        return super().census(windows, missing)
 
-    def prepare(self, mean: float, std: float, **more: Any) -> None:
-        self.series = self.current if more["ahead"] else self.run_series()
-        super().prepare(mean, std, **more)
+    def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
+        self.series = self.current if windows.ahead else self.run_series()
+        super().prepare(settings, mean, std, windows)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]

@@ -1,1 +1,1 @@
-"""The federated engine: the same verbs between a server and sites that trust each other with nothing else."""
+"""The verbs over a network, between a server and sites that check everything they receive."""

@@ -1,12 +1,17 @@
-"""Calls and answers as bytes and back: numbers and arrays, and nothing that could run.
+"""Calls and answers as bytes and back: numbers and arrays, nothing executable.
 
     magic, kind, version (8) | header's length (4, little-endian) | header (JSON, then spaces)
     arrays back to back, little-endian, row-major, each followed by zeros up to a multiple of 8 bytes
 
-The header is a list of one entry per call or answer: [verb, problem, {number}, [[name, dtype, [size]]]].
-There is one way to write a message, and whatever is spelled otherwise is refused. What the header declares
-must add up to the bytes that are there before an array is made: no message makes its reader hold more than
-was sent.
+The header is a list of one entry per call or answer: [verb, error, {name: number}, [[name, dtype, [size]]]].
+There is exactly one way to write a message; anything else is rejected. The sizes that the header declares
+must add up to the bytes that are there before any array is allocated, so that no message makes its reader
+allocate more than was sent.
+
+Why not safetensors: its reader of bytes copies every tensor at once, drops the metadata and accepts several
+spellings of one header, so that names, types and shapes could not be checked before arrays are allocated. The
+numbers, the errors and the order of calls would need a second format inside its map of strings. We would
+still write and check a header of our own, so this is the simpler way.
 """
 
 from __future__ import annotations
@@ -46,14 +51,14 @@ __all__ = [
     "part_of",
 ]
 
-assert sys.byteorder == "little", "arrays travel as they lie in memory"
+assert sys.byteorder == "little", "arrays are sent as they lie in memory"
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one call: named tensors, or the problem that ended the message; later calls were not
+    """The outcome of one call: named tensors, or the error that ended the message. Later calls were not
     carried out and have no answer."""
 
     verb: str
@@ -62,7 +67,7 @@ class Answer:
 
 
 Check = Callable[[Sequence[Part]], object]
-"""Looks at a header and raises Malformed at what may not be in it; no array has been made yet."""
+"""Checks a header and raises Malformed; no array has been allocated yet."""
 
 # ---- out ----------------------------------------------------------------------------------------------
 
@@ -76,16 +81,16 @@ def encode_answers(answers: Sequence[Answer]) -> bytes:
 
 
 def encoded_size(message: Sequence[Call] | Sequence[Answer]) -> int:
-    """The bytes that encoding will give, without doing it."""
+    """The number of bytes that encoding would give."""
     parts = [part_of(one) for one in message]
     kind = ANSWERS if message and isinstance(message[0], Answer) else CALLS
-    return len(written(kind, parts)) + sum(d.room for part in parts for d in part.tensors.values())
+    return len(written(kind, parts)) + sum(d.padded for part in parts for d in part.tensors.values())
 
 
 def part_of(one: Call | Answer) -> Part:
-    """The header's entry of a call or an answer."""
+    """The entry of a call or an answer in the header."""
     numbers, problem = (one.numbers, None) if isinstance(one, Call) else ({}, one.problem)
-    if problem is not None:  # whatever an exception said: in one line that every terminal can show
+    if problem is not None:  # the message of any exception: one line that is safe to print
         problem = "".join(c if c.isprintable() else " " for c in problem)[:LONGEST_TEXT] or "failed"
     return Part(
         one.verb, problem, numbers, {k: Declared(t.dtype, tuple(t.shape)) for k, t in one.tensors.items()}
@@ -102,11 +107,11 @@ def _encoded(kind: bytes, parts: Sequence[Part], tensors: Sequence[Mapping[str, 
 
 
 def _raw(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The tensor's bytes, where they lie if they lie there in order."""
+    """The bytes of a tensor, without a copy if it is contiguous."""
     if tensor.numel() == 0:
         return np.empty(0, dtype=np.uint8)
     whole = tensor.detach().cpu().contiguous()
-    # strides said anew: those of an expanded tensor with one element are 0, which cannot be seen as bytes
+    # an expanded tensor with one element has strides of 0, which cannot be viewed as bytes
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy()
 
 
@@ -114,13 +119,13 @@ def _raw(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def decode_calls(message: Buffer, check: Check | None = None, most: int | None = None) -> list[Call]:
-    """`most` bytes at most. Tensors are views of the message where it can be written to, as a bytearray."""
+    """Of `most` bytes at most. If the message is writable, as a bytearray is, tensors are views of it."""
     parts, tensors = _decoded(CALLS, message, check, most)
     return [Call(part.verb, part.numbers, named) for part, named in zip(parts, tensors, strict=True)]
 
 
 def decode_answers(message: Buffer, check: Check | None = None, most: int | None = None) -> list[Answer]:
-    """As `decode_calls` does."""
+    """See `decode_calls`."""
     parts, tensors = _decoded(ANSWERS, message, check, most)
     return [Answer(part.verb, part.problem, named) for part, named in zip(parts, tensors, strict=True)]
 
@@ -133,9 +138,9 @@ def _decoded(
         raise Malformed(f"the message has {len(data)} bytes, and {most} are allowed")
     parts, start = read(kind, data)
     declared = [d for part in parts for d in part.tensors.values()]
-    size = sum(d.room for d in declared)
+    size = sum(d.padded for d in declared)
     if size != len(data) - start:
-        raise Malformed(f"arrays of {size} bytes are declared, and {len(data) - start} are there")
+        raise Malformed(f"the header declares arrays of {size} bytes, and {len(data) - start} follow it")
     if check is not None:
         check(parts)
     arrays = _arrays(data[start:], declared)
@@ -143,17 +148,17 @@ def _decoded(
 
 
 def _arrays(payload: memoryview, declared: Sequence[Declared]) -> Iterator[Tensor]:
-    """Views of the payload, of a copy where that is read-only or lies badly."""
+    """Views of the payload, or of a copy if it is read-only or not aligned."""
     raw = np.frombuffer(payload, dtype=np.uint8)
     if not raw.flags.writeable or raw.ctypes.data % ALIGNED:
         raw = raw.copy()
     whole = torch.from_numpy(raw)
     position = 0
     for d in declared:
-        part, rest = whole[position : position + d.room].tensor_split([d.bytes])
+        part, rest = whole[position : position + d.padded].tensor_split([d.bytes])
         if rest.any():
-            raise Malformed("there is something between two arrays")
+            raise Malformed("the padding after an array is not zero")
         if d.dtype == torch.bool and part.numel() and part.max() > 1:
-            raise Malformed("a truth value is neither 0 nor 1")
+            raise Malformed("a boolean is neither 0 nor 1")
         yield part.view(d.dtype).view(d.shape) if d.bytes else torch.empty(d.shape, dtype=d.dtype)
-        position += d.room
+        position += d.padded

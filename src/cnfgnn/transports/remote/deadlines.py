@@ -1,72 +1,72 @@
-"""How long a site is given for a request: from what it took for the same kind of work before."""
+"""How long a site is given for a request: derived from what it took for the same kind of work before."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from cnfgnn.transports.remote.schema import Carried, Sizes
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import VERBS, Encode, Score, Update, Verb
+from cnfgnn.transports.remote.schema import CallHeader, read_request
 
-LEAST = 30.0  # seconds that every request is given, however quick the site usually is
-SLACK = 4.0  # times as long as the site took for as much work at its slowest of late
-FORGETS = 0.8  # what is left of an old slowest time when the next one is known
+LEAST = 30.0  # seconds for every request, however fast the site usually is
+SLACK = 4.0  # times as long as the site recently took for the same work at its slowest
+FORGETS = 0.8  # the share of an old slowest time that still counts when the next one is measured
 FIRST_WORK, FIRST_OTHER = 1800.0, 120.0  # seconds for a verb that was not measured at this site yet
-WORK = ("census", "prepare", "update", "encode", "backward", "score", "forecast")
 
 
 class Pace:
-    """Seconds that one site takes for each verb, by the amount of work that it was asked for."""
+    """Seconds that one site takes for each verb, per unit of work."""
 
     def __init__(self) -> None:
-        self._each: dict[str, float] = {}  # verb -> seconds for one unit of work
-        self._more: dict[str, float] = {}  # verb -> times as long, after it was late
+        self._per_unit: dict[str, float] = {}  # verb -> seconds
+        self._factor: dict[str, float] = {}  # verb -> how many times longer it is given, after it was late
 
-    def deadline(self, calls: Sequence[Carried], known: Sizes) -> float:
-        """Seconds after which a site that is still at work on these calls is left out."""
-        return LEAST + sum(
-            self._more.get(verb, 1.0)
-            * (SLACK * self._each[verb] * units if verb in self._each else _first(verb))
-            for verb, units in _by_verb(calls, known).items()
-        )
+    def deadline(self, calls: Sequence[CallHeader], known: Sizes) -> float:
+        """Seconds after which a site that is still working on these calls is left out."""
+        total = LEAST
+        for verb, units in _units_by_verb(calls, known).items():
+            if verb in self._per_unit:
+                expected = SLACK * self._per_unit[verb] * units
+            else:
+                expected = FIRST_WORK if VERBS[verb].computes else FIRST_OTHER
+            total += self._factor.get(verb, 1.0) * expected
+        return total
 
-    def learn(self, calls: Sequence[Carried], known: Sizes, seconds: Mapping[str, float]) -> None:
-        """The calls are done, and each verb took so long."""
-        for verb, units in _by_verb(calls, known).items():
+    def learn(self, calls: Sequence[CallHeader], known: Sizes, seconds: Mapping[str, float]) -> None:
+        """The calls are done, and each verb took so many seconds."""
+        for verb, units in _units_by_verb(calls, known).items():
             if verb in seconds:
-                self._each[verb] = max(seconds[verb] / units, FORGETS * self._each.get(verb, 0.0))
-                self._more.pop(verb, None)
+                before = FORGETS * self._per_unit.get(verb, 0.0)
+                self._per_unit[verb] = max(seconds[verb] / units, before)
+                self._factor.pop(verb, None)
 
-    def missed(self, calls: Sequence[Carried]) -> None:
-        """Twice as long the next time: a site that has become slow must be able to take part again."""
+    def missed(self, calls: Sequence[CallHeader]) -> None:
+        """Allow twice as long the next time: a site that has become slow must be able to take part again."""
         for verb in {call.verb for call in calls}:
-            self._more[verb] = 2 * self._more.get(verb, 1.0)
+            self._factor[verb] = 2 * self._factor.get(verb, 1.0)
 
 
-def _first(verb: str) -> float:
-    return FIRST_WORK if verb in WORK else FIRST_OTHER
-
-
-def _by_verb(calls: Sequence[Carried], known: Sizes) -> dict[str, float]:
+def _units_by_verb(calls: Sequence[CallHeader], known: Sizes) -> dict[str, float]:
     units: dict[str, float] = {}
-    for verb, count in _units(calls, known):
-        units[verb] = units.get(verb, 0.0) + count
+    for call in calls:
+        request = read_request(call)
+        known = request.after(known, call.tensors)
+        work = max(1.0, float(_units(request, call, known)))
+        units[call.verb] = units.get(call.verb, 0.0) + work
     return units
 
 
-def _units(calls: Sequence[Carried], known: Sizes) -> Iterator[tuple[str, float]]:
-    """How much work each call is: minibatches or windows where it has any, else one."""
-    for call in calls:
-        known = known.after(call)
-        told = call.numbers
-        count = 1.0
-        if call.verb == "update" and "until" in told:
-            count = told["until"] - told["first"]
-        elif call.verb == "update":
-            count = told["r_c"] * math.ceil(known.windows.get("train", 1) / known.client_batch)
-        elif "number" in told and known.prepared:
-            count = known.drawn(told)
-        elif "split" in told:
-            count = known.windows.get(told["split"], 1)
-        elif call.tensors:
-            count = max(math.prod(tensor.shape[1:2]) for tensor in call.tensors.values())
-        yield call.verb, max(1.0, float(count))
+def _units(request: Verb, call: CallHeader, known: Sizes) -> float:
+    """How much work a call is: minibatches or windows if it is about any, else 1."""
+    if isinstance(request, Update):
+        if request.some is not None:
+            return request.some.until - request.some.first
+        return request.r_c * math.ceil(known.windows.get("train", 1) / known.client_batch)
+    if request.minibatch is not None and known.prepared:
+        return known.drawn(request.minibatch)
+    if isinstance(request, Encode | Score):
+        return known.windows.get(request.split, 1)
+    if call.tensors:
+        return max(math.prod(tensor.shape[1:2]) for tensor in call.tensors.values())
+    return 1.0

@@ -1,4 +1,4 @@
-"""A site's end: notes in, the group's work done one request at a time, answers out in pieces."""
+"""A site's end of the connection: notes in, one request carried out at a time, answers out in pieces."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from typing import Any, NamedTuple, get_args
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
+from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import Precision
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, pack, unpack
-from cnfgnn.transports.remote.rules import AT_FIRST, TAG
-from cnfgnn.transports.remote.schema import Sizes, check_calls
+from cnfgnn.transports.remote.schema import check_calls
 from cnfgnn.transports.remote.values import check_call_values
 
-SAYS_SOMETHING_AFTER = 2.0  # seconds of work
+SAYS_SOMETHING_AFTER = 2.0  # seconds of work after which a site answers "working"
 MOST_ROWS = 1 << 28  # time steps
-MOST_BYTES = 8 << 30  # of one request, where the owner sets no other limit
+MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
 
 
 class Terms(NamedTuple):
-    """What all sites agree on before anything else: the time steps that windows are numbered by, the type in
-    which they compute, and the training that their states belong to."""
+    """What all sites agree on first: the time steps that windows are numbered by, the precision in which they
+    compute, and the training that their saved states belong to."""
 
-    first: int  # seconds since 1970, as the sites' clocks show them
+    first: int  # seconds since 1970, in the sites' local time
     step: int  # seconds
     rows: int
     precision: str
@@ -41,7 +43,7 @@ class Terms(NamedTuple):
     def of(cls, note: Note) -> Terms:
         precision, run = str(note.fields.get("precision")), str(note.fields.get("run"))
         if precision not in get_args(Precision) or not TAG.fullmatch(run):
-            raise Malformed("the terms of the training cannot be meant")
+            raise Malformed("invalid precision or run name")
         return cls(note.whole("first"), note.whole("step"), note.whole("rows", MOST_ROWS), precision, run)
 
 
@@ -54,13 +56,14 @@ class _Work:
     answer: bytes = b""
     lost: str | None = None
     seconds: float = 0.0  # of work
-    verbs: dict[str, float] = field(default_factory=dict)  # and of each verb
+    verbs: dict[str, float] = field(default_factory=dict)  # seconds of each verb
 
 
 class Endpoint:
-    """Carries out what the server of one session asks of a site's nodes.
+    """Carries out the requests of one server session on a site's nodes.
 
-    `join` makes the nodes; `after` is told of every verb once it is done.
+    `join` makes the nodes, `about` is what the site says of itself in a hello, and `after` is called after
+    every verb.
     """
 
     def __init__(
@@ -78,11 +81,11 @@ class Endpoint:
         self._work = _Work(0)
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
-        # One thread for all work: each thread has memory of its own that it does not give back when it ends.
+        # One thread for all work: a thread does not return all of its memory when it ends.
         threading.Thread(target=self._keep_working, name="work", daemon=True).start()
 
     def answer(self, request: bytes | memoryview) -> bytes:
-        """One note; called from any thread."""
+        """The answer to one note; may be called from any thread."""
         try:
             note = unpack(request)
             if note.kind == "hello":
@@ -92,7 +95,7 @@ class Endpoint:
                 return self._received(note)
             if note.kind in ("wait", "fetch"):
                 return self._continued(note)
-            raise Malformed(f"there is no {note.kind[:40]!r}")
+            raise Malformed(f"unknown kind of note: {note.kind[:40]!r}")
         except Malformed as problem:
             return pack("lost", reason=str(problem)[:300])
 
@@ -101,16 +104,16 @@ class Endpoint:
     def _received(self, note: Note) -> bytes:
         number, size, start = note.whole("number"), note.whole("size"), note.whole("start")
         if size > self.most:
-            raise Malformed(f"a request of {size} bytes, and {self.most} are allowed")
+            raise Malformed(f"the request has {size} bytes, and {self.most} are allowed")
         terms = Terms.of(note)
         session = str(note.fields.get("session"))
         with self._lock:
             work = self._work
             if session != self.session or number != work.number:
                 if session == self.session and number < work.number:
-                    raise Malformed("an old request came late")
+                    raise Malformed("an old request arrived late")
                 if work.begun and not work.done.is_set():
-                    raise Malformed("it is still at work on an earlier request")
+                    raise Malformed("it is still working on an earlier request")
                 self.session, self._work = session, (work := _Work(number))
             if not work.begun:
                 if start != len(work.request) and start + len(note.payload) != len(work.request):
@@ -118,7 +121,7 @@ class Endpoint:
                 if start == len(work.request):
                     work.request += note.payload
                 if len(work.request) > size:
-                    raise Malformed("more came than was said")
+                    raise Malformed("the request is longer than announced")
                 if note.kind == "piece":
                     return pack("noted")
                 if len(work.request) < size:
@@ -130,7 +133,7 @@ class Endpoint:
     def _continued(self, note: Note) -> bytes:
         work = self._work
         if note.fields.get("session") != self.session or note.whole("number") != work.number:
-            raise Malformed("it knows nothing of this request: it began anew")
+            raise Malformed("it does not know this request: it was restarted")
         if note.kind == "wait":
             return self._outcome(work, note)
         return _piece(work, note, note.whole("start"))
@@ -156,9 +159,9 @@ class Endpoint:
             work.lost = str(problem)[:300]
         except CnfgnnError as problem:
             work.answer = encode_answers([Answer("join", str(problem)[:300])])
-        except Exception as problem:  # the server must hear that it is so; what it says may quote a reading
+        except Exception as problem:  # say that it failed, but not why: the message may quote a reading
             logging.getLogger(__name__).exception("a request failed")
-            work.lost = f"{type(problem).__name__}, see the site's log"
+            work.lost = f"{type(problem).__name__}, see the log of the site"
         finally:
             work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
@@ -173,8 +176,8 @@ class Endpoint:
         def check(parts: Sequence[Part]) -> None:
             nonlocal known
             assert known is not None
-            if not known.prepared and parts and parts[0].verb not in AT_FIRST:
-                raise Malformed("it does not know its part yet")
+            if not known.prepared and parts and not _may_come_first(parts[0].verb):
+                raise Malformed("it has not been prepared")
             known = check_calls(parts, known)
 
         answers: list[Answer] = []
@@ -185,7 +188,7 @@ class Endpoint:
             answers.append(self._answered(clients, call))
             work.verbs[call.verb] = work.verbs.get(call.verb, 0.0) + time.perf_counter() - begun
             if answers[-1].problem is not None:
-                self.known = Sizes(known.n)  # what it has now is nobody's guess: it must be told anew
+                self.known = Sizes(known.n)  # its state is undefined now: it has to be prepared again
                 return answers
         self.known = known
         return answers
@@ -197,6 +200,10 @@ class Endpoint:
         except CnfgnnError as problem:
             return Answer(call.verb, str(problem)[:300])
         return Answer(call.verb, None, reply)
+
+
+def _may_come_first(verb: str) -> bool:
+    return verb in VERBS and VERBS[verb].before_prepare
 
 
 def _piece(work: _Work, note: Note, start: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A message's header: which verbs, numbers and arrays it has, and the bounds that it must keep to."""
+"""The header of a message: its verbs, numbers and arrays, and the limits that they must keep."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from cnfgnn.algorithm.calls import Number
 
 MAGIC, VERSION, CALLS, ANSWERS = b"cnfgnn", b"\x01", b"C", b"A"
-PREFIX = struct.Struct("<8sI")  # magic, kind and version; how long the JSON that follows is
+PREFIX = struct.Struct("<8sI")  # magic, kind and version; the length of the JSON that follows
 ALIGNED = 8
 MOST_HEADER = 1 << 20  # bytes
 MOST_CALLS, MOST_TENSORS, MOST_NUMBERS, MOST_DIMENSIONS = 4096, 1024, 64, 8
-MOST_ELEMENTS = 1 << 48  # also of an empty array, its zeros taken for ones: torch multiplies sizes in 64 bits
+MOST_ELEMENTS = 1 << 48  # of an array, zeros counted as ones: torch multiplies sizes in 64 bits
 LONGEST_TEXT = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,63}")
 DTYPES = {
@@ -35,12 +35,12 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Malformed(ValueError):
-    """A message that is not one of ours, said in one sentence."""
+    """A message that does not follow the protocol; the reason in one sentence."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An array as the header announces it."""
+    """An array as the header declares it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -50,14 +50,14 @@ class Declared:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def room(self) -> int:
-        """Bytes with the zeros that follow."""
+    def padded(self) -> int:
+        """Bytes including the zeros that follow the array."""
         return self.bytes + -self.bytes % ALIGNED
 
 
 @dataclass(frozen=True)
 class Part:
-    """One entry of the header: a call or an answer before its arrays are made."""
+    """One entry of the header: a call or an answer before its arrays are allocated."""
 
     verb: str
     problem: str | None
@@ -66,11 +66,11 @@ class Part:
 
 
 def written(kind: bytes, parts: Sequence[Part]) -> bytes:
-    """All that stands before the arrays, held to what its reader will hold it to."""
+    """Everything that precedes the arrays, checked just as the reader will check it."""
     for part in parts:
         for name, tensor in part.tensors.items():
             if tensor.dtype not in _NAMES:
-                raise Malformed(f"{name} is of {tensor.dtype}, which cannot be sent")
+                raise Malformed(f"{name} has the type {tensor.dtype}, which cannot be sent")
     entries = [
         [
             part.verb,
@@ -96,7 +96,7 @@ def _json(entries: Any) -> bytes:
 
 
 def read(kind: bytes, data: memoryview) -> tuple[list[Part], int]:
-    """The header of a message, and where its arrays begin."""
+    """The header of a message, and the position at which its arrays begin."""
     if len(data) < PREFIX.size:
         raise Malformed("the message is too short")
     magic, length = PREFIX.unpack_from(data)
@@ -105,26 +105,26 @@ def read(kind: bytes, data: memoryview) -> tuple[list[Part], int]:
     if length > MOST_HEADER:
         raise Malformed(f"the header has {length} bytes, and {MOST_HEADER} are allowed")
     if length > len(data) - PREFIX.size:
-        raise Malformed("the header is cut off")
+        raise Malformed("the header is truncated")
     header = bytes(data[PREFIX.size : PREFIX.size + length])
     try:
         entries = json.loads(header)
-        same = _json(entries) == header  # NaN, 1e999, names given twice, other spellings: none comes back
+        same = _json(entries) == header  # not so with NaN, 1e999, duplicate names or any other spelling
     except (ValueError, RecursionError):
-        raise Malformed("the header is not what it should be") from None
+        raise Malformed("the header is not valid JSON") from None
     if not same:
-        raise Malformed("the header is not spelled as it should be")
+        raise Malformed("the header is not in canonical form")
     parts = _parts(entries)
     _check_kind(kind, parts)
     return parts, PREFIX.size + length
 
 
 def _check_kind(kind: bytes, parts: Sequence[Part]) -> None:
-    """A call has no problem; of answers only the last may have one, and then nothing else."""
+    """Calls have no error field. Of answers only the last may have one, and then it has no arrays."""
     for k, part in enumerate(parts):
         ends = kind == ANSWERS and k == len(parts) - 1 and not part.tensors
         if part.problem is not None and not ends:
-            raise Malformed("a problem stands where none can be")
+            raise Malformed("unexpected error field")
         if kind == ANSWERS and part.numbers:
             raise Malformed("an answer has numbers")
 
@@ -134,12 +134,12 @@ def _parts(entries: Any) -> list[Part]:
     parts = []
     for entry in entries:
         if len(_is_list(entry, "an entry", 4)) != 4:
-            raise Malformed("an entry is not of four")
+            raise Malformed("an entry does not have four parts")
         verb, problem, numbers, tensors = entry
         if problem is not None and not _is_text(problem):
-            raise Malformed("a problem is not said in a line")
+            raise Malformed("an error field is not one line of text")
         if not isinstance(numbers, dict) or len(numbers) > MOST_NUMBERS:
-            raise Malformed("numbers are not named, or are too many")
+            raise Malformed("the numbers are not a dictionary, or there are too many")
         for name, value in numbers.items():
             _check_number(_named(name), value)
         declared = dict(map(_declared, _is_list(tensors, "the list of tensors", MOST_TENSORS)))
@@ -151,16 +151,16 @@ def _parts(entries: Any) -> list[Part]:
 
 def _declared(entry: Any) -> tuple[str, Declared]:
     if len(_is_list(entry, "a tensor", 3)) != 3:
-        raise Malformed("a tensor has a name, a type and sizes")
+        raise Malformed("a tensor is not declared by name, type and shape")
     name, dtype, shape = entry
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise Malformed(f"{_named(name)} is of no type that can be sent")
+        raise Malformed(f"{_named(name)} has a type that cannot be sent")
     if not _is_list(shape, "a shape", MOST_DIMENSIONS):
         raise Malformed(f"{_named(name)} has no node axis")
     elements = 1
     for size in shape:
         if type(size) is not int or size < 0:
-            raise Malformed(f"a size of {_named(name)} is not a number of elements")
+            raise Malformed(f"a size of {_named(name)} is not a non-negative integer")
         elements *= max(size, 1)
     if elements > MOST_ELEMENTS:
         raise Malformed(f"{_named(name)} has too many elements")
@@ -173,7 +173,7 @@ def _check_number(name: str, value: Any) -> None:
     if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
         return
     if not (isinstance(value, float) and math.isfinite(value)) and not _is_text(value):
-        raise Malformed(f"{name} is no number, truth value or short text")
+        raise Malformed(f"{name} is not a number, a boolean or a short text")
 
 
 def _is_list(value: Any, what: str, most: int) -> list[Any]:
@@ -188,5 +188,5 @@ def _is_text(value: Any) -> bool:
 
 def _named(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise Malformed("a name has characters that no name has")
+        raise Malformed("a name has characters that are not allowed")
     return value

@@ -1,12 +1,12 @@
-"""The server's end of the way to one site: a request in pieces, the wait, the answer in pieces.
+"""The server's end of the connection to one site: a request in pieces, the wait, the answer in pieces.
 
-A site says within seconds that it is at work, so a request that takes an hour is told apart from a site that
-is gone. What was sent twice because its answer was lost is carried out once: requests are numbered. So the
-waits are short and the tries many: one that died while it worked is found out by the first try after it began
-anew.
+A site answers "working" within seconds, so that a request that takes an hour is not mistaken for a site that
+is gone. Requests are numbered: one that is sent twice, because its answer was lost, is carried out once. That
+allows short timeouts and many tries, and a site that crashed while working is noticed on the first try after
+its restart.
 
-Nothing waits for ever. A site of which nothing is heard, neither an answer nor a hello, for `silent_for`
-seconds cannot be reached; one that says that it is at work is late after the deadline of its request.
+Nothing waits for ever. A site that sends neither an answer nor a hello for `silent_for` seconds is
+unreachable. A site that keeps answering "working" is late after the deadline of its request.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from typing import Any
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import PIECE, Channel, Note, Unreachable, legible, pack, pieces, unpack
 
-ANSWER_WITHIN = 4.0  # seconds in which a site must say something, twice as long as it takes to say "working"
-SLOWEST = 1 << 19  # bytes a second on the way there and back, in addition
-TRIES = 5  # of a note whose answer does not come
+ANSWER_WITHIN = 4.0  # seconds in which a site must answer, twice the time after which it answers "working"
+SLOWEST = 1 << 19  # bytes per second of the slowest line: the time for sending comes on top
+TRIES = 5  # to send a note that is not answered
 
 
 def silence(piece: int) -> float:
-    """Seconds without a word after which a site is away: 20, or more where pieces are larger than usual.
+    """Seconds of silence after which a site is unreachable: 20, or more if pieces are larger than usual.
 
-    On the slowest line a hello waits until a piece in each direction has passed.
+    On the slowest line a hello has to wait until one piece in each direction has passed.
     """
     return ANSWER_WITHIN + 2 * max(piece, PIECE) / SLOWEST
 
 
 class Lost(Exception):
-    """The site is there, but does not know its part: it began anew, or is busy with what we gave up on."""
+    """The site answers, but lacks its state: it was restarted, or still works on a request we gave up on."""
 
 
 class Late(Exception):
-    """The site is still at work on a request after its deadline."""
+    """The site is still working on a request after its deadline."""
 
 
 class Link:
-    """One request at a time."""
+    """A connection for one request at a time."""
 
-    worked = 0.0  # seconds that the site says it took for the last one
-    verbs: Mapping[str, float] = {}  # of these, for each verb
+    worked = 0.0  # seconds that the site reports for the last request
+    verbs: Mapping[str, float] = {}  # of these, the seconds of each verb
 
     def __init__(
         self,
@@ -61,24 +61,24 @@ class Link:
         self.piece, self.answer_within, self.stopped = piece, answer_within, stopped
         self.silent_for = silence(piece) if silent_for is None else silent_for
         self._numbers = itertools.count(1)
-        self._heard = -math.inf  # when the site last said anything, by the monotonic clock
-        self._asking: float | None = None  # since when an answer to a note is waited for
+        self._heard = -math.inf  # when the site last answered, by the monotonic clock
+        self._asking: float | None = None  # since when an answer to a note is awaited
 
     @property
     def silent(self) -> float:
-        """Seconds for which the site owes an answer and nothing was heard of it; 0 where it owes none."""
+        """Seconds for which an answer has been overdue; 0 if none is awaited."""
         since = self._asking
         return 0.0 if since is None else max(0.0, time.monotonic() - max(since, self._heard))
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
-        """What the site says of itself."""
+        """What the site reports about itself."""
         request = pack("hello", session=self.session)
         said = unpack(self.channel.ask(self.site, request, timeout or self.answer_within)).fields
         self._heard = time.monotonic()
         return said
 
     def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> bytearray:
-        """Have calls carried out within so many seconds and bring their answers, of at most `most` bytes."""
+        """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
         number, sent = next(self._numbers), pieces(request, self.piece)
         same: dict[str, Any] = {"session": self.session, "number": number, "piece": self.piece}
         about |= {**same, "size": len(request)}
@@ -88,22 +88,22 @@ class Link:
         note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about), most)
         while note.kind == "working":
             if time.monotonic() - begun > deadline:
-                raise Late(f"at work for more than {deadline:.0f} s")
+                raise Late(f"working for more than {deadline:.0f} s")
             note = self._asked(pack("wait", **same), most)
         self._settled(note)
         self.worked, self.verbs = _seconds(note), _verbs(note, time.monotonic() - begun)
         size = note.whole("size")
         if size > most:
-            raise Malformed(f"the answer has {size} bytes, and {most} can be meant")
+            raise Malformed(f"the answer has {size} bytes, and at most {most} are possible")
         answer = bytearray(note.payload)
         while len(answer) < size:
             wanted = pack("fetch", start=len(answer), **same)
             more = self._settled(self._asked(wanted, size)).payload
             if not len(more):
-                raise Malformed("the answer ends too early")
+                raise Malformed("the answer is truncated")
             answer += more
         if len(answer) > size:
-            raise Malformed("the answer is longer than it said")
+            raise Malformed("the answer is longer than announced")
         return answer
 
     def _settled(self, note: Note) -> Note:
@@ -114,12 +114,12 @@ class Link:
         return note
 
     def _asked(self, request: bytes, most: int = 0) -> Note:
-        """The site's answer, which may have a payload of `most` bytes or a piece of it."""
+        """The site's answer, with a payload of up to `most` bytes or a piece of it."""
         timeout = self.answer_within + (len(request) + min(most, self.piece)) / SLOWEST
         self._asking = time.monotonic()
         try:
             for left in reversed(range(TRIES)):
-                if self.stopped():  # whoever is asked may be gone already, or at work for an hour
+                if self.stopped():  # do not wait for a site that may be gone, or busy for an hour
                     raise Unreachable("the task was stopped")
                 try:
                     left_to_it = max(0.1, self.silent_for - self.silent)
@@ -136,13 +136,13 @@ class Link:
 
 
 def _seconds(note: Note) -> float:
-    """For the status alone: what cannot be meant is nothing."""
+    """Only shown in the status: an invalid value counts as 0."""
     said = note.fields.get("seconds")
     return float(said) if isinstance(said, int | float) and 0 <= said < 1e9 else 0.0
 
 
 def _verbs(note: Note, most: float) -> Mapping[str, float]:
-    """What the site says that each verb took, which cannot be longer than we waited for all of them."""
+    """The seconds that the site reports for each verb: at most as long as we waited for all of them."""
     said = note.fields.get("verbs")
     times = said.items() if isinstance(said, dict) else ()
     return {verb: min(float(t), most) for verb, t in times if isinstance(t, int | float) and t >= 0}

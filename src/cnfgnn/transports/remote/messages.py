@@ -1,4 +1,4 @@
-"""The short notes between the server and a site that calls and answers ride on."""
+"""Notes: the small messages between server and site that carry calls and answers piece by piece."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from cnfgnn.transports.remote.limits import LARGEST_PIECE as LARGEST_PIECE
 from cnfgnn.transports.remote.limits import PIECE as PIECE
 
 _LENGTH = struct.Struct("<I")
-_LONGEST = 1 << 16  # bytes of a note's own fields
+_LONGEST = 1 << 16  # bytes of the fields of a note
 
 
 @dataclass(frozen=True)
 class Note:
-    """What is meant, with a few numbers and short strings, and bytes that are somebody else's business."""
+    """Its kind, a few numbers and short strings, and a payload that is not interpreted here."""
 
     kind: str
     fields: Mapping[str, Any]
     payload: memoryview | bytes = b""
 
     def whole(self, name: str, most: int = 2**53) -> int:
-        """A field that must be a whole number from 0 on."""
+        """A field that must be a non-negative integer."""
         value = self.fields.get(name)
         if type(value) is not int or not 0 <= value <= most:
-            raise Malformed(f"{self.kind}: {name} is no number that can be meant")
+            raise Malformed(f"{self.kind}: {name} must be a non-negative integer of at most {most}")
         return value
 
 
 class Unreachable(Exception):
-    """A site that cannot be asked now."""
+    """A site that cannot be reached at the moment."""
 
 
 class Channel(Protocol):
-    """Carries a note to a site's process and its answer back; raises Unreachable."""
+    """Carries a note to a site and the answer back; raises Unreachable."""
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes | memoryview: ...
 
 
 def legible(text: object, most: int = 300) -> str:
-    """What a site wrote, as it may be shown: one line of printable characters."""
+    """Text from a site, safe to show: one line of printable characters."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:most])
 
 
@@ -56,20 +56,20 @@ def pack(kind: str, payload: bytes | memoryview = b"", **fields: Any) -> bytes:
 def unpack(data: bytes | bytearray | memoryview) -> Note:
     view = memoryview(data)
     if len(view) < _LENGTH.size:
-        raise Malformed("a note is cut off")
+        raise Malformed("a note is truncated")
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     if length > min(_LONGEST, len(view) - _LENGTH.size):
-        raise Malformed("a note is cut off, or its fields are too long")
+        raise Malformed("a note is truncated, or its fields are too long")
     try:
         fields = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
     except (ValueError, RecursionError) as error:
-        raise Malformed("a note's fields are not JSON") from error
+        raise Malformed("the fields of a note are not JSON") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):
-        raise Malformed("a note does not say what it means")
+        raise Malformed("a note has no kind")
     return Note(fields.pop("kind"), fields, view[_LENGTH.size + length :])
 
 
 def pieces(data: bytes | bytearray, size: int) -> list[memoryview]:
-    """The data cut into what one note may carry; at least one piece."""
+    """The data cut into pieces for one note each; at least one piece."""
     view = memoryview(data)
     return [view[start : start + size] for start in range(0, max(len(view), 1), size)]

@@ -1,7 +1,7 @@
-"""The server's way to all sites over the federated engine: a `Transport` like the simulator's.
+"""The server's connections to all sites: a `Transport` like that of the simulator.
 
-A site that cannot be reached, is late, has lost its state or answers what the verb does not allow is left out
-of the exchange and named in the status; the others go on. It takes part again as soon as it can be asked.
+A site that is unreachable or late, has lost its state or sends an invalid answer is left out of the exchange
+and named in the status; the others continue. It takes part again as soon as it answers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, Room, for_rows, gathered
-from cnfgnn.algorithm.quantize import SCALE, STATES
+from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, for_rows, gathered
+from cnfgnn.algorithm.quantize import SCALE
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
-from cnfgnn.algorithm.settings import model_from_numbers
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import VERBS, Census, Load, Prepare, Weights
 from cnfgnn.errors import NodeError
 from cnfgnn.transports.remote.codec import Answer, decode_answers, encode_calls
 from cnfgnn.transports.remote.deadlines import Pace
@@ -27,16 +28,16 @@ from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Late, Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable
-from cnfgnn.transports.remote.schema import Sizes, check_answers, largest_answer
+from cnfgnn.transports.remote.schema import after, check_answers, largest_answer
 from cnfgnn.transports.remote.values import check_own, check_values, norm, too_large
 
 PROBED_EVERY = 1.0  # seconds
 PROBE_WITHIN = 3.0
-SHOWN_AFTER = 5.0  # seconds for which a site keeps the others waiting before the status says so
+SHOWN_AFTER = 5.0  # seconds for which a site holds up the others before the status says so
 
 
 class Stopped(Exception):
-    """The operator ended the training."""
+    """The operator stopped the training."""
 
 
 @dataclass(eq=False)
@@ -48,40 +49,40 @@ class Site:
     link: Link
     known: Sizes
     reachable: bool = True
-    present: bool = False  # in the last exchange
+    present: bool = False  # whether it took part in the last exchange
     last_seen: float | None = None  # seconds since 1970
-    latency: float | None = None  # seconds there and back
-    windows: int = 0  # training windows of its nodes
-    refused: int = 0  # answers that could not be used
-    problem: str = ""  # the last one
+    latency: float | None = None  # seconds of a round trip
+    windows: int = 0  # training windows of all its nodes
+    refused: int = 0  # answers that were refused
+    problem: str = ""  # its last problem
     carried: int = 0  # bytes both ways
-    room: int = 0  # bytes that it can hold of hidden states and embeddings, as it says; 0: it did not say
+    memory_limit: int = 0  # bytes of hidden states and embeddings that it may hold; 0: no limit
     late: bool = False  # with its last request
-    busy: bool = False  # at work, by what it said last
-    asked: float | None = None  # when the request that it is at work on was sent, by the monotonic clock
-    deadline: float = 0.0  # seconds that it has for it
+    busy: bool = False  # working, by its last hello
+    asked: float | None = None  # when its current request was sent, by the monotonic clock
+    deadline: float = 0.0  # seconds for its current request
     pace: Pace = field(default_factory=Pace)
-    objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what it says of itself
+    objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what its hello says
 
     @property
     def usable(self) -> bool:
-        """Whether it may be asked: a late one is not, until it is done with what it was late with."""
+        """Whether it may be asked; a late site only after it has finished its late request."""
         return self.reachable and not (self.late and self.busy)
 
     @property
     def holding_up(self) -> str:
-        """What is to be said of a site that has kept the others waiting; nothing while it has not."""
+        """How a site holds up the others, for the status; empty if it does not."""
         since = self.asked
         seconds = 0.0 if since is None else time.monotonic() - since
         if self.link.silent > SHOWN_AFTER:
-            return f"silent for {self.link.silent:.0f} s, away after {self.link.silent_for:.0f} s"
+            return f"silent for {self.link.silent:.0f} s, left out after {self.link.silent_for:.0f} s"
         if seconds > SHOWN_AFTER:
-            return f"at work for {seconds:.0f} s, late after {self.deadline:.0f} s"
+            return f"working for {seconds:.0f} s, late after {self.deadline:.0f} s"
         return ""
 
 
 class RemoteTransport:
-    """Carries calls to every site at once and waits for all that can answer."""
+    """Carries calls to all sites in parallel and waits for every site that can answer."""
 
     def __init__(
         self,
@@ -95,15 +96,15 @@ class RemoteTransport:
         self.parties, self.terms, self.min_sites = list(sites), terms, min_sites
         self.sites = [site.rows for site in self.parties]
         self.device, self.stopped, self.changed = device or torch.device("cpu"), stopped, changed
-        self.setting_up = True  # until then what a site says is wrong ends it all
-        self.waiting = False  # for sites to come back
+        self.setting_up = True  # during set-up a problem at any site ends the task
+        self.waiting = False  # for sites to rejoin
         self.exchanges, self.verb = 0, ""
-        self.engine_seconds = 0.0  # in exchanges
-        self.site_seconds = 0.0  # of these, those in which the slowest site was at work
+        self.engine_seconds = 0.0  # of all exchanges
+        self.site_seconds = 0.0  # of these, the seconds in which the slowest site was working
         self._norm: float | None = None  # of weights known to be good
         self._pool = ThreadPoolExecutor(max(1, len(self.parties)), "exchange")
         self._closed = threading.Event()
-        for site in self.parties:  # a thread each: one that is silent must not delay what is known of others
+        for site in self.parties:  # a thread each, so that a silent site does not delay the others
             threading.Thread(target=self._probe, args=[site], name=f"probe {site.name}", daemon=True).start()
 
     def close(self) -> None:
@@ -113,8 +114,8 @@ class RemoteTransport:
     # ---- Transport -----------------------------------------------------------------------------------
 
     @property
-    def rooms(self) -> list[Room]:
-        return [Room(site.name, site.room) for site in self.parties]
+    def memory_limits(self) -> list[MemoryLimit]:
+        return [MemoryLimit(site.name, site.memory_limit) for site in self.parties]
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if self.stopped():
@@ -130,9 +131,9 @@ class RemoteTransport:
         self._learn_norm(calls)
         cut = [(site, where, [for_rows(call, where) for call in calls]) for site, where in asked]
         found = list(self._pool.map(lambda one: self._asked(one[0], one[2]), cut))
-        if self.stopped():  # those who were not asked to the end are not away
+        if self.stopped():  # sites that were interrupted are not absent
             raise Stopped
-        self._weigh([site for site, _ in asked], found)
+        self._refuse_too_large([site for site, _ in asked], found)
         present = torch.zeros(len(rows), dtype=torch.bool)
         parts = []
         for (site, where), answers in zip(asked, found, strict=True):
@@ -149,7 +150,8 @@ class RemoteTransport:
         self.exchanges += 1
         self.engine_seconds += time.perf_counter() - begun
         self.changed()
-        return Payload([{k: self._placed(k, t) for k, t in reply.items()} for reply in replies], present)
+        placed = [self._placed(call.verb, reply) for call, reply in zip(calls, replies, strict=True)]
+        return Payload(placed, present)
 
     def wait(self, answered: Tensor) -> bool:
         enough = min(self.min_sites, len(self.parties))
@@ -158,7 +160,7 @@ class RemoteTransport:
             return False
         self.waiting = True
         self.changed()
-        time.sleep(PROBED_EVERY)  # also where all can be reached but none can be used
+        time.sleep(PROBED_EVERY)  # even if all sites can be reached: they may have been refused
         while sum(site.usable for site in self.parties) < enough:
             if self.stopped():
                 raise Stopped
@@ -170,7 +172,7 @@ class RemoteTransport:
     # ---- one site ------------------------------------------------------------------------------------
 
     def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
-        """Its answers, all of them good; None if there are none."""
+        """The site's answers if all of them are valid, else None."""
         if not site.usable:
             return None
         try:
@@ -180,7 +182,7 @@ class RemoteTransport:
         except Late as problem:
             site.pace.missed(calls)
             site.known, site.late, site.busy = Sizes(site.known.n), True, True
-            site.problem = f"is late with {calls[-1].verb!r} ({problem}): left out until it is done"
+            site.problem = f"is late with {calls[-1].verb!r} ({problem}): left out until it has finished"
             return None
         except Unreachable as problem:
             site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
@@ -188,7 +190,7 @@ class RemoteTransport:
         except Lost as problem:
             site.known = Sizes(site.known.n)
             if not site.late:
-                site.problem = f"began anew ({problem})"
+                site.problem = f"has lost its state ({problem})"
             return None
         except Malformed as problem:
             self._refuse(site, calls[-1].verb, str(problem))
@@ -203,9 +205,8 @@ class RemoteTransport:
             self._refuse(site, answers[-1].verb, answers[-1].problem)
             return None
         site.pace.learn(calls, site.known, site.link.verbs)
-        for call in calls:
-            site.known = site.known.after(call)
-        if calls[-1].verb == "census":
+        site.known = after(calls, site.known)
+        if calls[-1].verb == Census.name:
             site.windows = int(answers[-1].tensors["has.train"].sum())
         return answers
 
@@ -221,35 +222,39 @@ class RemoteTransport:
     def _refuse(self, site: Site, verb: str, reason: str) -> None:
         site.refused += 1
         site.problem = str(NodeError(site.name, verb, reason))
-        site.known = Sizes(site.known.n)  # it is told its part anew before it is asked again
+        site.known = Sizes(site.known.n)  # it is prepared again before it is asked anything else
 
-    def _weigh(self, sites: Sequence[Site], found: list[list[Answer] | None]) -> None:
-        """Leave out weights that are far larger than everybody's."""
+    def _refuse_too_large(self, sites: Sequence[Site], found: list[list[Answer] | None]) -> None:
+        """Leave out sites whose weights are implausibly large."""
         weights = {
             site.name: answers[-1].tensors
             for site, answers in zip(sites, found, strict=True)
-            if answers is not None and answers[-1].verb == "weights"
+            if answers is not None and answers[-1].verb == Weights.name
         }
-        heavy = too_large(weights, self._norm)
+        reasons = too_large(weights, self._norm)
         for k, site in enumerate(sites):
-            if site.name in heavy:
-                self._refuse(site, "weights", heavy[site.name])
+            if site.name in reasons:
+                self._refuse(site, Weights.name, reasons[site.name])
                 found[k] = None
 
     def _learn_norm(self, calls: Sequence[Call]) -> None:
         for call in calls:
-            if call.verb == "load":
+            if call.verb == Load.name:
                 self._norm = norm(call.tensors)
-            elif call.verb == "prepare":
-                seed = int(call.numbers["seed"])
-                self._norm = norm(model_from_numbers(call.numbers).init(generator(seed, NODE_WEIGHTS)))
+            elif call.verb == Prepare.name:
+                request = Prepare.read(call.numbers)
+                self._norm = norm(request.model().init(generator(request.settings.seed, NODE_WEIGHTS)))
 
-    def _placed(self, name: str, tensor: Tensor) -> Tensor:
-        """Hidden states and gradients go to where the graph network is."""
-        return tensor.to(self.device) if name.removesuffix(SCALE) in STATES else tensor
+    def _placed(self, verb: str, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Hidden states and gradients go to the device of the graph network."""
+        states = VERBS[verb].states
+        return {
+            name: tensor.to(self.device) if name.removesuffix(SCALE) in states else tensor
+            for name, tensor in reply.items()
+        }
 
     def _probe(self, site: Site) -> None:
-        """Ask a site now and then how it is: one that was away comes back by it."""
+        """Send a site a hello every second: that is how it is noticed when it rejoins."""
         while not self._closed.wait(PROBED_EVERY):
             if site.holding_up:
                 self.changed()

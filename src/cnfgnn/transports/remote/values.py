@@ -1,4 +1,4 @@
-"""What numbers may be in arrays of the right shape: finite, countable, and of a size one can believe."""
+"""Checks the values in arrays of the right type and shape: finite, countable and of a plausible size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.quantize import SCALE, STEPS
+from cnfgnn.algorithm.verbs import Census, Prepare
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.remote.codec import Answer
-from cnfgnn.transports.remote.rules import AT_FIRST
 from cnfgnn.transports.remote.schema import Refused
 
-TOO_LARGE = 100.0  # times the weights that a site is compared with: no training does that in a round
+TOO_LARGE = 100.0  # times the norm of weights known to be good: no round of training changes them that much
 
 
 def check_own(calls: Sequence[Call]) -> None:
-    """At the server: what it says itself is numbers. Every site would refuse it, or answer with none, and it
-    would wait for them for ever."""
+    """At the server: reject non-finite outgoing tensors.
+
+    Every site would refuse them, or answer with such values, and the server would wait for ever.
+    """
     for call in calls:
         for name, tensor in call.tensors.items():
             if tensor.is_floating_point() and not _finite(tensor):
@@ -29,11 +31,11 @@ def check_own(calls: Sequence[Call]) -> None:
 
 
 def check_call_values(calls: Sequence[Call]) -> None:
-    """At a site: windows are start rows in ascending order; a negative one would count from the end. Steps
-    have a scale."""
+    """At a site: start rows of windows ascend from 0, since a negative one would index from the end; numbers
+    in int8 have a valid scale."""
     for call in calls:
         _check_scales(call.verb, call.tensors)
-        if call.verb in AT_FIRST:
+        if call.verb in (Census.name, Prepare.name):
             for split in SPLITS:
                 starts = call.tensors[split][0]
                 if len(starts) and (starts[0] < 0 or not (starts[1:] > starts[:-1]).all()):
@@ -41,45 +43,45 @@ def check_call_values(calls: Sequence[Call]) -> None:
 
 
 def check_values(answers: Sequence[Answer]) -> None:
-    """At the server: every number is one, and a census counts."""
+    """At the server: all values are finite, and the counts of a census are counts."""
     for answer in answers:
         for name, tensor in answer.tensors.items():
             if tensor.is_floating_point() and not _finite(tensor):
                 raise Refused(answer.verb, f"{name} has a value that is not a finite number")
         _check_scales(answer.verb, answer.tensors)
-        if answer.verb == "census" and answer.problem is None:
+        if answer.verb == Census.name and answer.problem is None:
             _check_census(answer.tensors)
 
 
 def _finite(tensor: Tensor) -> bool:
     if tensor.numel() == 0:
         return True
-    ends = torch.stack(torch.aminmax(tensor))  # NaN is both; no second array is made
+    ends = torch.stack(torch.aminmax(tensor))  # both are NaN if any value is; allocates no second array
     return bool(ends.isfinite().all())
 
 
 def _check_scales(verb: str, tensors: Mapping[str, Tensor]) -> None:
-    """What travels in one byte is as large again as its scale says: that is where to look for nonsense."""
+    """Arrays in int8 are as large as their scale makes them, so it is the scale that has to be checked."""
     for name, scale in tensors.items():
         if not name.endswith(SCALE):
             continue
         steps = tensors[name.removesuffix(SCALE)]
-        if not ((scale >= 0) & (scale * STEPS).isfinite()).all():  # NaN is neither
-            raise Refused(verb, f"{name} has a value that is no scale")
+        if not ((scale >= 0) & (scale * STEPS).isfinite()).all():  # NaN fails both
+            raise Refused(verb, f"{name} has a value that is not a valid scale")
         if steps.numel() and steps.min() < -STEPS:
-            raise Refused(verb, f"{name.removesuffix(SCALE)} has more steps than its scale")
+            raise Refused(verb, f"{name.removesuffix(SCALE)} has a value below -{STEPS}")
 
 
 def _check_census(tensors: Mapping[str, Tensor]) -> None:
     for split in SPLITS:
         has = tensors[f"has.{split}"]
         if has.numel() and has.max() > 1:
-            raise Refused("census", f"has.{split} has a value that is neither 0 nor 1")
+            raise Refused(Census.name, f"has.{split} has a value that is neither 0 nor 1")
     count, total, squares = tensors["moments"].unbind(1)
     if (count < 0).any() or (count != count.round()).any():
-        raise Refused("census", "a node counts its readings in parts")
-    if (squares < 0).any() or (total.square() > count * squares * (1 + 1e-6)).any():  # Cauchy and Schwarz
-        raise Refused("census", "the moments are those of no readings")
+        raise Refused(Census.name, "the reading count must be a non-negative integer")
+    if (squares < 0).any() or (total.square() > count * squares * (1 + 1e-6)).any():  # Cauchy-Schwarz
+        raise Refused(Census.name, "no readings can have these sums")
 
 
 def norm(theta: Mapping[str, Tensor]) -> float:
@@ -91,10 +93,11 @@ def norm(theta: Mapping[str, Tensor]) -> float:
 def too_large(
     weights: Mapping[str, Mapping[str, Tensor]], known: float | None = None, most: float = TOO_LARGE
 ) -> dict[str, str]:
-    """Sites whose `weights` nobody can believe, and why; `weights` holds each site's answer.
+    """Sites whose weights are implausibly large, each with a reason; `weights` holds the answer of each site.
 
-    They are compared with `known`, the norm of weights known to be good: the last average, or the seed's own.
-    Without it with the median site, which takes three: of two, either may be the one to believe.
+    They are compared with `known`, the norm of weights known to be good: those of the last average, or those
+    drawn from the seed. Without it they are compared with the median site, which takes at least three: of two
+    sites, either may be the wrong one.
     """
     norms = {site: norm(theta) for site, theta in weights.items() if theta}
     if known is None and len(norms) > 2:

@@ -1,0 +1,46 @@
+"""Counts the bytes of the arrays that crossed between server and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.ledger import Bytes, Item, Ledger, Purpose
+
+
+class Meter:
+    """Enters every call and its answer into the ledger; `sites` are the rows of each site."""
+
+    def __init__(self, ledger: Ledger, sites: Sequence[Tensor]) -> None:
+        self.ledger, self.sites = ledger, sites
+
+    def count(
+        self, purpose: Purpose, call: Call, reply: Mapping[str, Tensor], rows: Tensor, present: Tensor
+    ) -> None:
+        """One call to these rows, of which those that are present took part."""
+        self._add(Item(purpose, call.verb, "down"), call.tensors, rows, present)
+        self._add(Item(purpose, call.verb, "up"), reply, rows, present)
+
+    def _add(self, item: Item, tensors: Mapping[str, Tensor], rows: Tensor, present: Tensor) -> None:
+        if not tensors or not present.any():
+            return
+        n, answered = len(rows), rows[present]
+        nodes, sites = len(answered), self._sites_with(answered)
+        per_node = per_site = 0
+        for tensor in tensors.values():
+            size = tensor.numel() * tensor.element_size()
+            if tensor.shape[0] == 1 and n > 1:  # shared by all nodes
+                per_node += size * nodes
+                per_site += size * sites
+            else:
+                per_node += size // n * nodes
+                per_site += size // n * nodes
+        self.ledger.add(item, Bytes(per_node, per_site))
+
+    def _sites_with(self, rows: Tensor) -> int:
+        if len(self.sites) == 1:
+            return 1
+        return sum(bool(torch.isin(site, rows).any()) for site in self.sites)

@@ -1,0 +1,457 @@
+"""The verbs: everything that can pass between the server and the nodes, each declared once.
+
+A verb is a dataclass. Its fields are the numbers that it carries, with their types and ranges (see
+`number_rules.py`); `down` and `up` name the arrays that go to the nodes and come back, with their types and
+shapes; `tell` or `answer` calls the method of `Clients` that carries it out. A tell has no answer, an ask has
+one. The rest derives from these declarations: `nodes.py` sends the requests, `dispatch.py` carries them out,
+and `transports/remote/schema.py` checks every message at both ends. Whatever is not declared is refused.
+
+verb      carries                                   answers
+--------  ----------------------------------------  ---------------------------------------------
+census    windows                                   count and moments of readings, windows present
+prepare   settings, scale, windows
+load      theta
+embed     h_G
+update    round, epochs, step
+step      grad_h_c of a minibatch
+pull      anchor and weight
+forecast
+save      tag
+restore   tag
+weights                                             theta
+encode    a minibatch or a split                    h_c
+backward  h_G of a minibatch                        grad_h_G
+score     a split                                   sums of errors
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.calls import Call, Number
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.ledger import Purpose
+from cnfgnn.algorithm.number_rules import (
+    Group,
+    InvalidCall,
+    read_numbers,
+    real,
+    tag,
+    tags,
+    whole,
+    write_numbers,
+)
+from cnfgnn.algorithm.quantize import quantised
+from cnfgnn.algorithm.randomness import Draw, Minibatches
+from cnfgnn.algorithm.settings import NODE_SETTING_RULES, NodeSettings
+from cnfgnn.algorithm.shapes import FLOAT64, FLOATS, UINT8, Allowed, Arrays, Expected, Sizes
+from cnfgnn.config.settings import Missing, Wire
+from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.params import Params, is_personal, part, shared
+from cnfgnn.models.plus import PlusModel, node_model
+
+MOST_STEPS = 1 << 16  # of a window's history or horizon
+MOST_PARAMETERS = 1 << 31  # of all nodes of a site
+ANCHOR = "anchor."  # before the names of weights in `pull`
+
+Tag = Annotated[str, tag]
+Tags = Annotated[str, tags]
+Steps = Annotated[int, whole(1, MOST_STEPS)]
+Told = Annotated[NodeSettings, Group(NODE_SETTING_RULES, NodeSettings.from_numbers, NodeSettings.to_numbers)]
+Reply = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Verb(ABC):
+    """A request: the numbers that one call of a verb carries. The arrays travel beside it, by name."""
+
+    name: ClassVar[str]
+    purpose: ClassVar[Purpose] = "training"  # under which the ledger counts its arrays, unless told otherwise
+    before_prepare: ClassVar[bool] = False  # whether a site carries it out before it is prepared
+    computes: ClassVar[bool] = False  # whether it may take a site minutes
+    states: ClassVar[tuple[str, ...]] = ()  # arrays of hidden states or gradients: may be quantised to int8
+    carries_weights: ClassVar[bool] = False  # its arrays are weights: may be quantised to bf16
+    stays_bf16: ClassVar[bool] = False  # nodes store its arrays: they stay in bf16 if they arrive so
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.__name__.lower()
+
+    # ---- what it carries ----
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        """The arrays that go to the nodes with it; `came` are those that are declared in a message."""
+        return {}
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        """The arrays that come back."""
+        return {}
+
+    def after(self, known: Sizes, came: Arrays) -> Sizes:
+        """What is known of a site that has carried it out."""
+        return known
+
+    @property
+    def minibatch(self) -> Draw | None:
+        """The minibatch that it is about; None if it is about something else, or about all windows."""
+        return next((value for value in vars(self).values() if isinstance(value, Draw)), None)
+
+    # ---- how it is carried out ----
+
+    @abstractmethod
+    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+        """At a site: have the nodes do it, and return the arrays of the answer."""
+
+    # ---- how it travels ----
+
+    def call(self, arrays: Mapping[str, Tensor], wire: Wire) -> Call:
+        return Call(self.name, write_numbers(self), self.quantised(arrays, wire))
+
+    @classmethod
+    def read(cls, numbers: Mapping[str, Number]) -> Self:
+        """The request of a call that came; InvalidCall if its numbers are not those of this verb."""
+        return read_numbers(cls, numbers)
+
+    @classmethod
+    def quantised(cls, arrays: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
+        weights = [name for name in arrays if cls.carries_weights and not is_personal(name)]
+        return quantised(arrays, wire, cls.states, weights)
+
+
+class Tell(Verb):
+    """Nothing comes back: it waits for the next ask and travels with it."""
+
+    @abstractmethod
+    def tell(self, nodes: Clients, arrays: Params) -> None: ...
+
+    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+        self.tell(nodes, arrays)
+        return {}
+
+
+class Ask(Verb):
+    """Every node answers."""
+
+    @abstractmethod
+    def up(self, known: Sizes, came: Arrays) -> Expected: ...
+
+    @abstractmethod
+    def answer(self, nodes: Clients, arrays: Params) -> Reply: ...
+
+    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
+        return self.answer(nodes, arrays)
+
+
+class WindowPlan(NamedTuple):
+    """What all windows have in common; their start rows are arrays."""
+
+    history: Steps
+    horizon: Steps
+    ahead: bool
+
+
+# ---- set-up ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Census(Ask):
+    """Count the readings, and say which of these windows each node has."""
+
+    plan: WindowPlan
+    missing: Missing
+
+    purpose = "set-up"
+    before_prepare = True
+    computes = True
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        return known.starts(came)
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        expected = {f"has.{split}": Allowed(UINT8, [(known.n, came[split].shape[1])]) for split in SPLITS}
+        return expected | {"moments": Allowed(FLOAT64, [(known.n, 3)])}
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        moments, has = nodes.census(windows=windows_of(self.plan, arrays), missing=self.missing)
+        return {f"has.{split}": has[split].to(torch.uint8) for split in SPLITS} | {"moments": moments}
+
+
+@dataclass(frozen=True)
+class Prepare(Tell):
+    """Scale the readings, number the windows and draw weights from the seed."""
+
+    settings: Told
+    mean: float
+    std: Annotated[float, real(above=0)]
+    plan: WindowPlan
+
+    purpose = "set-up"
+    before_prepare = True
+    computes = True
+
+    def model(self) -> NodeModel | PlusModel:
+        """The node model that these settings describe."""
+        return node_model(self.settings.model, self.plan.history, self.plan.horizon)
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        return known.starts(came)
+
+    def after(self, known: Sizes, came: Arrays) -> Sizes:
+        with torch.device("meta"):  # shapes alone
+            theta = self.model().init(torch.Generator())
+        if known.n * sum(w.numel() for w in theta.values()) > MOST_PARAMETERS:
+            raise InvalidCall("the model is too large")
+        return replace(
+            known,
+            prepared=True,
+            hidden=self.settings.model.sent_width,
+            embedding=self.settings.model.embedding,
+            horizon=self.plan.horizon,
+            client_batch=self.settings.client_batch,
+            server_batch=self.settings.server_batch,
+            wire=self.settings.wire,
+            windows={split: came[split].shape[1] for split in SPLITS},
+            model={name: tuple(w.shape[1:]) for name, w in shared(theta).items()},
+        )
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        windows = windows_of(self.plan, arrays)
+        nodes.prepare(settings=self.settings, mean=self.mean, std=self.std, windows=windows)
+
+
+# ---- tell -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load(Tell):
+    """Go on from these weights: one model for all nodes, or one for each."""
+
+    carries_weights = True
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        m = next((array.shape[0] for array in came.values()), 1)
+        return known.weights(m) if m in (1, known.n) else known.weights(1, known.n)
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.load(theta=arrays)
+
+
+@dataclass(frozen=True)
+class Embed(Tell):
+    """Keep h_G of one minibatch or of all windows: for the next update, or for an evaluation."""
+
+    for_evaluation: bool
+    draw: Draw | None = None
+
+    states = ("h_G",)
+    stays_bf16 = True
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        if self.draw is not None:
+            return known.states("h_G", (known.n, known.drawn(self.draw), known.embedding))
+        splits = SPLITS if self.for_evaluation else ("train",)
+        return known.states("h_G", *((known.n, known.windows[split], known.embedding) for split in splits))
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.embed(h_G=only(arrays, "h_G"), for_evaluation=self.for_evaluation, draw=self.draw)
+
+
+@dataclass(frozen=True)
+class Update(Tell):
+    """ClientUpdate: train for r_c epochs on your own readings, or for some of their minibatches."""
+
+    r_g: int
+    r_c: Annotated[int, whole(1)]
+    step: int
+    some: Minibatches | None = None
+
+    computes = True
+
+    def __post_init__(self) -> None:
+        if self.some is not None and self.some.until <= self.some.first:
+            raise InvalidCall(f"first cannot be {self.some.first}, which is not before until")
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.update(r_g=self.r_g, r_c=self.r_c, step=self.step, some=self.some)
+
+
+@dataclass(frozen=True)
+class Step(Tell):
+    """Finish a `backward(learn=True)` with the server's part of the gradient at the encoder's output."""
+
+    draw: Draw
+
+    states = ("grad_h_c",)
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        return known.states("grad_h_c", (known.n, known.drawn(self.draw), known.hidden))
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.step(grad_h_c=only(arrays, "grad_h_c"), draw=self.draw)
+
+
+@dataclass(frozen=True)
+class Pull(Tell):
+    """During the next updates, stay near the anchor: the mean of the neighbours' weights."""
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        n = known.n
+        expected = {ANCHOR + name: Allowed(FLOATS, [(n, *shape)]) for name, shape in known.model.items()}
+        return expected | {"weight": Allowed(FLOATS, [(n,)])}
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.pull(anchor=part(arrays, ANCHOR), weight=arrays["weight"])
+
+
+@dataclass(frozen=True)
+class Forecast(Tell):
+    """Forecast the window that lies ahead, for the owner."""
+
+    purpose = "evaluation"
+    computes = True
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.forecast()
+
+
+@dataclass(frozen=True)
+class Save(Tell):
+    """Save your state under this tag, and delete all others but those to keep."""
+
+    tag: Tag
+    keep: Tags
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.save(tag=self.tag, keep=self.keep.split())
+
+
+@dataclass(frozen=True)
+class Restore(Tell):
+    """Go back to the state that was saved under this tag."""
+
+    tag: Tag
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.restore(tag=self.tag)
+
+
+# ---- ask ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Weights(Ask):
+    """Every node's shared weights."""
+
+    carries_weights = True
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        return known.weights(known.n)
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        return nodes.weights()
+
+
+@dataclass(frozen=True)
+class Encode(Ask):
+    """ClientEncode: h_c of one minibatch, or of all windows of a split."""
+
+    split: Split
+    draw: Draw | None = None
+
+    computes = True
+    states = ("h_c",)
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        count = known.windows[self.split] if self.draw is None else known.drawn(self.draw)
+        return known.states("h_c", (known.n, count, known.hidden))
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        return {"h_c": nodes.encode(draw=self.draw, split=self.split)}
+
+
+@dataclass(frozen=True)
+class Backward(Ask):
+    """ClientBackward: each node's gradient of its loss with respect to its h_G."""
+
+    draw: Draw
+    step: int
+    learn: bool
+
+    computes = True
+    states = ("h_G", "grad_h_G")
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        return known.states("h_G", (known.n, known.drawn(self.draw), known.embedding))
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        return known.states("grad_h_G", tuple(came["h_G"].shape))
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        h_G = only(arrays, "h_G")
+        return {"grad_h_G": nodes.backward(h_G=h_G, draw=self.draw, step=self.step, learn=self.learn)}
+
+
+@dataclass(frozen=True)
+class Score(Ask):
+    """Each node's errors at each step ahead, summed over the windows of a split."""
+
+    split: Split
+
+    purpose = "evaluation"
+    computes = True
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        return {"sums": Allowed(FLOAT64, [(known.n, known.horizon, 8)])}
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        return {"sums": nodes.score(split=self.split)}
+
+
+VERBS: Mapping[str, type[Verb]] = {
+    verb.name: verb
+    for verb in (
+        Census,
+        Prepare,
+        Load,
+        Embed,
+        Update,
+        Step,
+        Pull,
+        Forecast,
+        Save,
+        Restore,
+        Weights,
+        Encode,
+        Backward,
+        Score,
+    )
+}
+
+# ---- arrays ---------------------------------------------------------------------------------------------
+
+
+def only(arrays: Params, name: str) -> Tensor:
+    """The array of a verb that carries just this one."""
+    if set(arrays) != {name}:
+        raise InvalidCall(f"it carries {', '.join(arrays) or 'no array'} instead of {name}")
+    return arrays[name]
+
+
+def plan_of(windows: Windows) -> WindowPlan:
+    return WindowPlan(windows.history, windows.horizon, windows.ahead)
+
+
+def starts_of(windows: Windows) -> Params:
+    return {split: torch.from_numpy(windows.starts[split])[None] for split in SPLITS}
+
+
+def windows_of(plan: WindowPlan, starts: Params) -> Windows:
+    """The windows that `census` and `prepare` carry, at the other end."""
+    rows = {split: starts[split][0].cpu().numpy() for split in SPLITS}
+    return Windows(rows, plan.history, plan.horizon, plan.ahead)
