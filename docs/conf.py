@@ -5,19 +5,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import typer.main
 from sphinx.application import Sphinx
 
 import cnfgnn
 from cnfgnn.cli.main import app as command_line
-from cnfgnn.config import settings
+from cnfgnn.config.settings import settings_table
+from cnfgnn.config.toml import toml_value
 from cnfgnn.exit_codes import EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
@@ -118,44 +118,13 @@ def settings_page() -> str:
 
 
 def setting_rows() -> list[Row]:
-    if not hasattr(settings, "settings_table"):
-        return rows_of_dataclasses()
     rows = []
-    for declared in settings.settings_table(include_hidden=True):
+    for declared in settings_table(include_hidden=True):
         kind = ", ".join(f"`{choice}`" for choice in declared.choices) or declared.type_name
         if declared.range and not declared.choices:
             kind += f", {declared.range}"
         rows.append(Row(declared.key, kind, toml_value(declared.default), declared.help))
     return rows
-
-
-def rows_of_dataclasses() -> list[Row]:
-    """From the fields themselves, where settings are not declared with a sentence of help."""
-    top, rows = settings.Config(), []
-    for field in dataclasses.fields(top):
-        value = getattr(top, field.name)
-        if dataclasses.is_dataclass(value):
-            names = [inner.name for inner in dataclasses.fields(value)]
-            rows += [row_of_field(value, name, f"{field.name}.{name}") for name in names]
-        elif field.name != "given":
-            rows.append(row_of_field(top, field.name, field.name))
-    return rows
-
-
-def row_of_field(section: Any, name: str, key: str) -> Row:
-    kind = get_type_hints(type(section))[name]
-    words = ", ".join(f"`{choice}`" for choice in get_args(kind) if isinstance(choice, str))
-    return Row(
-        key, words or escaped(str(getattr(kind, "__name__", kind))), toml_value(getattr(section, name)), ""
-    )
-
-
-def toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(str, value)) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 # ---- exit codes and commands ------------------------------------------------------------------------------

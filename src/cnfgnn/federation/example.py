@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder, write_network
 from cnfgnn.files import make_folder, write_whole
@@ -26,22 +26,20 @@ def write_example(
         write_folder(own, make_folder(folder / "data" / name))
     write_network(data, folder)
     port, admin_port = free_ports(2)
-    lines = [
-        f'name = "{folder.name}"',
-        f"min_sites = {min_sites}",
-        "[server]",
-        'host = "localhost"',
-        f"port = {port}",
-        f"admin_port = {admin_port}",
-        "[graph]",
-        'sensors = "sensors.csv"',
-        'edges = "edges.csv"',
-    ]
+    owners: dict[str, dict[str, object]] = {}
     for name, rows in sites.items():
-        owned = json.dumps([data.readings.ids[row] for row in rows])
-        readings = json.dumps(str((folder / "data" / name).absolute()))
-        lines += [f"[sites.{name}]", f"sensors = {owned}", f"readings = {readings}"]
-    write_whole(folder / "project.toml", "\n".join([*lines, ""]).encode())
+        owners[name] = {
+            "sensors": [data.readings.ids[row] for row in rows],
+            "readings": str((folder / "data" / name).absolute()),
+        }
+    content = {
+        "name": folder.name,
+        "min_sites": min_sites,
+        "server": {"host": "localhost", "port": port, "admin_port": admin_port},
+        "graph": {"sensors": "sensors.csv", "edges": "edges.csv"},
+        "sites": owners,
+    }
+    write_whole(folder / "project.toml", dump_table(content).encode())
     return folder / "project.toml"
 
 

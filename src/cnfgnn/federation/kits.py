@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config.toml import dump_table
 from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.federation.flare import engine_files
 from cnfgnn.federation.flare.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, OPERATOR, provision
@@ -193,40 +194,39 @@ def _copy_without_scripts(provisioned: Path, kit: Path) -> None:
 
 
 def _site_text(site: SitePlan) -> str:
-    readings = f"readings = {_toml(site.readings)}" if site.readings else '# readings = "/data/readings.csv"'
-    return (
-        f"# The settings of this site. You may change everything but the name and the sensors.\n"
-        f"name = {_toml(site.name)}\nsensors = {_toml(site.sensors)}\n{readings}\n"
-    )
+    settings: dict[str, Any] = {"name": site.name, "sensors": site.sensors}
+    if site.readings:
+        settings["readings"] = site.readings
+    text = "# The settings of this site. You may change everything but the name and the sensors.\n"
+    text += dump_table(settings)
+    return text if site.readings else text + '# readings = "/data/readings.csv"\n'
 
 
 def _project_text(project: Project) -> str:
     server = project.server
-    lines = [
-        f"name = {_toml(project.name)}",
-        f"min_sites = {project.min_sites}",
-        f"piece_kib = {project.piece_kib}",
-        f"keep_tasks = {project.keep_tasks}",
-        "[server]",
-        f"host = {_toml(server.host)}",
-        f"port = {server.port}",
-        f"admin_port = {server.admin_port}",
-        f"organisation = {_toml(server.organisation)}",
-        "[graph]",
-        'sensors = "graph/sensors.csv"',
-    ]
+    graph = {"sensors": "graph/sensors.csv"}
     if project.graph.edges is not None:
-        lines.append('edges = "graph/edges.csv"')
+        graph["edges"] = "graph/edges.csv"
+    sites: dict[str, dict[str, Any]] = {}
     for site in project.sites:
-        lines += [f"[sites.{_toml(site.name)}]", f"sensors = {_toml(site.sensors)}"]
+        sites[site.name] = {"sensors": site.sensors}
         if site.organisation:
-            lines.append(f"organisation = {_toml(site.organisation)}")
-    return "\n".join([*lines, ""])
-
-
-def _toml(value: str | tuple[str, ...]) -> str:
-    """A text or a list of them; JSON's escapes are TOML's, but for the one character that JSON leaves."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            sites[site.name]["organisation"] = site.organisation
+    content = {
+        "name": project.name,
+        "min_sites": project.min_sites,
+        "piece_kib": project.piece_kib,
+        "keep_tasks": project.keep_tasks,
+        "server": {
+            "host": server.host,
+            "port": server.port,
+            "admin_port": server.admin_port,
+            "organisation": server.organisation,
+        },
+        "graph": graph,
+        "sites": sites,
+    }
+    return dump_table(content)
 
 
 def _write_json(path: Path, content: Any) -> None:
