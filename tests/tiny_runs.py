@@ -15,7 +15,7 @@ from cnfgnn.report.layout import on_the_map
 from cnfgnn.report.predictions import Look
 from cnfgnn.report.views import RunView
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 
 METHODS_SHOWN = ("at-fedavg", "gru-fedavg")
 
@@ -47,7 +47,7 @@ def city_data() -> Dataset:
 def run_folders(tmp_path_factory: pytest.TempPathFactory, city_data: Dataset) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     for method in METHODS_SHOWN:
-        carry_on(Run.create(place / method, tiny(method), city_data), city_data, Unwatched())
+        train_run(Run.create(place / method, tiny(method), city_data), city_data, Unwatched())
     return [place / method for method in METHODS_SHOWN]
 
 

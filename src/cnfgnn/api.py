@@ -40,12 +40,13 @@ from cnfgnn.errors import (
     RunError,
     StorageError,
 )
+from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import doubts, evaluate_run, forecast_run, own_data
+from cnfgnn.runs.forecast import forecast_run, unusual_inputs
 from cnfgnn.runs.scores import Errors, Scores
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, Watcher, carry_on, watched
-from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, finish
+from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
+from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, evaluate_best
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,23 +70,23 @@ def fit(
     settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
     watcher = watcher or Unwatched()
     if out is not None:
-        return carry_on(Run.create(Path(out), settings, data), data, watcher)
+        return train_run(Run.create(Path(out), settings, data), data, watcher)
     experiment = simulate(data, settings, tick=watcher.tick)
-    return finish(experiment, watched(experiment, Progress(), watcher))
+    return evaluate_best(experiment, train_watched(experiment, Progress(), watcher))
 
 
 @caller_settings_restored()
 def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher | None = None) -> Result:
     """Go on with an interrupted run, bit for bit as if it had never stopped."""
     opened = _opened(run)
-    return carry_on(opened, data or own_data(opened), watcher or Unwatched())
+    return train_run(opened, data or open_run_data(opened), watcher or Unwatched())
 
 
 @caller_settings_restored()
 def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = "test") -> Scores:
     """Errors of a run's best round from sums per node and step (n t 8), on its own data or on others."""
     opened = _opened(run)
-    return evaluate_run(opened, data or own_data(opened), split)
+    return evaluate_run(opened, data or open_run_data(opened), split)
 
 
 @caller_settings_restored()
@@ -95,10 +96,10 @@ def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame
     Readings far outside those of training give a UserWarning.
     """
     opened = _opened(run)
-    readings = data or own_data(opened)
+    readings = data or open_run_data(opened)
     frame = forecast_run(opened, readings)
-    for doubt in doubts(opened, readings):
-        warnings.warn(str(doubt), stacklevel=2)
+    for finding in unusual_inputs(opened, readings):
+        warnings.warn(str(finding), stacklevel=2)
     return frame
 
 

@@ -44,8 +44,8 @@ def test_a_lone_row_a_month_from_the_rest_is_left_out_and_its_site_is_named(
     assert status["state"] == "finished", status["problem"]
     assert any(line.startswith("site west leaves out 1 row") for line in status["warnings"])
     run = Run.open(sites.server / "runs" / "one")
-    assert run.data["rows"] == len(own)
-    assert run.data["first"] == int(own.index[0].timestamp())
+    assert run.data.rows == len(own)
+    assert run.data.federation.first == int(own.index[0].timestamp())
     odd = own.index[0 if steps < 0 else -1] + steps * pd.Timedelta(seconds=300)
     [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: 1 row")]
     assert odd.strftime("%Y-%m-%dT%H:%M") in warning
@@ -58,7 +58,7 @@ def test_a_site_whose_few_readings_are_of_another_year_is_named_and_the_others_t
     assert status["state"] == "finished", status["problem"]
     [said] = [line for line in status["warnings"] if "site south" in line and "left out" in line]
     assert "2023-01-01" in said
-    assert Run.open(sites.server / "runs" / "one").data["rows"] == len(own)
+    assert Run.open(sites.server / "runs" / "one").data.rows == len(own)
 
 
 def test_a_long_history_at_one_site_is_welcome_and_a_stretch_of_nothing_is_not() -> None:

@@ -60,16 +60,16 @@ def test_a_site_finds_its_usual_weeks_again_and_a_new_one_counts_what_it_has(tmp
     before, new, other = forecasting(tmp_path)
     for k, clients in ((0, before), (2, other)):
         state = SiteStore(tmp_path / f"site-{k}", "run").read(TAG)
-        weeks = clients.data.usual_weeks
+        weeks = clients.data.weekly_profiles
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
-        counted, _ = clients.series.usual(Windows.next(ROWS, 12, 12), "masked")
+        counted, _ = clients.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
         assert not np.allclose(weeks, counted, equal_nan=True)  # which the readings since would have changed
         personal = {name: w for name, w in clients.theta.items() if is_personal(name)}
         assert personal
         assert all(w.any() and torch.equal(w, state[f"theta.{name}"]) for name, w in personal.items())
 
-    counted, _ = new.series.usual(Windows.next(ROWS, 12, 12), "masked")
-    np.testing.assert_array_equal(new.data.usual_weeks, counted)
+    counted, _ = new.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
+    np.testing.assert_array_equal(new.data.weekly_profiles, counted)
     assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
     for clients in (before, new, other):  # with everybody's weights nonetheless
         assert clients.forecasts is not None
@@ -81,9 +81,9 @@ def test_where_nothing_is_usual_no_change_is_expected(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
     batch, _ = new.data.batch("test", slice(None))
     row = GROUPS[1].index(SILENT)
-    assert batch.usual is not None
-    assert new.data.usual is not None
-    unknown = new.data.usual[row, ROWS:].isnan()
+    assert batch.profile_change is not None
+    assert new.data.profile is not None
+    unknown = new.data.profile[row, ROWS:].isnan()
     assert unknown.any()
-    assert not batch.usual[row, 0][unknown].any()
-    assert batch.usual[1 - row].count_nonzero() > AHEAD // 2
+    assert not batch.profile_change[row, 0][unknown].any()
+    assert batch.profile_change[1 - row].count_nonzero() > AHEAD // 2

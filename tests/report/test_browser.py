@@ -18,8 +18,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.report.page import page
 from cnfgnn.report.views import views
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run
 from tests.tiny_runs import large_view
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")

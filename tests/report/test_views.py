@@ -16,9 +16,9 @@ from cnfgnn.report.layout import by_edges, on_the_map
 from cnfgnn.report.page import FIGURES, figures
 from cnfgnn.report.predictions import named_steps
 from cnfgnn.report.views import RunView, view, views
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 from tests.tiny_runs import tiny
 
@@ -79,7 +79,7 @@ def test_sums_by_hour_add_up_to_the_overall_error(shown: RunView) -> None:
 def test_forecasts_stand_at_the_time_they_are_for(method: str, tmp_path: Path) -> None:
     data = network()  # its nodes fall silent at times, so that windows differ from node to node
     run = Run.create(tmp_path / "run", small(method), data)
-    carry_on(run, data, Unwatched())
+    train_run(run, data, Unwatched())
     looked = view(run, data).look
     assert looked is not None
     for j, step in enumerate(looked.steps):
@@ -120,7 +120,7 @@ def test_without_states_the_events_are_left(copy: Path, shown: RunView, city_dat
     shutil.rmtree(copy / "checkpoints")
     without = view(Run.open(copy), city_data)
     assert without.look is None
-    assert "state is missing" in without.without
+    assert "checkpoint is missing" in without.without
     assert without.test == shown.test
     unfinish(copy)
     assert view(Run.open(copy), city_data).test is None
@@ -129,7 +129,7 @@ def test_without_states_the_events_are_left(copy: Path, shown: RunView, city_dat
 def test_without_its_data_the_events_are_left(data: Dataset, tmp_path: Path) -> None:
     config = small("gru-fedavg", **{"data.path": str(tmp_path / "gone.h5")})
     run = Run.create(tmp_path / "run", config, data)
-    carry_on(run, data, Unwatched())
+    train_run(run, data, Unwatched())
     (shown,) = views([run])
     assert shown.look is None
     assert "no such file" in shown.without

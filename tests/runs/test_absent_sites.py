@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import network, server, small, transport
 
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.algorithm.experiment import Experiment
-from tests.conftest import network, server, small, transport
 
 
 def away_in_its_second_round(method: str, data: Dataset) -> Experiment:

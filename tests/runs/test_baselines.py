@@ -9,11 +9,11 @@ import pytest
 
 import cnfgnn
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.series import SUMS
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.series import SUMS
 from cnfgnn.runs.baselines import daily_average, last_value
 
 HOUR = np.timedelta64(3600, "s")

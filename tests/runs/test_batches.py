@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from cnfgnn.algorithm.methods import preset
-from cnfgnn.studies.plan import Plan
-from cnfgnn.config.settings import Config
-from cnfgnn.config.toml import dump
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.federation.server_task import settings_of
-from cnfgnn.studies.execute import perform
-from cnfgnn.runs.folder import Run
-from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import train
-from cnfgnn.data.export import write_folder
 from tests.commands import Unobserved, said
 from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
+
+from cnfgnn.algorithm.methods import preset
+from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import dump
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.export import write_folder
+from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.federation.server_task import settings_of
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import train
+from cnfgnn.studies.execute import perform
+from cnfgnn.studies.plan import Plan
 
 SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embedding=2", "--device=cpu"]
 

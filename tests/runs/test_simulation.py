@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import needs_bf16, network, server, small, transport
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
@@ -16,7 +17,6 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate, train
-from tests.conftest import needs_bf16, network, server, small, transport
 
 
 def altered(data: Dataset, rows: list[int], by: float) -> Dataset:
@@ -240,7 +240,7 @@ def test_windows_a_node_lacks_do_not_reach_the_others_scores(data: Dataset) -> N
     real = clients._encoded
 
     def poisoned(split: Any, windows: Any) -> torch.Tensor:
-        has = clients.data.has[split]
+        has = clients.data.available[split]
         assert has is not None
         return real(split, windows).masked_fill(~has[:, windows, None], 1e6)
 

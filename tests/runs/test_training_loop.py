@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.conftest import network, small
 
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import METHODS
+from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DivergedError
-from cnfgnn.runs.simulation import simulate
-from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.runs.checkpoints import FolderStore
-from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, evaluate, train
-from tests.conftest import network, small
 
 
 def through_a_file(progress: Progress) -> Progress:

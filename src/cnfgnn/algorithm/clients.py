@@ -35,7 +35,7 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.batch import Batch
-from cnfgnn.data.series import Prepared, Scaler, Series
+from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.errors import NodeError
 from cnfgnn.models.params import Params, models, own, part, rows, shared, with_personal
@@ -72,7 +72,7 @@ class Clients:
 
     def census(self, missing: Missing, **plan: Any) -> dict[str, Tensor]:
         windows = windows_of(**plan)
-        has = {s: self.series.has(windows.starts[s], windows, missing) for s in SPLITS}
+        has = {s: self.series.available(windows.starts[s], windows, missing) for s in SPLITS}
         reply = {f"has.{s}": torch.from_numpy(has[s].view(np.uint8)) for s in SPLITS}
         return reply | {"moments": torch.from_numpy(self.series.moments(windows, missing))}
 
@@ -82,7 +82,7 @@ class Clients:
         windows = windows_of(**more)
         device = self.compute.device
         told, count = (s.missing, windows, self.compute.dtype, device), windows.count("train")
-        self.data = Prepared(self.series, Scaler(mean, std), *told, s.gaps, s.profile)
+        self.data = PreparedSeries(self.series, Scaler(mean, std), *told, s.gaps, s.profile)
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
@@ -243,7 +243,7 @@ class Clients:
     def forecast(self) -> None:
         """The readings ahead, in their own unit, stay here (n t); NaN for a node that was silent."""
         y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
-        has = self.data.has["test"]
+        has = self.data.available["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
 
     # ---- state --------------------------------------------------------------------------------------

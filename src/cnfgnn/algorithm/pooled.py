@@ -87,7 +87,9 @@ class Pooled:
         """Let everybody have what it takes to forecast a split's windows."""
         if self.gn is not None:
             h_c = self.clients.encode(split)
-            self.clients.embed(self.gn.propagate(h_c, self.graph, self.clients.data.has[split]), judge=True)
+            self.clients.embed(
+                self.gn.propagate(h_c, self.graph, self.clients.data.available[split]), judge=True
+            )
 
     @property
     def phases(self) -> tuple[int, ...]:

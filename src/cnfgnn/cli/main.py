@@ -94,7 +94,8 @@ def train(
     from cnfgnn.data.quality import findings
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.train import carry_on, scores_as_dict
+    from cnfgnn.runs.scores import scores_as_dict
+    from cnfgnn.runs.train import train_run
 
     if resume is not None:
         given = {"--method": method, "--like": like, "--config": config, "--set": changes, "--seed": seed}
@@ -115,7 +116,7 @@ def train(
     _tell_understood(readings)
     print(f"run {run.folder}", file=sys.stderr, flush=True)
     try:
-        result = carry_on(run, readings, progress.watcher())
+        result = train_run(run, readings, progress.watcher())
     except KeyboardInterrupt:
         rounds = len(Run.open(run.folder).progress.history)
         kept = f"{rounds} round{'s are' if rounds != 1 else ' is'} kept"
@@ -144,9 +145,10 @@ def evaluate(
 ) -> None:
     """Judge a run's best round, on its own data or on others."""
     from cnfgnn.data.windows import SPLITS
-    from cnfgnn.runs.folder import Run, plain
-    from cnfgnn.runs.forecast import evaluate_run
-    from cnfgnn.runs.train import scores_as_dict
+    from cnfgnn.runs.evaluate import evaluate_run
+    from cnfgnn.runs.events import plain
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.scores import scores_as_dict
 
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
@@ -179,19 +181,19 @@ def forecast(
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.forecast import doubts, forecast_run
+    from cnfgnn.runs.forecast import forecast_run, unusual_inputs
 
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
     frame = forecast_run(opened, readings)
-    _say(doubts(opened, readings))
+    _say(unusual_inputs(opened, readings))
     is_csv = out.suffix == ".csv"
     write_whole(out, frame.to_csv(float_format="%.4f").encode() if is_csv else frame.to_parquet())
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
     if silent:
         more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
         print(f"no recent reading, so no forecast: {', '.join(silent[:5])}{more}", file=sys.stderr)
-    new = [sensor for sensor in frame.columns if sensor not in set(opened.data["sensors"])]
+    new = [sensor for sensor in frame.columns if sensor not in set(opened.data.sensors)]
     if new:
         print(f"new to the run, forecast with everybody's weights: {', '.join(new[:5])}", file=sys.stderr)
     print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
@@ -217,7 +219,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path(
             else ["", ""]
         )
         state = "finished" if run.finished else "not finished"
-        name = str(run.data["name"])
+        name = run.data.name
         table.add_row(run.folder.name, config.method, name, str(config.seed), str(len(history)), *best, state)
     if not table.row_count:
         print(f"no runs in {folder}")
@@ -256,10 +258,10 @@ def _say(found: Iterable[Finding]) -> None:
 def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
     """The data a person names, read as the run's own were, or else those the run was trained on."""
     from cnfgnn.data.source import open_data
-    from cnfgnn.runs.forecast import own_data
+    from cnfgnn.runs.evaluate import open_run_data
 
     if data is None and not changes:
-        return own_data(run)
+        return open_run_data(run)
     found = open_data(run.config.with_changes(reading_changes(changes)), data)
     if data is None:
         run.check_same_sensors(found)
@@ -272,7 +274,7 @@ def _tell_understood(data: Dataset) -> None:
 
 
 def _step_minutes(run: Run) -> float:
-    return float(run.data["step_seconds"]) / 60
+    return float(run.data.step_seconds) / 60
 
 
 def _new_folder(config: Config, data: Dataset) -> Path:

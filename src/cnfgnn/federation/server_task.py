@@ -26,6 +26,7 @@ from cnfgnn.algorithm.nodes import EVERYBODY
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
+from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Windows
@@ -36,7 +37,8 @@ from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, sp
 from cnfgnn.federation.status import Status, StatusWatcher, asked_to_stop
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import carry, scores_as_dict
+from cnfgnn.runs.scores import scores_as_dict
+from cnfgnn.runs.train import train_run_with
 from cnfgnn.runs.training_loop import evaluate
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.link import Link
@@ -154,26 +156,27 @@ class Federation:
         transport.setting_up = False
         return experiment
 
-    def describe(self, span: Span) -> dict[str, Any]:
+    def describe(self, span: Span) -> DataDescription:
         """What the run remembers of data that it never sees."""
         known = repr((self.ids, self.graph.senders.tolist(), self.graph.receivers.tolist()))
-        return {
-            "name": self.project.name,
-            "fingerprint": hashlib.sha256(known.encode() + self.graph.weights.tobytes()).hexdigest(),
-            "sensors": list(self.ids),
-            "rows": span.rows,
-            "step_seconds": span.step,
-            "edges": self.graph.edges,
-            "first": span.first,
-            "id": secrets.token_hex(6),  # a run of the same name that was deleted is another one
-            "sites": {site.name: list(site.sensors) for site in self.project.sites},
-        }
+        return DataDescription(
+            name=self.project.name,
+            fingerprint=hashlib.sha256(known.encode() + self.graph.weights.tobytes()).hexdigest(),
+            sensors=list(self.ids),
+            rows=span.rows,
+            step_seconds=span.step,
+            edges=self.graph.edges,
+            federation=FederatedData(
+                first=span.first,
+                id=secrets.token_hex(6),  # a run of the same name that was deleted is another one
+                sites={site.name: list(site.sensors) for site in self.project.sites},
+            ),
+        )
 
     def check_same(self, run: Run) -> None:
         """Refuse to go on with other sensors or another graph than the run began with."""
-        if not {"first", "id", "sites"} <= run.data.keys():
-            raise RunError(run.folder, "is not a federation's run")
-        if run.data["fingerprint"] != self.describe(self.span())["fingerprint"]:
+        _federated(run)
+        if run.data.fingerprint != self.describe(self.span()).fingerprint:
             raise RunError(run.folder, "began with other sensors or another graph than this kit's")
 
     def warn(self, sentences: Sequence[str]) -> None:
@@ -239,17 +242,17 @@ def _train(federation: Federation) -> dict[str, Any]:
         span, apart = training_span(federation.spans)
         federation.warn(apart)
         run = Run.begin(federation.folder, config, federation.describe(span))
-    watcher = StatusWatcher(federation.status, run.data["sites"])
-    scaler = run.scaler if run.manifest["events"] else None
+    watcher = StatusWatcher(federation.status, _federated(run).sites)
+    scaler = run.scaler if run.started else None
     terms, windows = _terms(run), _windows(run)
 
     def set_up() -> Experiment:
         experiment = federation.set_up(run, terms, windows, watcher.tick, scaler)
-        if run.manifest["events"]:
+        if run.started:
             _check_same_windows(run, experiment, federation)
         return experiment
 
-    result = carry(run, set_up, lambda: _about(federation, run), watcher, by_phase=True)
+    result = train_run_with(run, set_up, lambda: _about(federation, run), watcher, save_phases=True)
     left_out = [federation.ids[row] for row in result.progress.left_out]
     scores = scores_as_dict(result.test, federation.ids)
     return {"scores": scores, **result.summary(), "left_out": left_out, **federation.away()}
@@ -285,8 +288,8 @@ def _forecast(federation: Federation) -> dict[str, Any]:
     if span.rows < d.history:
         problem = f"all sites' readings together span {span.rows} steps, and a forecast needs {d.history}"
         raise DataError(federation.project.name, problem)
-    if span.step != run.data["step_seconds"]:
-        trained = f"{run.folder.name} was trained on one every {run.data['step_seconds']} s"
+    if span.step != run.data.step_seconds:
+        trained = f"{run.folder.name} was trained on one every {run.data.step_seconds} s"
         raise DataError(federation.project.name, f"readings come every {span.step} s, and {trained}")
     try:
         without = federation.not_forecast(_forecast_made(federation, run, span))
@@ -334,7 +337,7 @@ def _finished_round(federation: Federation) -> Run:
 
 def _kept_so_far(run: Run) -> Keeping | None:
     """How a run that has begun keeps hidden states: sites that are away now had a say in it."""
-    if not run.manifest["events"]:
+    if not run.started:
         return None
     known = run.events()[0].get("memory", {})
     return Keeping(**{name: known[name] for name in vars(Keeping()) if name in known}) if known else None
@@ -345,15 +348,22 @@ def _strategy(experiment: Experiment) -> Server:
     return experiment.strategy
 
 
+def _federated(run: Run) -> FederatedData:
+    """What the run knows of its sites; a run of the simulator knows nothing."""
+    if run.data.federation is None:
+        raise RunError(run.folder, "is not a federation's run")
+    return run.data.federation
+
+
 def _terms(run: Run) -> Terms:
-    data = run.data
-    name = f"{run.folder.name[:40]}-{data['id']}"
-    return Terms(data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, name)
+    data, federated = run.data, _federated(run)
+    name = f"{run.folder.name[:40]}-{federated.id}"
+    return Terms(federated.first, data.step_seconds, data.rows, run.config.compute.precision, name)
 
 
 def _windows(run: Run) -> Windows:
     d = run.config.data
-    return Windows.of(run.data["rows"], d.history, d.horizon, d.shares, run.data["name"])
+    return Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
 
 
 def _about(federation: Federation, run: Run) -> dict[str, Any]:
@@ -369,7 +379,7 @@ def _about(federation: Federation, run: Run) -> dict[str, Any]:
         "rows": terms.rows,
         "missing": None,
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
-        "sites": run.data["sites"],
+        "sites": _federated(run).sites,
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.folder import load_readings
-from cnfgnn.data.quality import findings_in, treated
+from cnfgnn.data.quality import clean, findings_in
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ class SiteData:
         if plan.readings is None:
             raise ConfigError(f"{kit / 'local' / 'site.toml'}: readings", "say where the readings are")
         found: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
-        self.readings: Readings = treated(found, plan.cleaning)
+        self.readings: Readings = clean(found, plan.cleaning)
         self.findings = findings_in(found, plan.cleaning, prefix="")  # for the owner's eyes
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]

@@ -17,7 +17,7 @@ from cnfgnn.data.series import SUMS
 from cnfgnn.report.packing import Pack, squeezed
 from cnfgnn.report.predictions import Look
 from cnfgnn.report.views import RunView
-from cnfgnn.runs.folder import plain
+from cnfgnn.runs.events import plain
 from cnfgnn.version import __version__
 
 ASSETS = files("cnfgnn.report") / "assets"

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import treated
+from cnfgnn.data.description import step_seconds
+from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
-from cnfgnn.data.source import step_seconds
 from cnfgnn.errors import DataError
+from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import reopen
 
 DAYS = 7  # the last ones of the test split that are kept in full
 HOURS = 24
@@ -44,8 +44,8 @@ class Look:
 
 def look(run: Run, data: Dataset) -> Look:
     """Forecast the whole test split with the run's best weights; nothing of it travels over a verb."""
-    experiment = reopen(run, data)
-    readings, windows = treated(data.readings, run.config.data), experiment.windows
+    experiment = restore_best(run, data)
+    readings, windows = clean(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
         raise DataError(readings.source, "there are no test windows with readings")
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)
@@ -84,5 +84,5 @@ def _by_hour(term: Tensor, hour: Tensor) -> Tensor:
 
 def _told(clients: Clients, y_hat: Tensor, some: slice) -> Tensor:
     """In the readings' unit, NaN where a node did not have the window."""
-    values, has = clients.data.unscaled(y_hat), clients.data.has["test"]
+    values, has = clients.data.unscaled(y_hat), clients.data.available["test"]
     return (values if has is None else values.masked_fill(~has[:, some, None], torch.nan)).cpu()

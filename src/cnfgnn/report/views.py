@@ -18,9 +18,9 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
 from cnfgnn.report.layout import Places, by_edges, on_the_map
 from cnfgnn.report.predictions import Look, look
-from cnfgnn.runs.folder import Run, plain
-from cnfgnn.runs.scores import Errors, Scores
-from cnfgnn.runs.train import scores_as_dict
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
     opened: dict[tuple[object, ...], Dataset | str] = {}
     shown = []
     for run in runs:
-        key = (run.config.data.path, run.config.city, run.data["fingerprint"])
+        key = (run.config.data.path, run.config.city, run.data.fingerprint)
         if data is None and key not in opened:
             opened[key] = _named_data(run)
         shown.append(view(run, opened[key] if data is None else data))
@@ -75,10 +75,10 @@ def view(run: Run, data: Dataset | str) -> RunView:
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
-        places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
+        places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data.sensors), edges)
         test = events[-1] if run.finished else _judged(looked, seen, data)
         ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
-        _check(rounds, run.progress.best.r_g, test, run.data["sensors"])
+        _check(rounds, run.progress.best.r_g, test, run.data.sensors)
         return RunView(
             name=run.folder.absolute().name,
             method=method_of(run.config.method).label,
@@ -88,10 +88,10 @@ def view(run: Run, data: Dataset | str) -> RunView:
             test=test,
             ledger=[item for item in ledger if item[0] != "recovery"],
             settings=flat(plain(run.config.as_dict())),
-            fingerprint=run.data["fingerprint"],
+            fingerprint=run.data.fingerprint,
             data={name: known[name] for name in ("name", "from", "to", "rows", "missing")},
-            step_seconds=run.data["step_seconds"],
-            sensors=run.data["sensors"],
+            step_seconds=run.data.step_seconds,
+            sensors=run.data.sensors,
             places=places,
             located=bool(positions),
             edges=edges,

@@ -148,7 +148,7 @@ def _curve(run: Run) -> error_by_bytes.Curve:
 
 def _per_node(run: Run, moved: int) -> float:
     seen = run.config.training.seen
-    return moved / max(1, int(len(run.data["sensors"]) * seen))
+    return moved / max(1, int(len(run.data.sensors) * seen))
 
 
 def _median(line: Line, figure: str) -> float | None:

@@ -19,7 +19,7 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.process_setup import PARENT
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Watcher, carry_on
+from cnfgnn.runs.train import Watcher, train_run
 from cnfgnn.studies.plan import Plan, Row, ended_early, runs_of
 
 POLL_S = 0.2  # how often processes are asked whether they have ended
@@ -103,7 +103,7 @@ def _forget_unless_used(run: Run) -> None:
     """A run that we began and that nobody got to leaves nothing: it would hold the plan to its settings."""
     with suppress(CnfgnnError):  # gone, damaged or in use by now: not ours to mend
         run.manifest = Run.open(run.folder).manifest
-        if run.manifest["events"] == 0:
+        if not run.started:
             with run.locked():
                 run.discard_if_unused()
 
@@ -113,7 +113,7 @@ def _in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[Cnf
     for run in runs:
         said = None
         try:
-            carry_on(run, data, observer.watcher(run))
+            train_run(run, data, observer.watcher(run))
         except CnfgnnError as problem:
             problems.append(problem)
             said = str(problem)

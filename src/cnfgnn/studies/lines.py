@@ -11,9 +11,9 @@ from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.baselines import daily_average, last_value
-from cnfgnn.runs.folder import Run, plain
-from cnfgnn.runs.scores import Scores
-from cnfgnn.runs.train import scores_as_dict
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores, scores_as_dict
 from cnfgnn.studies.plan import Row, ended_early, network_of
 from cnfgnn.studies.published import NETWORKS
 from cnfgnn.studies.tables import Column, Mean, Table

@@ -204,7 +204,7 @@ def network_of(data: Dataset) -> Like | None:
 def ended_early(run: Run, case: Case) -> bool:
     """Whether the plan has more rounds for a finished run than it was begun for."""
     wanted, rounds = case.config.training, len(run.progress.history)
-    return rounds < wanted.rounds and run.progress.in_vain < wanted.patience
+    return rounds < wanted.rounds and run.progress.rounds_without_improvement < wanted.patience
 
 
 def _method_and_size(text: str) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
 
 def _settled(config: Config, run: Run) -> Config:
     """What a run that has begun made of these settings: minibatches fit the windows it found."""
-    if run.manifest["events"] == 0:
+    if not run.started:
         return config
     return fit_batches(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
 

@@ -16,7 +16,8 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.report.page import Section, page
 from cnfgnn.report.views import views
-from cnfgnn.runs.folder import Run, plain
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
 from cnfgnn.studies.beyond import beyond
 from cnfgnn.studies.costs import cost
 from cnfgnn.studies.execute import Observer, done, perform

@@ -144,7 +144,7 @@ class SiteNodes:
         assert self.own is not None
         assert clients.forecasts is not None
         log, history = logging.getLogger(__name__), clients.data.history
-        has = clients.data.has["test"]
+        has = clients.data.available["test"]
         if has is not None and not has.any():
             log.warning(
                 "no forecast: no sensor has a reading in the %d steps before it (the newest is of %s);"
