@@ -61,7 +61,7 @@ def test_weights_are_averaged_over_those_who_answered(data: Dataset) -> None:
 def test_when_nobody_answers_the_error_says_so(data: Dataset) -> None:
     experiment = simulate(data, small("gru-fedavg"))
     transport(experiment).away = {"site-0"}
-    with pytest.raises(NodeError, match="no node answered"):
+    with pytest.raises(NodeError, match="no site answered"):
         experiment.strategy.round(1)
 
 

@@ -15,10 +15,9 @@ from cnfgnn.algorithm.randomness import Draw
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.errors import NodeError
+from cnfgnn.errors import EVERYBODY, NodeError
 from cnfgnn.models.params import Params
 
-EVERYBODY = "everybody"  # in place of a site's name, where no site answered
 _LESSON = ("prepare", "restore", "load", "pull", "embed")  # in this order: each goes on from what came before
 
 
@@ -200,7 +199,7 @@ class Nodes:
             self._lesson.pop("load", None)  # from now on a node's weights are its own
         self.up = payload.present
         if not self.up.any():
-            raise NodeError(EVERYBODY, waiting[-1][1].verb, "no node answered")
+            raise NodeError(EVERYBODY, waiting[-1][1].verb, "every site is absent or failed")
         for (purpose, call), reply in zip(waiting, payload.replies, strict=True):
             self._count(purpose, call.verb, "down", call.tensors, self.up, self.rows)
             self._count(purpose, call.verb, "up", reply, self.up, self.rows)

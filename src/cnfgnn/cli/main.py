@@ -37,7 +37,7 @@ from cnfgnn.cli.settings import (
 from cnfgnn.cli.studies import compare, reproduce
 from cnfgnn.config import toml
 from cnfgnn.config.settings import Config
-from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.errors import CnfgnnError, ConfigError, StorageError, printable
 from cnfgnn.files import write_whole
 from cnfgnn.process_setup import end_with_parent, keep_freed_memory
 
@@ -209,7 +209,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path(
         try:
             run = Run.open(manifest.parent)
         except CnfgnnError as problem:
-            table.add_row(manifest.parent.name, "", "", "", "", "", "", str(problem))
+            table.add_row(printable(manifest.parent.name), "", "", "", "", "", "", str(problem))
             continue
         history, config = run.progress.history, run.config
         kind = "masked_rmse" if config.data.missing == "masked" else "rmse"
@@ -220,9 +220,11 @@ def runs(folder: Annotated[Path, typer.Argument(help="Where runs are.")] = Path(
         )
         state = "finished" if run.finished else "not finished"
         name = run.data.name
-        table.add_row(run.folder.name, config.method, name, str(config.seed), str(len(history)), *best, state)
+        table.add_row(
+            printable(run.folder.name), config.method, name, str(config.seed), str(len(history)), *best, state
+        )
     if not table.row_count:
-        print(f"no runs in {folder}")
+        print(f"no runs in {printable(folder)}")
         return
     progress.out().print(table)
 

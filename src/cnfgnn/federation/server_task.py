@@ -22,7 +22,6 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, held_by
 from cnfgnn.algorithm.memory_plan import Keeping
 from cnfgnn.algorithm.methods import check_method
-from cnfgnn.algorithm.nodes import EVERYBODY
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
@@ -30,7 +29,7 @@ from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError, RunError
+from cnfgnn.errors import EVERYBODY, CnfgnnError, ConfigError, DataError, NodeError, RunError
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.rendezvous import gather, objection, unlike
 from cnfgnn.federation.spans import Span, forecast_span, remarks, shown_time, span_of, training_span
