@@ -23,7 +23,7 @@ from cnfgnn.federation.server_task import settings_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
-from cnfgnn.studies.execute import perform
+from cnfgnn.studies.execute import run_plan
 from cnfgnn.studies.plan import Plan
 
 SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embedding=2", "--device=cpu"]
@@ -161,9 +161,9 @@ def test_a_plan_takes_up_runs_whose_minibatches_were_cut(tmp_path: Path) -> None
         '[compute]\ndevice = "cpu"\n'
     )
     data = network(dropout=0.0)
-    first = perform(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
+    first = run_plan(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
     assert first.config.training.client_batch == 89
-    again = perform(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
+    again = run_plan(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
     assert again.manifest == first.manifest
 
 

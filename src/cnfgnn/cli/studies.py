@@ -28,7 +28,7 @@ def compare(
     """Train several methods on the same data and print them side by side."""
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.baselines import last_value
-    from cnfgnn.studies.execute import perform
+    from cnfgnn.studies.execute import run_plan
     from cnfgnn.studies.plan import Plan
 
     read, folder = Plan.read(plan), out or Path("runs") / plan.stem
@@ -36,7 +36,7 @@ def compare(
     config = read.cases()[0].config
     data = open_data(config)
     with _stoppable():
-        rows = perform(read, data, folder, progress.PlanWatcher(), jobs)
+        rows = run_plan(read, data, folder, progress.PlanWatcher(), jobs)
     table = Table(
         *("method", "masked RMSE", "masked MAE", "RMSE", "bytes", "masked RMSE of each seed"),
         title=f"{plan.stem}: test errors, {_of_seeds(len(read.seeds))}; bytes until the best round",
@@ -69,11 +69,11 @@ def reproduce(
     The plan is experiments/TABLE.toml. Runs that are done are kept: after Ctrl-C or a crash the same command
     goes on where it was.
     """
-    from cnfgnn.studies.reproduce import Wish
+    from cnfgnn.studies.reproduce import Request
     from cnfgnn.studies.reproduce import reproduce as run_study
 
     wanted = dict(toml.parse_change(text) for text in changes or [])
-    wish = Wish(data, out, quick, seeds, like, wanted, jobs, not done)
+    wish = Request(data, out, quick, seeds, like, wanted, jobs, not done)
     with _stoppable():
         outcome, folder = run_study(table, wish, progress.PlanWatcher())
     for made in outcome.tables:
