@@ -362,4 +362,4 @@ def test_without_states_a_sentence_says_so(
     assert "are not available" in browser.find("#without").text
     assert not browser.find("#last-days").is_displayed()
     browser.click("#shortcuts [data-step='6']")
-    browser.until(lambda: "over all steps only" in browser.find("#map-hint").text)
+    browser.until(lambda: "only available over all steps" in browser.find("#map-hint").text)

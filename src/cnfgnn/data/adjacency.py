@@ -172,7 +172,7 @@ def _rows(path: Path) -> tuple[Text, Row, list[Row]]:
     return text, rows[0], rows[1:]
 
 
-def understood(path: Path) -> tuple[str, ...]:
+def detected(path: Path) -> tuple[str, ...]:
     """How a file of positions or edges was read, where that had to be detected."""
     text, _, rows = _rows(path)
     decimal = _decimal(rows, range(1, len(rows[0][1]) if rows else 0), text.separator)

@@ -10,13 +10,13 @@ import numpy as np
 
 from cnfgnn.config.settings import Dates, Decimal
 from cnfgnn.data.adjacency import (
+    detected,
     graph_of_distances,
     graph_of_own_distances,
     graph_of_weights,
     read_edges,
     read_matrix,
     read_positions,
-    understood,
 )
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.formats import read_readings
@@ -97,7 +97,7 @@ def _load_file(file: Path, options: ReadingOptions) -> Dataset:
 def _own(folder: Path, readings: Readings) -> Dataset:
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
     notes = readings.notes + tuple(
-        note for file in (sensors, edges) if file.exists() for note in understood(file)
+        note for file in (sensors, edges) if file.exists() for note in detected(file)
     )
     located: Positions = {}
     if sensors.exists():

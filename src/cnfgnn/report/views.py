@@ -147,10 +147,10 @@ def _test_errors(
     if isinstance(predictions, str) or isinstance(data, str):
         return None
     mask = None if seen is None else torch.tensor(seen)
-    judged: dict[str, Any] = plain(
+    errors: dict[str, Any] = plain(
         scores_as_dict(Scores(torch.from_numpy(predictions.sums), mask), data.readings.ids)
     )
-    return judged
+    return errors
 
 
 def _pairs(edges: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:

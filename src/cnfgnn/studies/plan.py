@@ -101,9 +101,7 @@ class Plan:
         )
         for key in plan._under("only."):
             if method_of(key.split(".")[0]).name not in [method for method, _ in plan.methods]:
-                raise ConfigError(
-                    f"only.{key}", "the comparison has no such method", dict(plan.methods)
-                )
+                raise ConfigError(f"only.{key}", "the comparison has no such method", dict(plan.methods))
         plan.cases()
         plan.quick().cases()
         return plan
