@@ -129,7 +129,7 @@ def test_a_share_of_nothing_stays_without_windows_and_is_named() -> None:
     assert Windows.of(100, shares=(0.8, 0.0, 0.2)).count("validation") == 0
     config = small("at-fedavg", **{"data.shares": [0.8, 0.0, 0.2]})
     with pytest.raises(
-        DataError, match=r"no validation windows .* each of the three data.shares more than 0"
+        DataError, match=r"no validation windows .* each of the three data.shares above 0"
     ):
         simulate(network(), config)
 
