@@ -17,7 +17,7 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.folder import load
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import Progress, finish, train
+from cnfgnn.runs.training_loop import Progress, evaluate_best, train
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
             took, done = time.perf_counter() - start, progress.history[-1]
             print(f"  seed {seed} round {done.r_g}: {done.validation.rmse:.3f} ({took:.0f} s)", flush=True)
 
-        result = finish(experiment, train(experiment, on_round=show))
+        result = evaluate_best(experiment, train(experiment, on_round=show))
         test, best = result.test.overall, result.progress.best
         rows.append((seed, best.r_g, best.validation.rmse, test.rmse, test.mae, time.perf_counter() - start))
     print("| seed | best round | validation RMSE | test RMSE | test MAE | seconds |")

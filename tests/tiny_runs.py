@@ -11,11 +11,11 @@ import pytest
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
-from cnfgnn.report.layout import on_the_map
-from cnfgnn.report.predictions import Look
+from cnfgnn.report.layout import map_points
+from cnfgnn.report.predictions import Predictions
 from cnfgnn.report.views import RunView
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 
 METHODS_SHOWN = ("at-fedavg", "gru-fedavg")
 
@@ -47,7 +47,7 @@ def city_data() -> Dataset:
 def run_folders(tmp_path_factory: pytest.TempPathFactory, city_data: Dataset) -> list[Path]:
     place = tmp_path_factory.mktemp("runs")
     for method in METHODS_SHOWN:
-        carry_on(Run.create(place / method, tiny(method), city_data), city_data, Unwatched())
+        train_run(Run.create(place / method, tiny(method), city_data), city_data, Unwatched())
     return [place / method for method in METHODS_SHOWN]
 
 
@@ -75,10 +75,10 @@ def large_view(n: int = 325, t: int = 12, days: int = 7, seed: int = 0) -> RunVi
         data={"name": "large", "from": "2017-01-01", "to": "2017-07-01", "rows": 52116, "missing": 0.0},
         step_seconds=300,
         sensors=sensors,
-        places=on_the_map(rng.uniform(37, 38, (n, 2))),
+        points=map_points(rng.uniform(37, 38, (n, 2))),
         located=True,
         edges=edges,
-        look=Look(
+        predictions=Predictions(
             rng.random((n, t, 8)),
             rng.random((n, 24, 8)),
             times,

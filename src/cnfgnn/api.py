@@ -40,12 +40,13 @@ from cnfgnn.errors import (
     RunError,
     StorageError,
 )
+from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import doubts, evaluate_run, forecast_run, own_data
+from cnfgnn.runs.forecast import forecast_run, unusual_inputs
 from cnfgnn.runs.scores import Errors, Scores
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, Watcher, carry_on, watched
-from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, finish
+from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
+from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, evaluate_best
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,9 +82,9 @@ def fit(
     settings = settings.with_changes({key.replace("__", "."): value for key, value in changes.items()})
     watcher = watcher or Unwatched()
     if out is not None:
-        return carry_on(Run.create(Path(out), settings, data), data, watcher)
+        return train_run(Run.create(Path(out), settings, data), data, watcher)
     experiment = simulate(data, settings, tick=watcher.tick)
-    return finish(experiment, watched(experiment, Progress(), watcher))
+    return evaluate_best(experiment, train_watched(experiment, Progress(), watcher))
 
 
 @caller_settings_restored()
@@ -99,7 +100,7 @@ def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher 
         The result of the whole run. A run that has finished is only evaluated again.
     """
     opened = _opened(run)
-    return carry_on(opened, data or own_data(opened), watcher or Unwatched())
+    return train_run(opened, data or open_run_data(opened), watcher or Unwatched())
 
 
 @caller_settings_restored()
@@ -115,7 +116,7 @@ def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = 
         Errors overall, by step ahead and by sensor.
     """
     opened = _opened(run)
-    return evaluate_run(opened, data or own_data(opened), split)
+    return evaluate_run(opened, data or open_run_data(opened), split)
 
 
 @caller_settings_restored()
@@ -133,10 +134,10 @@ def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame
         UserWarning: The newest readings are far outside the range of those in training.
     """
     opened = _opened(run)
-    readings = data or own_data(opened)
+    readings = data or open_run_data(opened)
     frame = forecast_run(opened, readings)
-    for doubt in doubts(opened, readings):
-        warnings.warn(str(doubt), stacklevel=2)
+    for finding in unusual_inputs(opened, readings):
+        warnings.warn(str(finding), stacklevel=2)
     return frame
 
 

@@ -1,14 +1,15 @@
-"""Everything that can go wrong because of what a person gave us, each said in one sentence.
+"""Every error that a user can cause and correct; each message is one sentence.
 
 CnfgnnError
-├── ConfigError    2  a setting that does not exist or cannot be; names the key and the valid ones
-├── DataError      2  input we cannot use; names file, line or row, and column where they are known
-├── NodeError      3  a site that failed or answered what the verb does not allow; names site and verb
-├── RunError       4  a run that cannot be used: damaged, in use, of a newer version; names the folder
+├── ConfigError    2  an unknown or invalid setting; names the key and the valid values
+├── DataError      2  unusable input; names the file and, where known, the line or row and the column
+├── NodeError      3  a site that failed or gave an invalid answer, or no site at all; names site and verb
+├── RunError       4  an unusable run: damaged, in use, or of a newer version; names the folder
 ├── StorageError   5  a file that cannot be written: no space, no permission; names the file
-└── DivergedError  6  training whose loss is no longer a number; names the round
+└── DivergedError  6  training whose loss is not a number any more; names the round
 
-The number is the exit code that the command line ends with; 130 is Ctrl-C, 141 output that nobody reads.
+The number is the exit code of the command line, which also ends with 130 after Ctrl-C, and with 141 if nobody
+reads its output to the end.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+EVERYBODY = "everybody"  # in place of a site's name, if no site answered
+
 
 class CnfgnnError(Exception):
-    """A problem that the user can understand and mend; its message is one sentence."""
+    """A problem that the user can understand and correct; its message is one sentence."""
 
     exit_code = 1
 
@@ -30,7 +33,8 @@ class ConfigError(CnfgnnError):
 
     def __init__(self, key: str, problem: str, valid: Iterable[object] = ()) -> None:
         choices = ", ".join(str(choice) for choice in valid)
-        self.key, self.problem = key, problem + (f" (valid: {choices})" if choices else "")
+        self.key = key
+        self.problem = f"{problem} (valid: {choices})" if choices else problem
         super().__init__(f"{key}: {self.problem}")
 
 
@@ -48,9 +52,9 @@ class DataError(CnfgnnError):
         row: int | str | None = None,
         column: str | None = None,
     ) -> None:
-        where = str(source)
+        where = printable(source)
         if line is not None:
-            where += f", line {line}"  # of a text file, as an editor counts
+            where += f", line {line}"  # of a text file, as an editor counts them
         if row is not None:
             where += f", row {row}"
         if column is not None:
@@ -60,12 +64,15 @@ class DataError(CnfgnnError):
 
 
 class NodeError(CnfgnnError):
-    """A site that failed while it carried out a verb."""
+    """A site that failed while it carried out a verb, or a verb that no site answered."""
 
     exit_code = 3
 
     def __init__(self, site: str, verb: str, reason: str) -> None:
-        super().__init__(f"site {site!r} failed at {verb!r}: {reason}")
+        if site == EVERYBODY:
+            super().__init__(f"no site answered {verb!r}: {reason}")
+        else:
+            super().__init__(f"site {site!r} failed at {verb!r}: {reason}")
         self.site = site
         self.verb = verb
         self.reason = reason
@@ -85,22 +92,22 @@ class RunError(CnfgnnError):
     exit_code = 4
 
     def __init__(self, run: str | Path, problem: str) -> None:
-        super().__init__(f"{run}: {problem}")
+        super().__init__(f"{printable(run)}: {problem}")
         self.run, self.problem = run, problem
 
 
 class StorageError(CnfgnnError):
-    """A file that cannot be written; whatever was there before still is."""
+    """A file that cannot be written; its previous content, if any, is unchanged."""
 
     exit_code = 5
 
     def __init__(self, path: str | Path, error: OSError | str) -> None:
         reason = error if isinstance(error, str) else (error.strerror or str(error))
-        super().__init__(f"{path}: cannot be written ({reason})")
+        super().__init__(f"{printable(path)}: cannot be written ({reason})")
 
 
 class DivergedError(CnfgnnError):
-    """A loss that is no number any more; the rounds before it are kept."""
+    """Training whose validation loss is not a number any more; earlier rounds are kept."""
 
     exit_code = 6
 
@@ -111,3 +118,8 @@ class DivergedError(CnfgnnError):
             " training.client_lr or training.server_lr"
         )
         self.round = r_g
+
+
+def printable(path: str | Path) -> str:
+    """A path as text that can be printed, with a ? for every byte of its name that is not UTF-8."""
+    return str(path).encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from cnfgnn.errors import StorageError
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write aside, flush to disk, rename: a reader finds the old file or the new one, never a part.
+    """Replace a file atomically: a reader finds the old content or the new one, never a part.
 
-    The rename would put a file in the place of whatever is there: a device or a pipe is refused.
+    The content is written to a file beside it, flushed to disk and renamed. Since the rename would replace a
+    device or a pipe by a file, those are refused.
     """
-    if not path.name:  # as "." has none
+    if not path.name:  # such as "."
         raise StorageError(path, "it is a folder")
     aside = path.with_name(f".{path.name}.partial")
     try:
@@ -27,12 +28,13 @@ def write_whole(path: Path, content: bytes) -> None:
         aside.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # what could not be made cannot be removed
+        with suppress(OSError):  # it may not exist
             aside.unlink()
         raise StorageError(path, error) from error
 
 
 def make_folder(folder: Path) -> Path:
+    """Make a folder, and those above it, unless it exists."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -20,7 +20,7 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import carry_on
+from cnfgnn.runs.train import train_run
 from cnfgnn.runs.training_loop import Progress, train
 from tests.conftest import server, small, transport
 
@@ -208,7 +208,7 @@ def test_a_run_says_how_it_keeps_them(
 ) -> None:
     for how in HOWS:
         run = Run.create(tmp_path / how, kept(data, how, **{"training.rounds": 1}), data)
-        keeping = carry_on(run, data, LineWatcher()).experiment.keeping
+        keeping = train_run(run, data, LineWatcher()).experiment.keeping
         assert run.events()[0]["memory"] == vars(keeping)
         told = capsys.readouterr().err
         assert (str(keeping) in told) == (how != "full")

@@ -127,7 +127,7 @@ def test_a_folder_in_another_locale_is_trained_on_and_forecast(tmp_path: Path) -
     assert "--set data.timezone=Europe/Paris" in told
     described = json.loads(said("data", "describe", there, zone, "--json"))
     assert (described["times"], described["rows"], described["missing"]) == ("UTC", 120, 0)
-    for part in ("semicolons", "decimal commas", "Latin-1", "day-first", "'Zeit'", "Zurich", "turned round"):
+    for part in ("semicolons", "decimal commas", "Latin-1", "day-first", "'Zeit'", "Zurich", "reversed"):
         assert part in described["understood"]
     run = tmp_path / "run"
     batches = [f"--set=training.{name}_batch=16" for name in ("client", "server")]

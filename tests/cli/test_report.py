@@ -48,7 +48,7 @@ def test_a_run_whose_data_are_gone_is_shown_without_them(
     (copy / "config.toml").write_text(config.replace('path = "city"', 'path = "gone.h5"'))
     result = CliRunner().invoke(app, ["report", "copy"])
     assert result.exit_code == 0, result.output
-    assert "copy: without forecasts, because gone.h5: there is no such file or folder" in result.output
+    assert "copy: without forecasts, because gone.h5: no such file or folder" in result.output
     assert (tmp_path / "report.html").is_file()
 
 

@@ -19,7 +19,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.runs.folder import Run
-from cnfgnn.studies.execute import at_once, done
+from cnfgnn.studies.execute import finished_rows, run_in_parallel
 from cnfgnn.studies.lines import Study
 from cnfgnn.studies.paper import _curve, forecasting, inductive
 from cnfgnn.studies.plan import Plan, network_of
@@ -102,7 +102,7 @@ def test_only_the_papers_data_sets_have_published_numbers(
 def test_published_numbers_depend_on_the_data_not_on_the_settings(made: Path) -> None:
     plan = _tiny("forecasting")
     data = open_data(plan.cases()[0].config)
-    rows = done(plan, data, made / "runs")
+    rows = finished_rows(plan, data, made / "runs")
     table = forecasting(Study("forecasting", replace(data, name="metr-la"), "pems-bay", rows, [])).tables[0]
     assert next(c.label for c in table.columns if c.key == "published").endswith("all 207 sensors")
     assert table.rows[-1]["published"] == 11.487
@@ -114,7 +114,9 @@ def test_runs_of_fewer_rounds_than_the_plan_has_are_named(made: Path) -> None:
     data = open_data(plan.cases()[0].config)
 
     def notes(plan: Plan) -> str:
-        return " ".join(Study("forecasting", data, "metr-la", done(plan, data, made / "runs"), []).notes())
+        return " ".join(
+            Study("forecasting", data, "metr-la", finished_rows(plan, data, made / "runs"), []).notes()
+        )
 
     assert "fewer rounds" not in notes(plan)
     assert "fewer rounds than the plan has now, and kept as they are: gru-central," in notes(
@@ -126,7 +128,7 @@ def test_shares_that_are_left_out_are_named(made: Path) -> None:
     plan = _tiny("inductive")
     data = open_data(plan.cases()[0].config)
     plan = replace(plan, changes=plan.changes | {"grid.training.seen": [0.5, 0.75, 0.9]})
-    study = Study("inductive", data, "metr-la", done(plan, data, made / "runs"), [])
+    study = Study("inductive", data, "metr-la", finished_rows(plan, data, made / "runs"), [])
     assert any(note.endswith("would train: 5%, 25%.") for note in inductive(study).tables[0].notes)
 
 
@@ -240,7 +242,7 @@ def test_a_log_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path) ->
     run = Run.create(tmp_path / "run", plan.cases()[0].of_seed(1), data)
     (run.folder / "log.txt").mkdir()
     with pytest.raises(StorageError, match=r"log\.txt: cannot be written"):
-        at_once([(run, "city")], Unobserved(), jobs=2)
+        run_in_parallel([(run, "city")], Unobserved(), jobs=2)
 
 
 @pytest.fixture

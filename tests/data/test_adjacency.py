@@ -99,7 +99,9 @@ class Calls:
 )
 def test_a_pickle_that_asks_for_anything_else_is_refused(tmp_path, monkeypatch, evil):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"adj_mx.pkl: this pickle is not a plain adjacency \(it "):
+    with pytest.raises(
+        DataError, match=r"adj_mx.pkl: this pickle does not hold a plain adjacency matrix \(it "
+    ):
         read_matrix(written(tmp_path / "adj_mx.pkl", evil))
     assert [file.name for file in tmp_path.iterdir()] == ["adj_mx.pkl"]
 
@@ -118,7 +120,10 @@ def test_a_pickle_cannot_change_what_later_pickles_get():
         (pickle.dumps((IDS, W)), "this is not DCRNN's"),
         (pickle.dumps((IDS, CONTENT[1], W[:2])), "3 ids do not match a matrix of shape (2, 3)"),
         (pickle.dumps((IDS, {"a": 0, "b": 1, "c": 1}, W)), "3 ids do not match"),
-        (pickle.dumps((IDS, CONTENT[1], -W)), "row a, column 'a': a weight is a number that is not negative"),
+        (
+            pickle.dumps((IDS, CONTENT[1], -W)),
+            "row a, column 'a': a weight must be a number that is not negative",
+        ),
         (pickle.dumps((IDS, CONTENT[1], np.full((3, 3), np.inf))), "row a, column 'a': a weight"),
         (pickle.dumps(CONTENT)[:-20], "adj_mx.pkl: this"),
         (b"", "this is not DCRNN's"),
@@ -191,18 +196,24 @@ def test_a_list_of_distances_prefers_distances_to_weights(tmp_path):
 
 
 BAD_EDGES = {
-    "negative weight": ("from,to,weight\na,b,-1\n", "line 2, column 'weight': '-1' is not in 0 .. 1e+12"),
-    "negative distance": ("from,to,distance\na,b,1\na,c,-5\n", "line 3, column 'distance': '-5' is not in 0"),
-    "no number": ("from,to,weight\na,b,nan\n", "line 2, column 'weight': 'nan' is not in"),
-    "infinite": ("from,to,weight\na,b,inf\n", "line 2, column 'weight': 'inf' is not in"),
+    "negative weight": (
+        "from,to,weight\na,b,-1\n",
+        "line 2, column 'weight': '-1' is not between 0 and 1e+12",
+    ),
+    "negative distance": (
+        "from,to,distance\na,b,1\na,c,-5\n",
+        "line 3, column 'distance': '-5' is not between 0",
+    ),
+    "no number": ("from,to,weight\na,b,nan\n", "line 2, column 'weight': 'nan' is not between"),
+    "infinite": ("from,to,weight\na,b,inf\n", "line 2, column 'weight': 'inf' is not between"),
     "text": ("from,to,weight\n\na,b,1_0\n", "line 3, column 'weight': '1_0' is not a number"),
-    "short": ("from,to,weight\na,b\n", "line 2: 2 fields where the first has 3"),
-    "no header": ("a,b,1\n", "line 1: columns from, to and weight or distance are needed"),
-    "no value": ("from,to\na,b\n", "line 1: columns from, to and weight or distance are needed"),
-    "only a header": ("from,to,weight\n", "there is nothing below the header"),
+    "short": ("from,to,weight\na,b\n", "line 2: 2 fields, but the first line has 3"),
+    "no header": ("a,b,1\n", "line 1: the columns from, to and weight or distance are needed"),
+    "no value": ("from,to\na,b\n", "line 1: the columns from, to and weight or distance are needed"),
+    "only a header": ("from,to,weight\n", "there are no lines below the header"),
     "nothing": ("\n\n", "the file is empty"),
     "binary": (b"\xff\xfe\x00", "not text in UTF-8"),
-    "a field without end": ("from,to,weight\n" + "x" * 200_000, "line 2: this is not a csv file"),
+    "a field without end": ("from,to,weight\n" + "x" * 200_000, "line 2: cannot be parsed as csv"),
 }
 
 
@@ -230,19 +241,19 @@ def test_positions_are_found_by_name_or_order(tmp_path, content):
 
 
 BAD_SENSORS = {
-    "beyond the pole": ("id,lat,lon\na,91,0\n", "line 2, column 'latitude': '91' is not in -90 .. 90"),
+    "beyond the pole": ("id,lat,lon\na,91,0\n", "line 2, column 'latitude': '91' is not between -90 and 90"),
     "swapped": (
         "id,lat,lon\na,-118.2,34.1\n",
-        "'-118.2' is not in -90 .. 90: are latitude and longitude swap",
+        "'-118.2' is not between -90 and 90: are latitude and longitude swap",
     ),
     "beyond the date line": (
         "id,lat,lon\na,1,181\n",
-        "line 2, column 'longitude': '181' is not in -180 .. 180",
+        "line 2, column 'longitude': '181' is not between -180 and 180",
     ),
     "no latitude": ("id,lat,lon\na,,0\n", "line 2, column 'latitude': '' is not a number like 12.5"),
     "twice": ("id,lat,lon\na,1,0\na,1,0\n", "line 3: sensor 'a' occurs twice"),
-    "no columns": ("id,x,y\na,1,0\n", "line 1: columns id, latitude and longitude are needed"),
-    "only a header": ("id,lat,lon\n", "there is nothing below the header"),
+    "no columns": ("id,x,y\na,1,0\n", "line 1: the columns id, latitude and longitude are needed"),
+    "only a header": ("id,lat,lon\n", "there are no lines below the header"),
     "nothing": ("", "the file is empty"),
 }
 
@@ -255,7 +266,7 @@ def test_bad_sensors_are_told_in_a_sentence(tmp_path, content, sentence):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(DataError, match=r"edges\.csv: it cannot be opened"):
+    with pytest.raises(DataError, match=r"edges\.csv: cannot be opened"):
         read_edges(tmp_path / "edges.csv")
 
 

@@ -125,8 +125,8 @@ def test_files_are_named_as_the_path_was_given(tmp_path, monkeypatch):
         (".", tmp_path / "lake", f"{tmp_path}/lake/sensors.csv, line 3"),
         ("lake", ".", "sensors.csv, line 3"),
         ("lake", "readings.csv", "sensors.csv, line 3"),
-        (".", "roads/data", "roads/sensor_graph/adj_mx.pkl: sensor '1'"),
-        ("roads/data", "metr-la.h5", "../sensor_graph/adj_mx.pkl: sensor '1'"),
+        (".", "roads/data", "roads/sensor_graph/adj_mx.pkl: has no sensor '1'"),
+        ("roads/data", "metr-la.h5", "../sensor_graph/adj_mx.pkl: has no sensor '1'"),
     ):
         monkeypatch.chdir(tmp_path / place)
         with pytest.raises(DataError) as caught:
@@ -135,20 +135,20 @@ def test_files_are_named_as_the_path_was_given(tmp_path, monkeypatch):
 
 
 BAD_FOLDERS = {
-    "no graph": ({"sensors": None}, ": nothing says how the sensors are connected: add sensors.csv"),
+    "no graph": ({"sensors": None}, ": the graph of the sensors is unknown: add sensors.csv"),
     "sensor without position": (
         {"sensors": "id,lat,lon\na,1,2\n"},
-        "sensors.csv: sensor 'b' of the readings",
+        "sensors.csv: has no sensor 'b', which the readings have",
     ),
-    "unknown sender": ({"edges": EDGES + "z,a,1\n"}, "edges.csv, line 3: there is no sensor 'z'"),
-    "unknown receiver": ({"edges": "from,to,weight\na,z,1\n"}, "edges.csv, line 2: there is no sensor 'z'"),
-    "same edge": ({"edges": EDGES + "b,a,1\na,b,2\n"}, "edges.csv, line 4: the edge of line 2 occurs again"),
+    "unknown sender": ({"edges": EDGES + "z,a,1\n"}, "edges.csv, line 3: unknown sensor 'z'"),
+    "unknown receiver": ({"edges": "from,to,weight\na,z,1\n"}, "edges.csv, line 2: unknown sensor 'z'"),
+    "same edge": ({"edges": EDGES + "b,a,1\na,b,2\n"}, "edges.csv, line 4: repeats the edge of line 2"),
     "off the grid": (
         {"readings": READINGS + "2024-01-01 00:20,1,1\n2024-01-01 00:22,1,1\n"},
-        "readings.csv, line 6, column 'time': this time is not a multiple of the 300 s step after the first",
+        "readings.csv, line 6, column 'time': this time is off the grid of 300 s steps that begins at",
     ),
-    "one row": ({"readings": "time,a,b\n2024-01-01,1,2\n"}, "a single row of readings has no time step"),
-    "no readings": ({"readings": None}, ": the folder needs readings.csv"),
+    "one row": ({"readings": "time,a,b\n2024-01-01,1,2\n"}, "a single one has no time step"),
+    "no readings": ({"readings": None}, ": the folder has no readings: it needs readings.csv"),
 }
 
 
@@ -162,15 +162,19 @@ def test_bad_folder_is_told_in_a_sentence(tmp_path, files, sentence):
 
 def test_paths_that_hold_nothing_are_told(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match="lost: there is no such file or folder"):
+    with pytest.raises(DataError, match="lost: no such file or folder"):
         load(tmp_path / "lost")
-    with pytest.raises(DataError, match=r"notes\.txt: give a folder with readings\.csv"):
+    with pytest.raises(
+        DataError, match=r"notes\.txt: is not a file of readings: give a folder with readings\.csv"
+    ):
         load(tmp_path / "notes.txt")
 
 
 def test_readings_twice_are_told(tmp_path):
     traffic(tmp_path / "readings.h5", ["a", "b"])
-    with pytest.raises(DataError, match=r"several times \(readings.csv, readings.h5\): name one"):
+    with pytest.raises(
+        DataError, match=r"several files of readings \(readings.csv, readings.h5\): give the path of one"
+    ):
         load(own(tmp_path))
     assert len(load(tmp_path / "readings.csv").readings.times) == 4
 
@@ -226,14 +230,16 @@ def test_traffic_without_graph_files_connects_the_nearest(tmp_path):
 
 def test_traffic_with_unknown_sensors_is_told(tmp_path):
     traffic(tmp_path / "metr-la.h5")
-    with pytest.raises(DataError, match=r"metr-la\.h5: beside it, or in sensor_graph, there is no adj_mx"):
+    with pytest.raises(DataError, match=r"metr-la\.h5: its graph is unknown: put adj_mx"):
         load(tmp_path)
     adjacency(tmp_path / "adj_mx.pkl", ["1", "3"], np.eye(2))
     (tmp_path / "graph_sensor_locations.csv").write_text("1,0,0\n2,0,1\n3,0,2\n")
-    with pytest.raises(DataError, match=r"adj_mx\.pkl: sensor '2' of metr-la\.h5 is not in it"):
+    with pytest.raises(DataError, match=r"adj_mx\.pkl: has no sensor '2', which metr-la\.h5 has"):
         load(tmp_path)
     traffic(tmp_path / "pems-bay.h5")
-    with pytest.raises(DataError, match=r"several times \(metr-la.h5, pems-bay.h5\): name one of the files"):
+    with pytest.raises(
+        DataError, match=r"several files of readings \(metr-la.h5, pems-bay.h5\): give the path of one"
+    ):
         load(tmp_path)
 
 

@@ -127,18 +127,18 @@ BAD_CSV = {
     ),
     "a comma that may mean two things": (
         "time\ta\n2024-01-01\t1\n2024-01-02\t1,500\n",
-        "line 3: '1,500' could be 1.500 or 1500: say --set data.decimal=comma, or",
+        "line 3: '1,500' could be 1.500 or 1500: decide with --set data.decimal=comma, or",
     ),
     "decimal commas between commas": (
         "time,a\n2024-01-01,1,5\n",
-        "line 2: 3 fields where the header has 2; numbers with decimal commas need semicolons",
+        "line 2: 3 fields, but the header has 2; separate fields by semicolons",
     ),
-    "too many fields": ("time,a\n2024-01-01,1\n2024-01-02,1,2\n", "line 3: 3 fields where the header has 2"),
-    "too few fields": ("time,a,b\n2024-01-01,1\n", "line 2: 2 fields where the header has 3"),
-    "no such day": ("time,a\n2024-02-30,1\n", "line 2, column 'time': this is not a time"),
+    "too many fields": ("time,a\n2024-01-01,1\n2024-01-02,1,2\n", "line 3: 3 fields, but the header has 2"),
+    "too few fields": ("time,a,b\n2024-01-01,1\n", "line 2: 2 fields, but the header has 3"),
+    "no such day": ("time,a\n2024-02-30,1\n", "line 2, column 'time': '2024-02-30' is not a time"),
     "days that could be others": (
         "time,a\n01/01/2024,1\n01/02/2024,1\n",
-        "line 3, column 'time': '01/02/2024' and all other dates could be day-first or month-first: say which"
+        "line 3, column 'time': '01/02/2024' and all other dates could be day-first or month-first: decide"
         " with --set data.dates=day-first or --set data.dates=month-first",
     ),
     "days in two orders": (
@@ -147,7 +147,7 @@ BAD_CSV = {
     ),
     "two ways of writing": (
         "time,a\n31/01/2024,1\n2024-02-01,1\n",
-        "line 3, column 'time': '2024-02-01' is written in another way than '31/01/2024' above",
+        "line 3, column 'time': '2024-02-01' is not in the same format as '31/01/2024' above",
     ),
     "a year of two digits": (
         "time,a\n31.01.24,1\n",
@@ -158,50 +158,50 @@ BAD_CSV = {
         "time,a\n2024-01-01T00:00Z,1\n2024-01-02T00:00,2\n",
         "line 3, column 'time': some times",
     ),
-    "year 9999": ("time,a\n9999-01-01,1\n", "line 2, column 'time': this is not a time in 1800"),
+    "year 9999": ("time,a\n9999-01-01,1\n", "line 2, column 'time': '9999-01-01' is not a time between 1800"),
     "half seconds": (
         "time,a\n2024-01-01 00:00:00.0,1\n2024-01-01 00:00:00.5,1\n",
-        "line 3, column 'time': steps",
+        "line 3, column 'time': time steps",
     ),
     "same time": (
         "time,a\n2024-01-02,2\n2024-01-01,1\n2024-01-01,2\n",
-        "line 4: 2024-01-01 00:00:00 stands in line 3 too, with other readings: keep one; if clocks were set"
-        " back there, name their zone, like --set data.timezone=Europe/Paris",
+        "line 4: 2024-01-01 00:00:00 is also in line 3, with other readings: keep one; if clocks were set"
+        " back then, set their time zone, like --set data.timezone=Europe/Paris",
     ),
     "numbers instead of names in a long table": (
         "t,a,b\n2024-01-01,1,2\n2024-01-01,2,2\n",
-        "line 3: 2024-01-01 00:00:00 stands in line 2 too, with other readings: keep one; in a table with a"
-        " row per time and sensor, call the columns time, id and value",
+        "line 3: 2024-01-01 00:00:00 is also in line 2, with other readings: keep one; if the table has a"
+        " row per time and sensor, call its columns time, id and value",
     ),
     "same time of a sensor": (
         "time,id,value\n2024-01-01,x,2\n2024-01-01,y,2\n2024-01-01,x,3\n",
-        "line 4: 2024-01-01 00:00:00 of sensor 'x' stands in line 2 too, with other readings: keep one; if",
+        "line 4: 2024-01-01 00:00:00 of sensor 'x' is also in line 2, with other readings: keep one; if",
     ),
     "two values in a long table": (
         "time,id,speed,flow\n2024-01-01,x,2,3\n",
-        "a table with a row per time and sensor has one column of values, not 'speed', 'flow': keep one",
+        "a table with a row per time and sensor needs one column of values, but has 'speed', 'flow'",
     ),
     "no sensor in a long table": (
         "time,id,value\n2024-01-01,x,2\n2024-01-01,,2\n",
-        "line 3, column 'id': this row names no sensor",
+        "line 3, column 'id': this row has no sensor id",
     ),
     "same sensor": ("time,a,a\n2024-01-01,1,2\n", "column 'a': this sensor id occurs twice"),
     "infinite": ("time,a\n2024-01-01,inf\n", "line 2, column 'a': a reading beyond 1e+12"),
     "beyond float32": ("time,a\n2024-01-01,1e300\n", "column 'a': a reading beyond 1e+12"),
-    "two times": ("date,time,a\n2024-01-01,2024-01-01 00:00,1\n", "two columns of time, 'date' and 'time'"),
+    "two times": ("date,time,a\n2024-01-01,2024-01-01 00:00,1\n", "two columns of times, 'date' and 'time'"),
     "nameless sensor": ("time,a,\n2024-01-01,1,2\n", "line 1: column 3 has no name"),
-    "no header": ("2024-01-01,1\n2024-01-02,2\n", "line 1: the first line has to name the columns"),
-    "blank first line": ("\ntime,a\n2024-01-01,1\n", "line 1: the first line has to name the columns"),
-    "only a header": ("time,a\n", "there are no readings in it"),
+    "no header": ("2024-01-01,1\n2024-01-02,2\n", "line 1: the first line must name the columns"),
+    "blank first line": ("\ntime,a\n2024-01-01,1\n", "line 1: the first line must name the columns"),
+    "only a header": ("time,a\n", "holds no readings"),
     "bars": ("time|a\n2024-01-01|1\n", "line 1: a column of times and one per sensor"),
     "nothing": ("", "the file is empty"),
     "binary": (bytes(range(256)) * 9, "not text in UTF-8, UTF-16 or Latin-1"),
-    "zeros": (b"\0" * 100, "line 1: the first line has to name the columns"),
+    "zeros": (b"\0" * 100, "line 1: the first line must name the columns"),
     "half of UTF-16": ("time,a\n2024-01-01,1\n".encode("utf-16")[:-1], "not text in UTF-8, UTF-16 or"),
     "UTF-32": ("time,a\n2024-01-01,1\n".encode("utf-32"), "not text in UTF-8, UTF-16 or"),
     "UTF-8 that was cut": (
         "time,Zürich\n2024-01-01,1\n2024-01-02,ü\n".encode()[:-2],
-        "line 3: this is UTF-8 with a damaged character",
+        "line 3: this UTF-8 file has a damaged character",
     ),
     "latin1 further down": (
         "time,a\n2024-01-01,1\n2024-01-02,é\n".encode("latin1"),
@@ -250,8 +250,8 @@ def test_parquet_with_whole_numbers_and_nulls(tmp_path):
         (frame().assign(b=True), "row 1, column 'b': 'True' is not a number"),
         (frame().assign(b=pd.Timestamp("2024-01-01")), "row 1, column 'b': '2024-01-01"),
         (frame().reset_index(drop=True), "row 1, column 'a': '0.0' is not a time"),
-        (frame()[[]], "there are no readings in it"),
-        (frame()[:0], "there are no readings in it"),
+        (frame()[[]], "holds no readings"),
+        (frame()[:0], "holds no readings"),
         (frame().set_index("a", append=True), "names of one level"),
     ],
 )
@@ -310,8 +310,8 @@ def bad_hdf(path: Path) -> dict[str, str]:
         file["df"].create_dataset("block0_values", data=["x"] * 4, dtype=h5py.string_dtype())
     (path / "junk.h5").write_bytes(b"junk" * 100)
     return {
-        "two.h5": "one table of pandas is needed in it, and there are 2",
-        "none.h5": "one table of pandas is needed in it, and there are 0",
+        "two.h5": "must hold one pandas table, but holds 2",
+        "none.h5": "must hold one pandas table, but holds 0",
         "rows.h5": "row 1, column 'a': '0.0' is not a time",
         "codes.h5": "does not hold numbers",
         "code.h5": "it asks for 'os.system'",

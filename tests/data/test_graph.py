@@ -40,7 +40,7 @@ def test_arrays_of_a_graph_cannot_be_written_to():
     ("senders", "receivers", "weights", "sentence"),
     [
         (ints(0, 1), ints(1), np.ones(2), "the same length"),
-        (ints(0), ints(3), np.ones(1), "an edge names node 3 of 3"),
+        (ints(0), ints(3), np.ones(1), "an edge names node 3, but nodes are 0 to 2"),
         (ints(-1), ints(0), np.ones(1), "an edge names node"),
         (ints(0), ints(1), np.array([np.nan]), "a weight that is not a number"),
         (ints(0, 2, 0), ints(1, 1, 1), np.ones(3), "the edge 0 -> 1 occurs twice"),
@@ -141,5 +141,5 @@ def test_a_data_set_selects_readings_and_edges_together():
     part = Dataset("x", readings, Graph.from_matrix(MATRIX)).select(["c", "a"])
     assert part.readings.ids == ("c", "a")
     assert edges(part.graph) == [(0, 0, 1), (0, 1, 0.25), (1, 1, 1)]
-    with pytest.raises(DataError, match="a graph of 2 nodes for 3 sensors"):
+    with pytest.raises(DataError, match="the graph has 2 nodes, but there are 3 sensors"):
         Dataset("x", readings, part.graph)

@@ -17,22 +17,22 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.quality import (
-    ABSURD,
-    CODE_APART,
+    CODE_DISTANCE,
     FEW,
+    OUTLIER_DISTANCE,
     RARE,
     Finding,
+    clean,
     findings,
     out_of_range,
     training_ranges,
-    treated,
 )
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
 from cnfgnn.runs.baselines import last_value
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import finish, train
+from cnfgnn.runs.training_loop import evaluate_best, train
 from tests.conftest import network, small
 
 DEFAULT = DataConfig()
@@ -72,7 +72,7 @@ def test_what_counts_as_missing_is_rare_and_lies_far_outside_the_range_of_all_th
     values: Values,
 ) -> None:
     before = readings_of(values)
-    after = treated(before, DEFAULT)
+    after = clean(before, DEFAULT)
     gone = after.missing[:, 0]
     assert np.array_equal(after.values[~gone, 0], values[~gone])
     if after is before:
@@ -82,7 +82,7 @@ def test_what_counts_as_missing_is_rare_and_lies_far_outside_the_range_of_all_th
     low, high = kept.min(), kept.max()
     assert 0 < gone.sum() <= max(FEW, len(values) // RARE)
     far = np.maximum(low - values[gone].astype(np.float64), values[gone].astype(np.float64) - high)
-    assert (far > CODE_APART * (high - low)).all()
+    assert (far > CODE_DISTANCE * (high - low)).all()
 
 
 @settings(max_examples=100, deadline=None)
@@ -94,32 +94,32 @@ def test_what_counts_as_missing_is_rare_and_lies_far_outside_the_range_of_all_th
 def test_one_absurd_reading_is_always_found(values: Values, data: st.DataObject, above: bool) -> None:
     row = data.draw(st.integers(0, len(values) - 1))
     rest = np.delete(values, row)
-    assume(treated(readings_of(rest), DEFAULT).missing.sum() == 0)
+    assume(clean(readings_of(rest), DEFAULT).missing.sum() == 0)
     inner = np.sort(rest)[FEW:-FEW]
     assume(np.abs(inner).max() > 1e-3)  # a sensor that reads zero nearly throughout says nothing about scale
     # where more than FEW readings lie far from the bulk, they are peaks that recur, and nothing is an outlier
     bulk = max(float(inner[-1]) - float(inner[0]), 0.1 * float(np.abs(inner).max()))
-    assume(max(inner[0] - rest.min(), rest.max() - inner[-1]) <= ABSURD * bulk)
+    assume(max(inner[0] - rest.min(), rest.max() - inner[-1]) <= OUTLIER_DISTANCE * bulk)
     spread = max(float(values.max()) - float(values.min()), 0.1 * float(np.abs(values).max()))
-    beyond = data.draw(st.floats(1.01 * ABSURD, 1e4 * ABSURD)) * spread
+    beyond = data.draw(st.floats(1.01 * OUTLIER_DISTANCE, 1e4 * OUTLIER_DISTANCE)) * spread
     planted = values.copy()
     planted[row] = values.max() + beyond if above else values.min() - beyond
-    after = treated(readings_of(planted), DEFAULT)
+    after = clean(readings_of(planted), DEFAULT)
     assert np.flatnonzero(after.missing[:, 0]).tolist() == [row]
     assert np.isnan(after.values[row, 0])
-    assert treated(readings_of(planted), replace(DEFAULT, outliers="keep")).missing.sum() == 0
+    assert clean(readings_of(planted), replace(DEFAULT, outliers="keep")).missing.sum() == 0
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**31), st.sampled_from([300, 2_000, 9_000]))
 def test_counts_with_heavy_tails_and_zeros_at_night_are_left_alone(seed: int, rows: int) -> None:
     readings = readings_of(counts_with_peaks(rows, 8, seed))
-    assert treated(readings, DEFAULT) is readings
+    assert clean(readings, DEFAULT) is readings
 
 
 def test_the_city_is_left_alone() -> None:
     readings = city(12, 4, seed=3).readings
-    assert treated(readings, DEFAULT) is readings
+    assert clean(readings, DEFAULT) is readings
 
 
 def test_a_code_counts_as_missing_where_the_same_distance_would_not_do_for_another_number() -> None:
@@ -128,23 +128,23 @@ def test_a_code_counts_as_missing_where_the_same_distance_would_not_do_for_anoth
     for number, missing in ((999.0, 1), (998.0, 0), (-999.0, 1), (70 * 40, 0), (99999.0, 1)):
         planted = values.copy()
         planted[77] = number
-        assert treated(readings_of(planted), DEFAULT).missing.sum() == missing
+        assert clean(readings_of(planted), DEFAULT).missing.sum() == missing
 
 
 def test_readings_that_hardly_change_and_a_flood_are_data() -> None:
     level = 1 + 0.01 * np.sin(np.arange(3000))
     level[1500:1504] = [1.4, 2.6, 4.0, 2.0]
-    assert treated(readings_of(level), DEFAULT).missing.sum() == 0
+    assert clean(readings_of(level), DEFAULT).missing.sum() == 0
     nothing = np.zeros(3000)
     nothing[1500:1502] = [3.0, 60.0]
-    assert treated(readings_of(nothing), DEFAULT).missing.sum() == 0
+    assert clean(readings_of(nothing), DEFAULT).missing.sum() == 0
 
 
 def test_a_number_that_recurs_is_not_taken_away_unless_it_is_named() -> None:
     values = np.random.default_rng(0).uniform(10, 20, 1000)
     values[::50] = -999
-    assert treated(readings_of(values), DEFAULT).missing.sum() == 0
-    named = treated(readings_of(values), replace(DEFAULT, missing_value=(-999.0, 5.0)))
+    assert clean(readings_of(values), DEFAULT).missing.sum() == 0
+    named = clean(readings_of(values), replace(DEFAULT, missing_value=(-999.0, 5.0)))
     assert np.flatnonzero(named.missing[:, 0]).tolist() == list(range(0, 1000, 50))
     assert np.isnan(named.values[::50]).all()
 
@@ -154,7 +154,7 @@ def test_a_number_for_missing_may_be_given_alone_or_in_a_list() -> None:
     assert config.data.missing_value == (-999.0,)
     assert config.with_changes({"data.missing_value": [-99.9, 0]}).data.missing_value == (-99.9, 0.0)
     tenths = readings_of([1.0, -99.9, 2.0])  # as float32
-    assert treated(tenths, replace(DEFAULT, missing_value=(-99.9,))).missing[:, 0].tolist() == [0, 1, 0]
+    assert clean(tenths, replace(DEFAULT, missing_value=(-99.9,))).missing[:, 0].tolist() == [0, 1, 0]
     with pytest.raises(ConfigError, match="takes a list of numbers"):
         config.with_changes({"data.missing_value": "none"})
 
@@ -171,10 +171,10 @@ def planted(data: Dataset, row: int, column: int, value: float) -> Dataset:
 @pytest.mark.parametrize("row", [20, 140], ids=["training", "test"])
 def test_one_absurd_reading_costs_no_accuracy_wherever_it_lies(row: int) -> None:
     data, config = network(dropout=0.0), small("gru-fedavg", **{"training.rounds": 1})
-    clean, broken = (_rmse(d, config) for d in (data, planted(data, row, 1, 99999)))
-    assert broken == pytest.approx(clean, rel=0.05)
+    intact, broken = (_rmse(d, config) for d in (data, planted(data, row, 1, 99999)))
+    assert broken == pytest.approx(intact, rel=0.05)
     kept = config.with_changes({"data.outliers": "keep"})
-    assert _rmse(planted(data, row, 1, 99999), kept) > 2 * clean
+    assert _rmse(planted(data, row, 1, 99999), kept) > 2 * intact
     # what every method is compared with is judged on the same readings
     floors = (last_value(d, config.data).overall.masked_rmse for d in (data, planted(data, row, 1, 99999)))
     assert next(floors) == pytest.approx(next(floors), rel=0.05)
@@ -182,7 +182,7 @@ def test_one_absurd_reading_costs_no_accuracy_wherever_it_lies(row: int) -> None
 
 def _rmse(data: Dataset, config: Config) -> float:
     experiment = simulate(data, config)
-    return finish(experiment, train(experiment)).test.overall.masked_rmse
+    return evaluate_best(experiment, train(experiment)).test.overall.masked_rmse
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -232,7 +232,7 @@ def test_an_absurd_reading_is_named_with_sensor_time_and_the_setting_that_keeps_
     assert told.message.startswith(
         "sensor s1: 1 reading of 99999 at 2024-01-01T08:20:00 is treated as missing"
     )
-    assert told.message.endswith("data.outliers=keep keeps it")
+    assert told.message.endswith("set data.outliers=keep to train on it")
     kept = only(dataset(values), outliers="keep")
     assert kept.kind == "spike"
     assert "data.missing_value=99999" in kept.message
@@ -247,7 +247,7 @@ def test_a_spike_that_is_not_absurd_is_named_and_stays() -> None:
     values[100, 2] = 50 + 35 * np.ptp(values[:, 2])
     told = only(dataset(values))
     assert (told.kind, told.sensors) == ("spike", ("s2",))
-    assert not treated(readings_of(values), DEFAULT).missing.any()
+    assert not clean(readings_of(values), DEFAULT).missing.any()
 
 
 @pytest.mark.parametrize("code", [-999.0, 99999.0, -9999.0, -99.0, 8888.0])
@@ -257,8 +257,8 @@ def test_a_number_that_stands_for_missing_is_named_with_the_setting(code: float)
     told = only(dataset(values))
     assert (told.kind, told.sensors) == ("sentinel", ("s1", "s2", "s3", "s4", "s5"))
     assert told.message == (
-        f"5 sensors (s1, s2, s3 and 2 more): {code:.0f} occurs 100 times, far from all other readings; if it"
-        f" stands for a missing reading, set data.missing_value={code:.0f}"
+        f"5 sensors (s1, s2, s3 and 2 more): {code:.0f} occurs 100 times, far from all other readings, and is"
+        f" trained on; if it stands for a missing reading, set data.missing_value={code:.0f}"
     )
     assert findings(dataset(values), replace(DEFAULT, missing_value=(code,))) == ()
 
@@ -294,7 +294,9 @@ def test_sensors_that_say_nothing_are_named() -> None:
 def test_places_that_cannot_be_meant_are_named() -> None:
     here = [[48.1, -1.6], [48.2, -1.7], [48.3, -1.5], [48.4, -1.4]]
     assert findings(dataset(waves(), here)) == ()
-    assert "all 4 sensors are at one place (48.1, -1.6)" in only(dataset(waves(), [here[0]] * 4)).message
+    assert (
+        "all 4 sensors have the same position (48.1, -1.6)" in only(dataset(waves(), [here[0]] * 4)).message
+    )
     new_york = [[40.7 + k / 100, -74.0] for k in range(4)]
     assert findings(dataset(waves(), new_york)) == ()
     swapped = only(dataset(waves(), [[b, a] for a, b in new_york]))

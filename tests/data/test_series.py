@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.data.series import SUMS, Prepared, Scaler, Series, fill
+from cnfgnn.data.series import SUMS, PreparedSeries, Scaler, Series, fill
 from cnfgnn.data.windows import Windows
 from cnfgnn.runs.scores import Scores
 
@@ -33,7 +33,7 @@ def test_a_gap_is_filled_with_the_last_reading_before_it() -> None:
 
 def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
-    data = Prepared(s, Scaler(0.0, 1.0), "as-truth", windows([0]), torch.float64, CPU)
+    data = PreparedSeries(s, Scaler(0.0, 1.0), "as-truth", windows([0]), torch.float64, CPU)
     batch = data.batch("train", torch.tensor([0]))[0]
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 0.0]
     assert batch.y[0, 0].tolist() == [0.0, 30.0]
@@ -42,7 +42,7 @@ def test_as_truth_takes_zeros_for_values_and_fills_only_nan() -> None:
 
 def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None:
     s = series([[10.0, 0.0, NAN, 30.0]])
-    data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
+    data = PreparedSeries(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
     batch = data.batch("train", torch.tensor([0]))[0]
     assert batch.x[0, 0, :, 0].tolist() == [10.0, 10.0]
     assert batch.weight is not None
@@ -51,7 +51,7 @@ def test_masked_replaces_zeros_in_the_input_and_skips_them_in_the_loss() -> None
 
 def test_before_the_first_reading_stands_the_mean() -> None:
     s = series([[NAN, NAN, 7.0, 9.0]])
-    data = Prepared(s, Scaler(5.0, 2.0), "masked", windows([0]), torch.float64, CPU)
+    data = PreparedSeries(s, Scaler(5.0, 2.0), "masked", windows([0]), torch.float64, CPU)
     assert data.batch("train", torch.tensor([0]))[0].x[0, 0, :, 0].tolist() == [0.0, 0.0]
 
 
@@ -79,12 +79,12 @@ def test_constant_or_absent_readings_do_not_blow_up_the_scale(moments: list[list
 def test_a_window_needs_an_observed_input_and_an_observed_target() -> None:
     s = series([[1.0, NAN, NAN, NAN, 5.0, NAN, NAN]])
     w = windows([0, 1, 2, 3])
-    assert s.has(w.starts["train"], w, "masked").tolist() == [[False, False, False, False]]
+    assert s.available(w.starts["train"], w, "masked").tolist() == [[False, False, False, False]]
     s = series([[1.0, NAN, NAN, 4.0, 5.0, NAN, NAN]])
-    assert s.has(w.starts["train"], w, "masked").tolist() == [[True, False, True, False]]
-    assert s.has(w.starts["train"], w, "as-truth").tolist() == [[True, False, True, False]]
+    assert s.available(w.starts["train"], w, "masked").tolist() == [[True, False, True, False]]
+    assert s.available(w.starts["train"], w, "as-truth").tolist() == [[True, False, True, False]]
     zeros = series([[1.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]])
-    assert zeros.has(w.starts["train"], w, "as-truth").all()
+    assert zeros.available(w.starts["train"], w, "as-truth").all()
 
 
 def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
@@ -94,8 +94,8 @@ def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
     values[rng.random((3, 40)) < 0.1] = np.nan
     s = series(values.tolist())
     w = windows(list(range(30)), 5, 4)
-    has = s.has(w.starts["test"], w, "masked")
-    data = Prepared(s, Scaler(48.0, 9.0), "masked", w, torch.float64, CPU)
+    has = s.available(w.starts["test"], w, "masked")
+    data = PreparedSeries(s, Scaler(48.0, 9.0), "masked", w, torch.float64, CPU)
     y_hat = torch.from_numpy(rng.normal(0, 1, (3, 30, 4)))
     scores = Scores(data.errors(y_hat, "test", torch.arange(30)))
 
@@ -121,7 +121,7 @@ def test_both_kinds_of_errors_are_those_of_a_plain_computation() -> None:
 
 def test_a_true_zero_counts_in_the_error_but_has_no_percentage() -> None:
     s = series([[1.0, 1.0, 0.0, 2.0]], zero_is_missing=False)
-    data = Prepared(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
+    data = PreparedSeries(s, Scaler(0.0, 1.0), "masked", windows([0]), torch.float64, CPU)
     scores = Scores(data.errors(torch.ones(1, 1, 2).double(), "test", torch.tensor([0])))
     assert scores.overall.masked_mae == 1.0
     assert scores.overall.masked_mape == 0.5

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from cnfgnn.data.series import Series
-from cnfgnn.data.weekly_profile import DRAWN, REACH, SLOTS, When
+from cnfgnn.data.weekly_profile import SHRINKAGE_DAYS, SLOTS, SMOOTHING_SLOTS, Calendar
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 
 DAYS = 21
 
 
-def when(days: int = DAYS) -> When:
-    return When(np.tile(np.arange(SLOTS) / SLOTS, days), np.repeat(np.arange(days) % 7, SLOTS))
+def calendar(days: int = DAYS) -> Calendar:
+    return Calendar(np.tile(np.arange(SLOTS) / SLOTS, days), np.repeat(np.arange(days) % 7, SLOTS))
 
 
 def readings(n: int = 2, seed: int = 0) -> np.ndarray:
@@ -25,25 +25,25 @@ def readings(n: int = 2, seed: int = 0) -> np.ndarray:
 
 def test_it_is_the_mean_around_the_time_of_day_drawn_to_that_of_its_kind_of_day() -> None:
     values = readings()
-    weeks, _ = when().usual(values, np.ones_like(values, dtype=bool), np.arange(values.shape[1]))
+    weeks, _ = calendar().profiles(values, np.ones_like(values, dtype=bool), np.arange(values.shape[1]))
     by_day = values.reshape(2, DAYS, SLOTS)
-    wide = np.pad(by_day, [(0, 0), (0, 0), (REACH, REACH)], constant_values=np.nan)
-    around = np.stack([wide[..., k : k + SLOTS] for k in range(2 * REACH + 1)])
+    wide = np.pad(by_day, [(0, 0), (0, 0), (SMOOTHING_SLOTS, SMOOTHING_SLOTS)], constant_values=np.nan)
+    around = np.stack([wide[..., k : k + SLOTS] for k in range(2 * SMOOTHING_SLOTS + 1)])
     for weekday, kind in ((2, range(5)), (6, (5, 6))):
         own = around[:, :, [d for d in range(DAYS) if d % 7 == weekday]]
         common = around[:, :, [d for d in range(DAYS) if d % 7 in kind]]
-        count, drawn = np.isfinite(own).sum((0, 2)), DRAWN * (2 * REACH + 1)
-        expected = (np.nansum(own, (0, 2)) + drawn * np.nanmean(common, (0, 2))) / (count + drawn)
+        count, shrinkage = np.isfinite(own).sum((0, 2)), SHRINKAGE_DAYS * (2 * SMOOTHING_SLOTS + 1)
+        expected = (np.nansum(own, (0, 2)) + shrinkage * np.nanmean(common, (0, 2))) / (count + shrinkage)
         np.testing.assert_allclose(weeks[:, weekday], expected)
 
 
 def test_a_day_is_told_nothing_of_itself() -> None:
     values, rows = readings(), np.arange(DAYS * SLOTS)
     known = np.ones_like(values, dtype=bool)
-    _, before = when().usual(values, known, rows)
+    _, before = calendar().profiles(values, known, rows)
     changed = values.copy()
     changed[:, 5 * SLOTS : 6 * SLOTS] += 1000.0
-    _, after = when().usual(changed, known, rows)
+    _, after = calendar().profiles(changed, known, rows)
     np.testing.assert_allclose(before[:, 5 * SLOTS : 6 * SLOTS], after[:, 5 * SLOTS : 6 * SLOTS])
     same_weekday = slice(12 * SLOTS, 13 * SLOTS)
     assert (after[:, same_weekday] > before[:, same_weekday] + 100).all()
@@ -53,19 +53,19 @@ def test_a_window_across_midnight_is_told_nothing_of_itself() -> None:
     values, rows = readings(), np.arange(DAYS * SLOTS)
     known = np.ones_like(values, dtype=bool)
     window = slice(8 * SLOTS - 6, 8 * SLOTS + 6)  # half an hour to either side
-    _, before = when().usual(values, known, rows)
+    _, before = calendar().profiles(values, known, rows)
     for row in range(window.start, window.stop):
         changed = values.copy()
         changed[:, row] += 1000.0
-        _, after = when().usual(changed, known, rows)
+        _, after = calendar().profiles(changed, known, rows)
         np.testing.assert_allclose(after[:, window], before[:, window])
 
 
 def test_what_all_days_have_in_common_weighs_as_much_whatever_the_step() -> None:
-    hours = When(np.tile(np.arange(24) / 24, DAYS), np.repeat(np.arange(DAYS) % 7, 24))
+    hours = Calendar(np.tile(np.arange(24) / 24, DAYS), np.repeat(np.arange(DAYS) % 7, 24))
     values = np.repeat(np.arange(DAYS) % 7, 24)[None] * 10.0
-    weeks, _ = hours.usual(values, np.ones_like(values, dtype=bool), np.arange(DAYS * 24))
-    fine, _ = when().usual(
+    weeks, _ = hours.profiles(values, np.ones_like(values, dtype=bool), np.arange(DAYS * 24))
+    fine, _ = calendar().profiles(
         readings(1) * 0 + np.repeat(values, 12)[None],
         np.ones((1, DAYS * SLOTS), bool),
         np.arange(DAYS * SLOTS),
@@ -79,7 +79,7 @@ def test_what_was_filled_in_is_no_reading() -> None:
     clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
     windows = Windows.of(values.shape[1], shares=(0.8, 0.1, 0.1))
     weeks = [
-        Series(values, np.isnan(values), clock, weekday).usual(windows, treatment)[0]
+        Series(values, np.isnan(values), clock, weekday).weekly_profiles(windows, treatment)[0]
         for treatment in ("masked", "as-truth")
     ]
     np.testing.assert_allclose(*weeks)
@@ -89,23 +89,23 @@ def test_a_horizon_of_more_than_a_day_has_no_usual_week() -> None:
     values = readings(1)
     clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
     series = Series(values, np.isnan(values), clock, weekday)
-    series.usual(Windows.of(values.shape[1], horizon=SLOTS), "masked")
+    series.weekly_profiles(Windows.of(values.shape[1], horizon=SLOTS), "masked")
     with pytest.raises(ConfigError, match="more than a day"):
-        series.usual(Windows.of(values.shape[1], horizon=SLOTS + 1), "masked")
+        series.weekly_profiles(Windows.of(values.shape[1], horizon=SLOTS + 1), "masked")
 
 
 def test_rows_that_do_not_train_are_told_what_those_that_do_gave_and_are_looked_up_alike() -> None:
     values, rows = readings(), np.arange(14 * SLOTS)
-    weeks, at = when().usual(values[:, rows], np.ones((2, len(rows)), dtype=bool), rows)
+    weeks, at = calendar().profiles(values[:, rows], np.ones((2, len(rows)), dtype=bool), rows)
     later = slice(14 * SLOTS, None)
-    np.testing.assert_allclose(at[:, later], when().looked_up(weeks)[:, later])
+    np.testing.assert_allclose(at[:, later], calendar().look_up(weeks)[:, later])
 
 
 def test_what_was_never_read_is_unknown_and_what_is_missing_does_not_count() -> None:
     values, known = readings(), np.ones((2, DAYS * SLOTS), dtype=bool)
     known[0] = False
     values[1, ::3], known[1, ::3] = 1e6, False
-    weeks, at = when().usual(values, known, np.arange(DAYS * SLOTS))
+    weeks, at = calendar().profiles(values, known, np.arange(DAYS * SLOTS))
     assert np.isnan(weeks[0]).all()
     assert np.isnan(at[0]).all()
     assert np.isfinite(at[1]).all()
@@ -119,7 +119,7 @@ def test_data_without_training_windows_tell_nothing_of_their_test_windows() -> N
     kept = {
         split: np.full(windows.count(split), split != "train") for split in ("train", "validation", "test")
     }
-    weeks, at = Series(values, np.isnan(values), clock, weekday).usual(windows.only(kept), "masked")
+    weeks, at = Series(values, np.isnan(values), clock, weekday).weekly_profiles(windows.only(kept), "masked")
     assert np.isnan(weeks).all()
     assert np.isnan(at).all()
 
@@ -131,7 +131,7 @@ def test_a_series_counts_what_trains_or_all_there_is(ahead: bool) -> None:
     series = Series(values, np.zeros_like(values, dtype=bool), clock, weekday)
     rows = values.shape[1]
     windows = Windows.next(rows - 12, 12, 12) if ahead else Windows.of(rows, shares=(0.5, 0.2, 0.3))
-    weeks, _ = series.usual(windows, "masked")
+    weeks, _ = series.weekly_profiles(windows, "masked")
     counted = np.arange(rows if ahead else windows.starts["train"][-1] + 12)
-    expected, _ = when().usual(values[:, counted], np.ones((1, len(counted)), dtype=bool), counted)
+    expected, _ = calendar().profiles(values[:, counted], np.ones((1, len(counted)), dtype=bool), counted)
     np.testing.assert_allclose(weeks, expected)

@@ -106,15 +106,15 @@ def personal_state(
     """The personal state of some sensors, (k steps) of each kind: from the state that their site keeps, and
     the weekly profile that their model receives for every time and window, taken from a simulation."""
     [(_, clients)] = experiment.owners
-    assert clients.data.usual is not None
-    told = [clients.data.batch(split, slice(None))[0].usual for split in SPLITS]
+    assert clients.data.profile is not None
+    told = [clients.data.batch(split, slice(None))[0].profile_change for split in SPLITS]
     windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
     weights = part(state, "theta.")
     kept = {name: w for name, w in weights.items() if is_personal(name)} | {
         "usual_weeks": state["usual_weeks"]
     }
     return {
-        "usual at a time": clients.data.usual[rows].double().numpy(),
+        "usual at a time": clients.data.profile[rows].double().numpy(),
         "usual in a window": windows.double().numpy(),
         **{name: w.double().flatten(0, -2).numpy() for name, w in kept.items()},
     }

@@ -19,7 +19,7 @@ from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import Result, finish, train
+from cnfgnn.runs.training_loop import Result, evaluate_best, train
 from tests.conftest import server
 from tests.federation.running_federation import SITES
 
@@ -41,7 +41,7 @@ def simulated(data: Dataset, config: Config) -> Result:
     torch.set_num_threads(1)
     try:
         experiment = simulate(data, config, groups=list(SITES.values()))
-        return finish(experiment, train(experiment))
+        return evaluate_best(experiment, train(experiment))
     finally:
         torch.set_num_threads(threads)
 

@@ -84,7 +84,7 @@ def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Pa
         ("ahead", table.set_index(table.index + pd.Timedelta(days=9000)), "in the future"),
         ("short", table.head(20), "20 time steps are too few"),
         ("silent", table.assign(**{table.columns[1]: float("nan")}), "100% of its readings are missing"),
-        ("other", table[[table.columns[0]]], "there is no such sensor"),
+        ("other", table[[table.columns[0]]], "there is no sensor of that name"),
     ):
         folder = tmp_path / name
         folder.mkdir()

@@ -44,8 +44,8 @@ def test_an_isolated_row_a_month_from_the_rest_is_ignored_and_its_site_is_named(
     assert status["state"] == "finished", status["problem"]
     assert any(line.startswith("site west ignores 1 row") for line in status["warnings"])
     run = Run.open(sites.server / "runs" / "one")
-    assert run.data["rows"] == len(own)
-    assert run.data["first"] == int(own.index[0].timestamp())
+    assert run.data.rows == len(own)
+    assert run.data.federation.first == int(own.index[0].timestamp())
     odd = own.index[0 if steps < 0 else -1] + steps * pd.Timedelta(seconds=300)
     [warning] = [line for line in checked(sites.kits["west"]) if line.startswith("warning: 1 row")]
     assert odd.strftime("%Y-%m-%dT%H:%M") in warning
@@ -60,7 +60,7 @@ def test_a_site_with_few_readings_from_another_year_is_named_and_the_others_trai
     assert status["state"] == "finished", status["problem"]
     [warning] = [line for line in status["warnings"] if "site south" in line and "are not used" in line]
     assert "2023-01-01" in warning
-    assert Run.open(sites.server / "runs" / "one").data["rows"] == len(own)
+    assert Run.open(sites.server / "runs" / "one").data.rows == len(own)
 
 
 def test_a_long_dense_history_at_one_site_extends_the_span_and_a_sparse_one_does_not() -> None:

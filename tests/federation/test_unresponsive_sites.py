@@ -88,7 +88,7 @@ def test_the_best_round_is_chosen_by_the_sites_that_stayed(
     finally:
         processes.up(sites.kits["north"])
     run = sites.run("left")
-    north = [run.data["sensors"][row] for row in SITES["north"]]
+    north = [run.data.sensors[row] for row in SITES["north"]]
     rounds = [event for event in run.events() if event["event"] == "round"]
     missed = [event for event in rounds if event["left_out"]]
     assert [event["compared"] for event in missed[:GONE_AFTER]] == [False] * (GONE_AFTER - 1) + [True]

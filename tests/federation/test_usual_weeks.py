@@ -62,16 +62,16 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
     before, new, other = forecasting(tmp_path)
     for k, clients in ((0, before), (2, other)):
         state = SiteStore(tmp_path / f"site-{k}", "run").read(TAG)
-        weeks = clients.data.usual_weeks
+        weeks = clients.data.weekly_profiles
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
-        counted, _ = clients.series.usual(Windows.next(ROWS, 12, 12), "masked")
+        counted, _ = clients.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
         assert not np.allclose(weeks, counted, equal_nan=True)  # newer readings would have changed it
         personal = {name: w for name, w in clients.theta.items() if is_personal(name)}
         assert personal
         assert all(w.any() and torch.equal(w, state[f"theta.{name}"]) for name, w in personal.items())
 
-    counted, _ = new.series.usual(Windows.next(ROWS, 12, 12), "masked")
-    np.testing.assert_array_equal(new.data.usual_weeks, counted)
+    counted, _ = new.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
+    np.testing.assert_array_equal(new.data.weekly_profiles, counted)
     assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
     for clients in (before, new, other):  # all use the shared weights
         assert clients.owner.forecasts is not None
@@ -83,9 +83,9 @@ def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
     batch, _ = new.data.batch("test", slice(None))
     row = GROUPS[1].index(SILENT)
-    assert batch.usual is not None
-    assert new.data.usual is not None
-    unknown = new.data.usual[row, ROWS:].isnan()
+    assert batch.profile_change is not None
+    assert new.data.profile is not None
+    unknown = new.data.profile[row, ROWS:].isnan()
     assert unknown.any()
-    assert not batch.usual[row, 0][unknown].any()
-    assert batch.usual[1 - row].count_nonzero() > AHEAD // 2
+    assert not batch.profile_change[row, 0][unknown].any()
+    assert batch.profile_change[1 - row].count_nonzero() > AHEAD // 2

@@ -18,8 +18,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.report.page import page
 from cnfgnn.report.views import views
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run
 from tests.tiny_runs import large_view
 
 BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
@@ -324,9 +324,9 @@ def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
 ) -> None:
     view = large_view(n=4)
     assert view.test is not None
-    assert view.look is not None
+    assert view.predictions is not None
     view.test["per_node"]["400002"] = dict.fromkeys(view.test["overall"])
-    view.look.sums[2] = 0
+    view.predictions.sums[2] = 0
     path = tmp_path / "silent.html"
     path.write_text(page("silent", [view]), encoding="utf-8")
     browser.open(path)
@@ -359,7 +359,7 @@ def test_without_states_a_sentence_says_so(
     path = tmp_path / "report.html"
     path.write_text(page("copy", views([Run.open(copy)], city_data)), encoding="utf-8")
     browser.open(path)
-    assert "cannot be shown" in browser.find("#without").text
+    assert "are not available" in browser.find("#without").text
     assert not browser.find("#last-days").is_displayed()
     browser.click("#shortcuts [data-step='6']")
-    browser.until(lambda: "over all steps only" in browser.find("#map-hint").text)
+    browser.until(lambda: "only available over all steps" in browser.find("#map-hint").text)

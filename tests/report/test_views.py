@@ -12,13 +12,13 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DataError
-from cnfgnn.report.layout import by_edges, on_the_map
+from cnfgnn.report.layout import force_layout, map_points
 from cnfgnn.report.page import FIGURES, figures
 from cnfgnn.report.predictions import named_steps
 from cnfgnn.report.views import RunView, view, views
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 from tests.tiny_runs import tiny
 
@@ -50,27 +50,29 @@ def test_it_has_the_events_as_they_are(shown: RunView, run_folders: list[Path]) 
     assert shown.best_round == events[-1]["best_round"]
     assert shown.sensors == events[0]["data"]["sensors"]
     assert shown.settings["training.rounds"] == 2
-    assert shown.without == ""
+    assert shown.no_predictions == ""
 
 
 def test_its_sums_are_those_of_the_evaluation(
     shown: RunView, run_folders: list[Path], city_data: Dataset
 ) -> None:
-    assert shown.look is not None
+    assert shown.predictions is not None
     assert shown.test is not None
     scores = evaluate_run(Run.open(run_folders[0]), city_data)
-    assert np.array_equal(shown.look.sums, scores.sums.numpy())
-    per_step = figures(shown.look.sums.sum(axis=0, keepdims=True))[:, 0]
+    assert np.array_equal(shown.predictions.sums, scores.sums.numpy())
+    per_step = figures(shown.predictions.sums.sum(axis=0, keepdims=True))[:, 0]
     for k, name in enumerate(FIGURES):
         told = [errors[name] for errors in shown.test["per_step"]]
         np.testing.assert_allclose(per_step[k], told, rtol=1e-12)
 
 
 def test_sums_by_hour_add_up_to_the_overall_error(shown: RunView) -> None:
-    assert shown.look is not None
+    assert shown.predictions is not None
     assert shown.test is not None
-    np.testing.assert_allclose(shown.look.hours.sum(axis=1), shown.look.sums.sum(axis=1), rtol=1e-12)
-    overall = figures(shown.look.hours.sum(axis=(0, 1))[None, None])[:, 0, 0]
+    np.testing.assert_allclose(
+        shown.predictions.hours.sum(axis=1), shown.predictions.sums.sum(axis=1), rtol=1e-12
+    )
+    overall = figures(shown.predictions.hours.sum(axis=(0, 1))[None, None])[:, 0, 0]
     for k, name in enumerate(FIGURES):
         assert overall[k] == pytest.approx(shown.test["overall"][name], rel=1e-12)
 
@@ -79,8 +81,8 @@ def test_sums_by_hour_add_up_to_the_overall_error(shown: RunView) -> None:
 def test_forecasts_stand_at_the_time_they_are_for(method: str, tmp_path: Path) -> None:
     data = network()  # its nodes fall silent at times, so that windows differ from node to node
     run = Run.create(tmp_path / "run", small(method), data)
-    carry_on(run, data, Unwatched())
-    looked = view(run, data).look
+    train_run(run, data, Unwatched())
+    looked = view(run, data).predictions
     assert looked is not None
     for j, step in enumerate(looked.steps):
         off = np.abs(looked.forecasts[j] - looked.truth)  # NaN where either is absent
@@ -89,11 +91,11 @@ def test_forecasts_stand_at_the_time_they_are_for(method: str, tmp_path: Path) -
 
 
 def test_hours_are_those_for_which_was_forecast(shown: RunView, city_data: Dataset) -> None:
-    assert shown.look is not None
+    assert shown.predictions is not None
     times = city_data.readings.times
     test = times[-round((len(times) - 23) * 0.2) - 11 :]
     hours = {int(h) for h in (test - test.astype("datetime64[D]")).astype("timedelta64[h]").astype(int)}
-    assert {h for h in range(24) if shown.look.hours[:, h, 2].sum() > 0} == hours
+    assert {h for h in range(24) if shown.predictions.hours[:, h, 2].sum() > 0} == hours
 
 
 def test_a_run_that_is_not_finished_is_judged_at_its_best_round(
@@ -119,8 +121,8 @@ def test_a_line_that_is_being_written_does_not_disturb(copy: Path, city_data: Da
 def test_without_states_the_events_are_left(copy: Path, shown: RunView, city_data: Dataset) -> None:
     shutil.rmtree(copy / "checkpoints")
     without = view(Run.open(copy), city_data)
-    assert without.look is None
-    assert "state is missing" in without.without
+    assert without.predictions is None
+    assert "checkpoint is missing" in without.no_predictions
     assert without.test == shown.test
     unfinish(copy)
     assert view(Run.open(copy), city_data).test is None
@@ -129,10 +131,10 @@ def test_without_states_the_events_are_left(copy: Path, shown: RunView, city_dat
 def test_without_its_data_the_events_are_left(data: Dataset, tmp_path: Path) -> None:
     config = small("gru-fedavg", **{"data.path": str(tmp_path / "gone.h5")})
     run = Run.create(tmp_path / "run", config, data)
-    carry_on(run, data, Unwatched())
+    train_run(run, data, Unwatched())
     (shown,) = views([run])
-    assert shown.look is None
-    assert "no such file" in shown.without
+    assert shown.predictions is None
+    assert "no such file" in shown.no_predictions
     assert shown.test is not None
 
 
@@ -181,16 +183,16 @@ def test_runs_of_the_same_name_are_told_apart(run_folders: list[Path], tmp_path:
 
 def test_places_without_positions_are_apart_and_always_the_same() -> None:
     edges = np.array([[0, 1], [1, 2], [2, 3], [3, 4]])
-    places = by_edges(5, edges)
-    assert np.array_equal(places, by_edges(5, edges))
+    places = force_layout(5, edges)
+    assert np.array_equal(places, force_layout(5, edges))
     apart = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.eye(5)
     assert apart.min() > 0.1
     assert apart[0, 4] > apart[0, 1]  # a chain is drawn as one
-    assert np.isfinite(by_edges(3, np.zeros((0, 2), dtype=np.int64))).all()
+    assert np.isfinite(force_layout(3, np.zeros((0, 2), dtype=np.int64))).all()
 
 
 def test_a_degree_of_longitude_is_as_long_as_it_is_there() -> None:
-    places = on_the_map(np.array([[60.0, 10.0], [60.0, 11.0], [61.0, 10.0], [59.0, 10.0]]))
+    places = map_points(np.array([[60.0, 10.0], [60.0, 11.0], [61.0, 10.0], [59.0, 10.0]]))
     east, north = places[1, 0] - places[0, 0], places[2, 1] - places[0, 1]
     assert north / east == pytest.approx(2, rel=1e-3)  # cos 60 degrees is a half
 

@@ -13,7 +13,7 @@ import pytest
 
 from cnfgnn.errors import StorageError
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 from tests.runs.test_killed import assert_same_run
 
@@ -37,7 +37,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(tiny_disk: Path, tmp_path: Path) -> None:
     config = small("at-fedavg", **{"training.rounds": 3})
     straight = tmp_path / "straight"
-    carry_on(Run.create(straight, config, DATA), DATA, Unwatched())
+    train_run(Run.create(straight, config, DATA), DATA, Unwatched())
 
     class Filler(Unwatched):
         """Fills the disk after the first round."""
@@ -48,12 +48,12 @@ def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(tiny_disk: Path
 
     run = Run.create(tiny_disk / "run", config, DATA)
     with pytest.raises(StorageError, match=r"cannot be written \(No space left on device\)") as told:
-        carry_on(run, DATA, Filler())
+        train_run(run, DATA, Filler())
     assert told.value.exit_code == 5
     assert len(Run.open(run.folder).progress.history) == 1
     assert not list(run.folder.rglob("*.partial"))
     (tiny_disk / "filler").unlink()
-    carry_on(Run.open(run.folder), DATA, Unwatched())
+    train_run(Run.open(run.folder), DATA, Unwatched())
     assert_same_run(run.folder, straight)
 
 

@@ -20,7 +20,7 @@ from cnfgnn.federation.server_task import settings_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
-from cnfgnn.studies.execute import perform
+from cnfgnn.studies.execute import run_plan
 from cnfgnn.studies.plan import Plan
 from tests.commands import Unobserved, said
 from tests.conftest import network, server, small
@@ -128,9 +128,7 @@ def test_every_split_has_a_window_and_rounding_decides_where_it_can(rows: int) -
 def test_a_share_of_nothing_stays_without_windows_and_is_named() -> None:
     assert Windows.of(100, shares=(0.8, 0.0, 0.2)).count("validation") == 0
     config = small("at-fedavg", **{"data.shares": [0.8, 0.0, 0.2]})
-    with pytest.raises(
-        DataError, match=r"no validation windows .* each of the three data.shares more than 0"
-    ):
+    with pytest.raises(DataError, match=r"no validation windows .* each of the three data.shares above 0"):
         simulate(network(), config)
 
 
@@ -161,9 +159,9 @@ def test_a_plan_takes_up_runs_whose_minibatches_were_cut(tmp_path: Path) -> None
         '[compute]\ndevice = "cpu"\n'
     )
     data = network(dropout=0.0)
-    first = perform(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
+    first = run_plan(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
     assert first.config.training.client_batch == 89
-    again = perform(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
+    again = run_plan(Plan.read(file), data, tmp_path / "runs", Unobserved())[0].runs[0]
     assert again.manifest == first.manifest
 
 

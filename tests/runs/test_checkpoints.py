@@ -41,7 +41,7 @@ def test_only_the_new_state_and_those_named_stay(store: MemoryStore | FolderStor
         store.write(f"round-{k}", {"w": torch.tensor([float(k)])}, {"round-1", f"round-{k - 1}"})
     assert [store.read(f"round-{k}")["w"].item() for k in (1, 3, 4)] == [1.0, 3.0, 4.0]
     for k in (0, 2):
-        with pytest.raises(RunError, match=f"round-{k}.*this state is missing"):
+        with pytest.raises(RunError, match=f"round-{k}.*is missing"):
             store.read(f"round-{k}")
 
 

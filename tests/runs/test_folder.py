@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
-from cnfgnn.runs.folder import FORMAT, Run, plain
-from cnfgnn.runs.forecast import evaluate_run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.evaluate import evaluate_run
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.manifest import FORMAT
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 
 
@@ -28,7 +30,7 @@ def run(data: Dataset, tmp_path: Path) -> Run:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, data = tmp_path_factory.mktemp("finished") / "run", network()
-    carry_on(Run.create(folder, small("at-fedavg"), data), data, Unwatched())
+    train_run(Run.create(folder, small("at-fedavg"), data), data, Unwatched())
     return folder
 
 
@@ -119,7 +121,7 @@ def test_lost_or_damaged_events_are_named_before_going_on(
     if content is not None:
         (folder / "events.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=r"events\.jsonl"):
-        carry_on(Run.open(folder), network(), Unwatched())
+        train_run(Run.open(folder), network(), Unwatched())
 
 
 def test_a_damaged_configuration_is_named(run: Run) -> None:

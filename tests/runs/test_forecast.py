@@ -16,9 +16,10 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run, forecast_run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.forecast import forecast_run
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 
 DATA = network()
@@ -32,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
         key = f"{method}-{sorted(changes.items())}"
         if key not in made:
             made[key] = tmp_path_factory.mktemp("run") / "run"
-            carry_on(Run.create(made[key], small(method, **changes), DATA), DATA, Unwatched())
+            train_run(Run.create(made[key], small(method, **changes), DATA), DATA, Unwatched())
         return Run.open(made[key])
 
     return of
@@ -79,10 +80,10 @@ def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
     scores = evaluate_run(run, DATA)
     truth = DATA.readings.values[138:150].T
     from cnfgnn.data.windows import Windows
-    from cnfgnn.runs.forecast import reopen
+    from cnfgnn.runs.evaluate import restore_best
 
     last = Windows({"train": np.zeros(0, int), "validation": np.zeros(0, int), "test": np.array([126])})
-    sums = reopen(run, DATA, last).strategy.score("test")
+    sums = restore_best(run, DATA, last).strategy.score("test")
     error = np.where(np.isnan(truth), 0, frame.to_numpy().T - np.nan_to_num(truth))
     assert torch.allclose(sums[:, :, 3], torch.from_numpy(np.square(error)), rtol=1e-5, atol=1e-6)
     assert scores.sums.shape == sums.shape
@@ -133,7 +134,7 @@ def test_when_everybody_is_silent_the_error_says_so(trained: Callable[..., Run])
 
 
 def test_too_few_rows_are_named(trained: Callable[..., Run]) -> None:
-    with pytest.raises(DataError, match="5 rows are fewer than the 12"):
+    with pytest.raises(DataError, match="has 5 rows, but a forecast needs the last 12"):
         forecast_run(trained("at-fedavg"), cut(DATA, 5))
 
 

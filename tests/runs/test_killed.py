@@ -16,11 +16,12 @@ import pytest
 
 import cnfgnn.runs.checkpoints
 import cnfgnn.runs.folder
+import cnfgnn.runs.manifest
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 
 DATA: Dataset = network(rows=110)
@@ -79,7 +80,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def of(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp("straight") / method
-            carry_on(Run.create(made[method], config(method), DATA), DATA, Unwatched())
+            train_run(Run.create(made[method], config(method), DATA), DATA, Unwatched())
         return made[method]
 
     return of
@@ -98,7 +99,7 @@ class Ticking(Unwatched):
 def killed_after(folder: Path, minibatches: int) -> bool:
     """Go on with the run in a process and kill it once it has begun so many; whether it was still alive."""
     reading, writing = os.pipe()
-    child = in_a_process(lambda: carry_on(Run.open(folder), DATA, Ticking(writing)))
+    child = in_a_process(lambda: train_run(Run.open(folder), DATA, Ticking(writing)))
     os.close(writing)
     for _ in range(minibatches):
         if not os.read(reading, 1):
@@ -119,7 +120,7 @@ def test_killed_at_random_moments(method: str, straight: Callable[[str], Path], 
     for _ in range(2):
         left = ROUNDS - len(Run.open(folder).progress.history)
         killed_after(folder, moments.randint(1, max(1, left * per_round)))
-    carry_on(Run.open(folder), DATA, Unwatched())
+    train_run(Run.open(folder), DATA, Unwatched())
     assert_same_run(folder, straight(method))
 
 
@@ -146,10 +147,11 @@ def killed_at(folder: Path, operation: int, when: str) -> bool:
         # every way a run changes its folder: a whole file, the rename in it, an event, a state forgotten
         cnfgnn.runs.checkpoints.write_whole = watched(cnfgnn.runs.checkpoints.write_whole)
         cnfgnn.runs.folder.write_whole = cnfgnn.runs.checkpoints.write_whole
+        cnfgnn.runs.manifest.write_whole = cnfgnn.runs.checkpoints.write_whole
         Path.replace = watched(Path.replace)  # type: ignore[method-assign]
         Path.unlink = watched(Path.unlink)  # type: ignore[method-assign]
         Run.append = watched(Run.append)  # type: ignore[method-assign]
-        carry_on(Run.open(folder), DATA, Unwatched())
+        train_run(Run.open(folder), DATA, Unwatched())
 
     return ended(in_a_process(work)) == signal.SIGKILL
 
@@ -163,7 +165,7 @@ def test_killed_at_every_change_of_a_file(when: str, straight: Callable[[str], P
         folder = tmp_path / f"{when}-{operation}"
         Run.create(folder, config("at-fedavg"), DATA)
         went_through = not killed_at(folder, operation, when)
-        carry_on(Run.open(folder), DATA, Unwatched())
+        train_run(Run.open(folder), DATA, Unwatched())
         assert_same_run(folder, straight("at-fedavg"))
     assert operation > ROUNDS * 6  # two states, an event and a manifest a round, each several changes
 
@@ -171,6 +173,6 @@ def test_killed_at_every_change_of_a_file(when: str, straight: Callable[[str], P
 def test_a_finished_run_is_left_alone(straight: Callable[[str], Path]) -> None:
     folder = straight("gru-local")
     before = events(folder)
-    carry_on(Run.open(folder), DATA, Unwatched())
+    train_run(Run.open(folder), DATA, Unwatched())
     assert events(folder) == before
     assert Run.open(folder).finished

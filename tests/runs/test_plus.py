@@ -13,11 +13,12 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.errors import RunError
 from cnfgnn.models.graphnet import Edges, GraphNetwork
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run, forecast_run
+from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.scores import SUMS, Scores
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from cnfgnn.studies.plan import Case, runs_of
 from tests.conftest import network, server, small
 
@@ -39,7 +40,7 @@ def last(data: Dataset, rows: int) -> Dataset:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder, data = tmp_path_factory.mktemp("plus") / "run", hourly()
-    carry_on(Run.create(folder, small("cnfgnn-plus"), data), data, Unwatched())
+    train_run(Run.create(folder, small("cnfgnn-plus"), data), data, Unwatched())
     return Run.open(folder)
 
 
@@ -60,7 +61,7 @@ def test_a_pooled_run_keeps_usual_weeks_too(method: str, tmp_path: Path) -> None
     data.readings.values[-12:] = np.nan_to_num(data.readings.values[-12:], nan=50.0)
     data = replace(data, readings=replace(data.readings, missing=np.isnan(data.readings.values)))
     run = Run.create(tmp_path / "run", small(method, **{"model.profile": True}), data)
-    carry_on(run, data, Unwatched())
+    train_run(run, data, Unwatched())
     np.testing.assert_allclose(forecast_run(run, data), forecast_run(run, last(data, 12)), rtol=1e-9)
 
 

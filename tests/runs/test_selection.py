@@ -17,8 +17,16 @@ from cnfgnn.errors import RunError
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, carry
-from cnfgnn.runs.training_loop import GONE_AFTER, Judged, Progress, Verdict, _verdict, finish, train
+from cnfgnn.runs.train import Unwatched, train_run_with
+from cnfgnn.runs.training_loop import (
+    GONE_AFTER,
+    Comparison,
+    Progress,
+    SensorError,
+    _compare,
+    evaluate_best,
+    train,
+)
 from tests.conftest import network, small, transport
 
 GROUPS = [[0], [1, 2], [3, 4, 5]]
@@ -29,9 +37,12 @@ REMAINING = [1, 2, 3, 4, 5]  # without the sensor of site-0
 QUICK = {"training.client_lr": 0.01, "training.client_rounds": 1, "training.client_batch": 80}
 
 
-def judged(means: Mapping[int, float], sensors: int = 4) -> list[Judged]:
+def judged(means: Mapping[int, float], sensors: int = 4) -> list[SensorError]:
     """Sensors by their mean error over ten forecasts; the others were away."""
-    return [Judged(10 * means[row], 10.0) if row in means else Judged(0.0, 0.0) for row in range(sensors)]
+    return [
+        SensorError(10 * means[row], 10.0) if row in means else SensorError(0.0, 0.0)
+        for row in range(sensors)
+    ]
 
 
 # ---- the rule ---------------------------------------------------------------------------------------------
@@ -39,33 +50,35 @@ def judged(means: Mapping[int, float], sensors: int = 4) -> list[Judged]:
 
 def test_rounds_that_the_same_sensors_judged_are_compared_on_all_of_them() -> None:
     best = judged({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0})
-    assert _verdict(judged({0: 3.0, 1: 2.0, 2: 2.0, 3: 2.0}), best, [0] * 4) == Verdict(True)
-    assert _verdict(best, best, [0] * 4) == Verdict(False)
+    assert _compare(judged({0: 3.0, 1: 2.0, 2: 2.0, 3: 2.0}), best, [0] * 4) == Comparison(True)
+    assert _compare(best, best, [0] * 4) == Comparison(False)
 
 
 def test_a_lone_sensor_does_not_choose_for_those_who_missed_a_moment() -> None:
     best, now = judged({0: 1.0, 1: 5.0, 2: 5.0, 3: 5.0}), judged({0: 0.1})
     for missed in range(1, GONE_AFTER):
-        assert _verdict(now, best, [0, missed, missed, missed]) == Verdict(False, False, (1, 2, 3))
+        assert _compare(now, best, [0, missed, missed, missed]) == Comparison(False, False, (1, 2, 3))
     one_may_come_back = [0, GONE_AFTER, GONE_AFTER, GONE_AFTER - 1]
-    assert _verdict(now, best, one_may_come_back) == Verdict(False, False, (3,))
+    assert _compare(now, best, one_may_come_back) == Comparison(False, False, (3,))
 
 
 def test_those_who_left_are_left_out_and_named() -> None:
     best = judged({0: 0.1, 1: 2.0, 2: 2.0, 3: 2.0})
     missed = [GONE_AFTER, 0, 0, 0]
-    assert _verdict(judged({1: 1.9, 2: 1.9, 3: 1.9}), best, missed) == Verdict(True, True, (0,))
-    assert _verdict(judged({1: 2.1, 2: 2.1, 3: 2.1}), best, missed) == Verdict(False, True, (0,))
+    assert _compare(judged({1: 1.9, 2: 1.9, 3: 1.9}), best, missed) == Comparison(True, True, (0,))
+    assert _compare(judged({1: 2.1, 2: 2.1, 3: 2.1}), best, missed) == Comparison(False, True, (0,))
 
 
 def test_those_who_came_later_are_left_out_unless_they_are_the_majority() -> None:
     best = judged({0: 1.0, 1: 1.0})
-    assert _verdict(judged({0: 2.0, 1: 2.0, 2: 0.1, 3: 0.1}), best, [0] * 4) == Verdict(False, True, (2, 3))
-    assert _verdict(judged({0: 0.5, 1: 0.5, 2: 9.0, 3: 9.0}), best, [0] * 4) == Verdict(True, True, (2, 3))
+    assert _compare(judged({0: 2.0, 1: 2.0, 2: 0.1, 3: 0.1}), best, [0] * 4) == Comparison(
+        False, True, (2, 3)
+    )
+    assert _compare(judged({0: 0.5, 1: 0.5, 2: 9.0, 3: 9.0}), best, [0] * 4) == Comparison(True, True, (2, 3))
     alone = judged({0: 1.0})
-    assert _verdict(judged({0: 2.0, 1: 9.0, 2: 9.0}), alone, [0] * 4) == Verdict(True, True, (1, 2))
+    assert _compare(judged({0: 2.0, 1: 9.0, 2: 9.0}), alone, [0] * 4) == Comparison(True, True, (1, 2))
     gone = [GONE_AFTER, 0, 0, 0]
-    assert _verdict(judged({1: 9.0}), alone, gone) == Verdict(True, True, (0, 1))
+    assert _compare(judged({1: 9.0}), alone, gone) == Comparison(True, True, (0, 1))
 
 
 # ---- a training ------------------------------------------------------------------------------------------
@@ -110,7 +123,7 @@ def test_a_site_that_leaves_for_good_does_not_freeze_the_choice(data: Dataset) -
     assert [done.compared for done in progress.history] == [True] * 2 + [False] * (GONE_AFTER - 1) + [
         True
     ] * 5
-    result = finish(experiment, progress)
+    result = evaluate_best(experiment, progress)
     assert progress.left_out == result.summary()["left_out"]
     assert result.test.sums[1:].any(dim=-1).any(dim=-1).all()
 
@@ -135,7 +148,7 @@ def test_a_round_that_one_site_judged_alone_is_no_better_by_chance(data: Dataset
     seen = Absences(experiment, lambda r_g: NORTH | SOUTH if r_g == 4 else set())
     progress = train(experiment)
     alone = progress.history[3]
-    assert (alone.best, alone.compared, alone.without) == (False, False, (0, 1, 2))
+    assert (alone.best, alone.compared, alone.left_out) == (False, False, (0, 1, 2))
     everybody = [r_g for r_g in range(1, 7) if r_g != 4]
     assert progress.best.r_g == min(everybody, key=lambda r_g: seen.loss(r_g, list(range(6))))
 
@@ -149,7 +162,7 @@ def test_patience_counts_rounds_that_were_compared(data: Dataset) -> None:
     progress = train(experiment)
     assert not progress.history[last - 1].compared
     assert len(progress.history) > last
-    assert progress.in_vain == 2
+    assert progress.rounds_without_improvement == 2
 
 
 # ---- what is kept of it ----------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ def lasting(folder: Path, data: Dataset, away: Callable[[int], set[str]], rounds
         Absences(experiment, away)
         return experiment
 
-    carry(run, set_up, lambda: {}, Unwatched())
+    train_run_with(run, set_up, lambda: {}, Unwatched())
     return run
 
 
@@ -193,7 +206,7 @@ def test_a_run_resumed_while_a_site_is_gone_chooses_as_an_uninterrupted_one(tmp_
     assert one.missed == [4, 0, 0, 0, 6, 0]  # the sensor of north, and one that was silent all the time
     events = [event for event in whole.events() if event["event"] == "round"]
     assert [event["left_out"] for event in events] == [[], [], *[["s0"] for _ in range(GONE_AFTER - 1)]] + [
-        ["s0"] if 0 in done.without else [] for done in one.history[1 + GONE_AFTER :]
+        ["s0"] if 0 in done.left_out else [] for done in one.history[1 + GONE_AFTER :]
     ]
     assert whole.test()["left_out"] == (["s0"] if one.left_out else [])
 
@@ -233,4 +246,4 @@ def test_a_manifest_with_the_errors_of_other_sensors_is_damaged(
 def test_progress_without_an_absence_leaves_nobody_out(data: Dataset) -> None:
     progress: Progress = train(start(data, 3))
     assert progress.left_out == []
-    assert all(done.compared and done.without == () for done in progress.history)
+    assert all(done.compared and done.left_out == () for done in progress.history)

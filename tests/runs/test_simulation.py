@@ -240,7 +240,7 @@ def test_windows_a_node_lacks_do_not_reach_the_others_scores(data: Dataset) -> N
     real = clients._encoded
 
     def poisoned(split: Any, windows: Any) -> torch.Tensor:
-        has = clients.data.has[split]
+        has = clients.data.available[split]
         assert has is not None
         return real(split, windows).masked_fill(~has[:, windows, None], 1e6)
 

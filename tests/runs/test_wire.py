@@ -12,10 +12,10 @@ from cnfgnn.algorithm.ledger import Item
 from cnfgnn.algorithm.quantize import dequantised
 from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import evaluate_run
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import server, small
 
 STATES = {"encode", "backward", "embed", "step"}
@@ -93,7 +93,7 @@ def test_a_run_is_judged_with_the_weights_it_ended_with(
     method: str, wire: str, data: Dataset, tmp_path: Path
 ) -> None:
     run = Run.create(tmp_path / "run", small(method, **{"training.wire": wire}), data)
-    carry_on(run, data, Unwatched())
+    train_run(run, data, Unwatched())
     assert vars(evaluate_run(run, data).overall) == run.test()["overall"]
 
 

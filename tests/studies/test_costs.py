@@ -9,7 +9,7 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import RunError
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Unwatched, carry_on
+from cnfgnn.runs.train import Unwatched, train_run
 from cnfgnn.studies.costs import counted
 from cnfgnn.studies.lines import Study
 from cnfgnn.studies.plan import Case, Row
@@ -25,7 +25,7 @@ def shown(run: Run, data: Dataset) -> dict[str, object]:
 @pytest.mark.parametrize("method", ["at", "at-fedavg", "sl", "sl-fedavg"])
 def test_the_ledger_equals_the_formula_to_the_byte(method: str, city_data: Dataset, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", tiny(method), city_data)
-    carry_on(run, city_data, Unwatched())
+    train_run(run, city_data, Unwatched())
     row = shown(run, city_data)
     assert row["same"] == "yes"
     assert row["formula"] == row["per_node"]
@@ -33,7 +33,7 @@ def test_the_ledger_equals_the_formula_to_the_byte(method: str, city_data: Datas
 
 def test_what_is_not_the_same_is_said(city_data: Dataset, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", tiny("at", **{"model.embedding": 5}), city_data)
-    carry_on(run, city_data, Unwatched())
+    train_run(run, city_data, Unwatched())
     assert str(shown(run, city_data)["same"]).startswith("no, off by -")  # a narrower h_G than h_c
 
 

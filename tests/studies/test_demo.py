@@ -8,7 +8,7 @@ import pytest
 
 from cnfgnn.data.source import open_data
 from cnfgnn.runs.baselines import last_value
-from cnfgnn.studies.execute import perform
+from cnfgnn.studies.execute import run_plan
 from cnfgnn.studies.plan import Plan
 from tests.commands import Unobserved
 
@@ -20,7 +20,7 @@ def test_the_graph_wins_the_demo(tmp_path: Path) -> None:
     plan = Plan.read(DEMO)
     config = plan.cases()[0].config
     data = open_data(config)
-    rows = {row.case.name: row.median("masked_rmse") for row in perform(plan, data, tmp_path, Unobserved())}
+    rows = {row.case.name: row.median("masked_rmse") for row in run_plan(plan, data, tmp_path, Unobserved())}
     assert set(rows) == {"cnfgnn-plus", "mlp-fedavg", "gru-fedavg"}
     with_graph = rows.pop("cnfgnn-plus")
     assert with_graph < last_value(data, config.data).overall.masked_rmse

@@ -14,7 +14,7 @@ import pytest
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.runs.folder import Run
-from cnfgnn.studies.execute import done, perform
+from cnfgnn.studies.execute import finished_rows, run_plan
 from cnfgnn.studies.plan import Plan
 from tests.commands import A_PLAN, Unobserved
 
@@ -48,13 +48,13 @@ def read(tmp_path: Path, text: str = TINY) -> Plan:
 def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
     data = open_data(plan.cases()[0].config)
-    first = perform(plan, data, tmp_path / "runs", observer)
+    first = run_plan(plan, data, tmp_path / "runs", observer)
     assert observer.planned == (4, 0)
     # seed by seed: a plan that is stopped early has every line
     names = ["at-fedavg-seed1", "gru-local-seed1", "at-fedavg-seed2", "gru-local-seed2"]
     assert observer.ended == [(name, None) for name in names]
     again = Noted()
-    second = perform(plan, data, tmp_path / "runs", again)
+    second = run_plan(plan, data, tmp_path / "runs", again)
     assert (again.planned, again.ended) == ((4, 4), [])
     assert [row.tests for row in second] == [row.tests for row in first]
 
@@ -63,8 +63,8 @@ def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
 def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
     data = open_data(plan.cases()[0].config)
-    alone = perform(plan, data, tmp_path / "alone", Noted())
-    together = perform(plan, data, tmp_path / "together", observer, jobs=2)
+    alone = run_plan(plan, data, tmp_path / "alone", Noted())
+    together = run_plan(plan, data, tmp_path / "together", observer, jobs=2)
     assert sorted(name for name, _ in observer.ended) == sorted(
         run.folder.name for r in alone for run in r.runs
     )
@@ -78,13 +78,13 @@ def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
 def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
-    perform(plan, data, tmp_path / "runs", Noted())
+    run_plan(plan, data, tmp_path / "runs", Noted())
     longer, observer = plan.with_changes({"training.rounds": 4}), Noted()
-    rows = perform(longer, data, tmp_path / "runs", observer, jobs)
+    rows = run_plan(longer, data, tmp_path / "runs", observer, jobs)
     assert observer.planned == (4, 0)
-    perform(longer, data, tmp_path / "runs", again := Noted())
+    run_plan(longer, data, tmp_path / "runs", again := Noted())
     assert again.planned == (4, 4)
-    for one, other in zip(rows, perform(longer, data, tmp_path / "straight", Noted()), strict=True):
+    for one, other in zip(rows, run_plan(longer, data, tmp_path / "straight", Noted()), strict=True):
         assert [run.config for run in one.runs] == [run.config for run in other.runs]
         for ours, theirs in zip(one.runs, other.runs, strict=True):
             assert [e["event"] for e in ours.events()] == ["start", *["round"] * 4, "test"]
@@ -97,10 +97,10 @@ def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
 def test_a_run_without_its_states_is_kept_as_it_ended(tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
-    perform(plan, data, tmp_path / "runs", Noted())
+    run_plan(plan, data, tmp_path / "runs", Noted())
     for state in (tmp_path / "runs").glob("*/checkpoints/server/*"):
         state.unlink()
-    rows = perform(plan.with_changes({"training.rounds": 4}), data, tmp_path / "runs", observer := Noted())
+    rows = run_plan(plan.with_changes({"training.rounds": 4}), data, tmp_path / "runs", observer := Noted())
     assert observer.planned == (4, 4)
     assert {len(run.progress.history) for row in rows for run in row.runs} == {2}
 
@@ -111,7 +111,7 @@ def test_a_run_that_fails_does_not_hold_up_the_others(jobs: int, tmp_path: Path)
     plan, observer = read(tmp_path, TINY + "[only.gru-local.training]\nclient_lr = 1e30\n"), Noted()
     data = open_data(plan.cases()[0].config)
     with pytest.raises(CnfgnnError, match="not a number"):
-        perform(plan, data, tmp_path / "runs", observer, jobs)
+        run_plan(plan, data, tmp_path / "runs", observer, jobs)
     assert {name for name, problem in observer.ended if problem is None} == {
         "at-fedavg-seed1",
         "at-fedavg-seed2",
@@ -123,7 +123,7 @@ def test_a_line_that_cannot_be_is_refused_before_any_is_begun(tmp_path: Path) ->
     plan = read(tmp_path, TINY + "[only.gru-local.training]\nclient_batch = 5000\n")
     data = open_data(plan.cases()[0].config)
     with pytest.raises(ConfigError, match="5000"):
-        perform(plan, data, tmp_path / "runs", Noted())
+        run_plan(plan, data, tmp_path / "runs", Noted())
     assert not (tmp_path / "runs").exists()
 
 
@@ -131,11 +131,11 @@ def test_what_is_done_can_be_shown_without_starting_anything(tmp_path: Path) -> 
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
     with pytest.raises(RunError, match="no finished run"):
-        done(plan, data, tmp_path / "runs")
+        finished_rows(plan, data, tmp_path / "runs")
     first = read(tmp_path, TINY.replace("[1, 2]", "[2]").replace(', "gru-local"', ""))
-    perform(first, data, tmp_path / "runs", Noted())
+    run_plan(first, data, tmp_path / "runs", Noted())
     Run.create(tmp_path / "runs" / "gru-local-seed1", plan.cases()[1].of_seed(1), data)  # begun, not finished
-    rows = done(read(tmp_path), data, tmp_path / "runs")
+    rows = finished_rows(read(tmp_path), data, tmp_path / "runs")
     assert [(row.case.name, [run.config.seed for run in row.runs]) for row in rows] == [("at-fedavg", [2])]
 
 
@@ -156,7 +156,7 @@ def test_a_plan_that_is_killed_goes_on_and_leaves_no_process_behind(tmp_path: Pa
     assert kept
     plan = Plan.read(tmp_path / "plan.toml")
     data = open_data(plan.cases()[0].config)
-    for row in perform(plan, data, tmp_path / "runs", Noted()):
+    for row in run_plan(plan, data, tmp_path / "runs", Noted()):
         assert all(len(run.progress.history) >= kept.get(run.folder.name, 0) for run in row.runs)
         assert all(run.finished for run in row.runs)
 

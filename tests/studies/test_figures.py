@@ -18,7 +18,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DataError, StorageError
 from cnfgnn.runs.simulation import seen_sensors
 from cnfgnn.studies import drawing, figures
-from cnfgnn.studies.error_by_bytes import error_along_bytes
+from cnfgnn.studies.error_by_bytes import error_by_bytes
 from cnfgnn.studies.figures import Inductive, Point
 from tests.conftest import network
 
@@ -267,7 +267,7 @@ def test_more_lines_than_colours_differ_by_their_dashes() -> None:
 def test_every_method_s_best_round_is_inside_the_axes_however_late_it_starts() -> None:
     ours = [[(1e6 * k, 3.95 - 0.02 * k) for k in range(1, 11)] for _ in range(5)]
     theirs = [[(4e8 * k, 4.5 - 0.1 * k) for k in range(1, 5)]]
-    drawn = error_along_bytes({"ours": ours, "theirs": theirs}, "Error by bytes")
+    drawn = error_by_bytes({"ours": ours, "theirs": theirs}, "Error by bytes")
     (axes,) = drawn.axes
     low, high = axes.get_ylim()
     assert low < 3.75 < 4.1 < high

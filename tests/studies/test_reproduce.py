@@ -21,12 +21,12 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.runs.baselines import daily_average, last_value
 from cnfgnn.runs.folder import Run
-from cnfgnn.studies.execute import done
+from cnfgnn.studies.execute import finished_rows
 from cnfgnn.studies.lines import Study
 from cnfgnn.studies.paper import forecasting, inductive
 from cnfgnn.studies.plan import Plan
 from cnfgnn.studies.published import INDUCTIVE_RMSE, TEST_RMSE
-from cnfgnn.studies.reproduce import NAMES, TRAINED, Wish, _experiment, reproduce
+from cnfgnn.studies.reproduce import NAMES, WITH_TRAINING, Request, _experiment, reproduce
 from tests.commands import Unobserved
 
 pytestmark = pytest.mark.slow
@@ -46,7 +46,7 @@ OBSERVER = Unobserved()
 
 def made(name: str, out: Path, **more: Any) -> dict[str, Any]:
     """The JSON that a command wrote."""
-    reproduce(name, Wish(out=out, changes=SMALL, **more), OBSERVER)
+    reproduce(name, Request(out=out, changes=SMALL, **more), OBSERVER)
     content: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
     return content
 
@@ -74,7 +74,7 @@ def make(name: str, out: Path) -> None:
     if name == "beyond":  # its method is not of the sizes that the others share
         changes |= {"training.rounds": 1}
         out = out / "beyond"
-    reproduce(name, Wish(out=out, changes=changes, seeds=2 if name == "strategies" else 1), OBSERVER)
+    reproduce(name, Request(out=out, changes=changes, seeds=2 if name == "strategies" else 1), OBSERVER)
 
 
 def test_the_command_line_names_every_table() -> None:
@@ -104,7 +104,7 @@ def test_every_table_is_written_in_every_form(name: str, everything: Path) -> No
     assert not list(everything.glob("*.part*"))
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name not in ("cost", "beyond")])
+@pytest.mark.parametrize("name", [name for name in WITH_TRAINING if name not in ("cost", "beyond")])
 def test_floors_stand_in_every_table_and_masked_figures_in_a_table_of_their_own(
     name: str, everything: Path
 ) -> None:
@@ -220,7 +220,7 @@ def test_published_figures_stand_beside_their_own_line_and_say_whose_they_are(
         if name == "inductive":
             plan = replace(plan, changes=plan.changes | {"grid.training.seen": [0.5, 0.9]})
             plan = plan.with_changes({"training.server_rounds": 1})
-        table = build(Study(name, data, like, done(plan, data, everything / "runs"), [])).tables[0]
+        table = build(Study(name, data, like, finished_rows(plan, data, everything / "runs"), [])).tables[0]
         heading = next(c.label for c in table.columns if c.key == "published")
         assert heading == f"RMSE published, all {325 if like == 'pems-bay' else 207} sensors"
         assert any("A part of" in note for note in table.notes)
@@ -243,7 +243,7 @@ def test_a_table_that_does_not_exist_and_data_without_positions_are_refused(
     tmp_path: Path, data: Dataset
 ) -> None:
     with pytest.raises(ConfigError, match="forecasting"):
-        reproduce("forecast", Wish(out=tmp_path), OBSERVER)
+        reproduce("forecast", Request(out=tmp_path), OBSERVER)
     folder = tmp_path / "own"
     folder.mkdir()
     times = [f"2024-01-0{1 + k // 24} {k % 24:02d}:00" for k in range(96)]
@@ -251,5 +251,5 @@ def test_a_table_that_does_not_exist_and_data_without_positions_are_refused(
     (folder / "readings.csv").write_text("\n".join(lines) + "\n")
     (folder / "edges.csv").write_text("from,to,weight\na,b,1\nb,c,1\n")
     with pytest.raises(DataError, match="positions"):
-        reproduce("subgraphs", Wish(data=folder, out=tmp_path / "out"), OBSERVER)
+        reproduce("subgraphs", Request(data=folder, out=tmp_path / "out"), OBSERVER)
     assert not (tmp_path / "out").exists()

@@ -34,7 +34,7 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.batch import Batch
-from cnfgnn.data.series import Prepared, Scaler, Series
+from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.params import Params, models, own, rows, shared, with_personal
 from cnfgnn.models.plus import node_model
@@ -70,7 +70,7 @@ class Clients:
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
         """(n 3): count, sum and sum of squares of the training readings; (n w): which windows a node has."""
         has = {
-            split: torch.from_numpy(self.series.has(windows.starts[split], windows, missing))
+            split: torch.from_numpy(self.series.available(windows.starts[split], windows, missing))
             for split in SPLITS
         }
         return torch.from_numpy(self.series.moments(windows, missing)), has
@@ -80,7 +80,7 @@ class Clients:
         self.settings = s = settings
         self.wire = s.wire
         device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
-        self.data = Prepared(
+        self.data = PreparedSeries(
             self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model.gaps, s.model.profile
         )
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)

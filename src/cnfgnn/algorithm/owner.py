@@ -50,5 +50,5 @@ class Owner:
         """Forecast the window ahead; NaN for a node that has no reading in its history."""
         data = self.nodes.data
         y_hat = data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
-        has = data.has["test"]
+        has = data.available["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)

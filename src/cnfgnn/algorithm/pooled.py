@@ -88,7 +88,7 @@ class Pooled:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
         if self.gn is not None:
             h_c = self.clients.encode(split=split)
-            h_G = self.gn.propagate(h_c, self.graph, self.clients.data.has[split])
+            h_G = self.gn.propagate(h_c, self.graph, self.clients.data.available[split])
             self.clients.embed(h_G, for_evaluation=True)
 
     @property

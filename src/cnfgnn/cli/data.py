@@ -58,9 +58,9 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
     """The facts of a data set as a run sees it, by name; a window counts if at least one sensor has it."""
     import numpy as np
 
-    from cnfgnn.data.quality import treated_data
+    from cnfgnn.data.quality import clean_dataset
 
-    data = treated_data(data, settings)
+    data = clean_dataset(data, settings)
     readings, graph = data.readings, data.graph
     known = readings.values[~readings.missing]
     share = readings.missing.mean(axis=0)
@@ -107,7 +107,7 @@ def _windows(data: Dataset, settings: DataConfig) -> dict[str, int]:
     series = Series.of(data.readings)
     counts = {}
     for split in SPLITS:
-        has = series.has(windows.starts[split], windows, settings.missing)
+        has = series.available(windows.starts[split], windows, settings.missing)
         counts[f"{split}_windows"] = int(has.any(axis=0).sum())
     return counts
 

@@ -360,4 +360,4 @@ def _step_minutes(kit: Path, run: str) -> float:
     from cnfgnn.federation.server_task import RUNS
     from cnfgnn.runs.folder import Run
 
-    return float(Run.open(kit / RUNS / run).data["step_seconds"]) / 60
+    return float(Run.open(kit / RUNS / run).data.step_seconds) / 60

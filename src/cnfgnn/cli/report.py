@@ -38,8 +38,8 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
     except RunError as problem:  # runs are the input of this command, so its exit code is that of bad input
         raise DataError(problem.run, problem.problem) from problem
     for view in shown:
-        if view.without:
-            print(f"{view.name}: without forecasts, because {view.without}", file=sys.stderr)
+        if view.no_predictions:
+            print(f"{view.name}: without forecasts, because {view.no_predictions}", file=sys.stderr)
     write_whole(out, page(_title(folders), shown).encode())
     print(f"report {out}")
 

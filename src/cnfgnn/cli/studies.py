@@ -31,7 +31,7 @@ def compare(
     """Train several methods on the same data and print their errors side by side."""
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.baselines import last_value
-    from cnfgnn.studies.execute import perform
+    from cnfgnn.studies.execute import run_plan
     from cnfgnn.studies.plan import Plan
 
     read, folder = Plan.read(plan), out or Path("runs") / plan.stem
@@ -39,7 +39,7 @@ def compare(
     config = read.cases()[0].config
     data = open_data(config)
     with _stoppable():
-        rows = perform(read, data, folder, progress.PlanWatcher(), jobs)
+        rows = run_plan(read, data, folder, progress.PlanWatcher(), jobs)
     table = Table(
         "method",
         "masked RMSE",
@@ -85,11 +85,11 @@ def reproduce(
     The plan is experiments/TABLE.toml. Finished runs are kept: after Ctrl-C or a crash, the same command
     continues where it stopped.
     """
-    from cnfgnn.studies.reproduce import Wish
+    from cnfgnn.studies.reproduce import Request
     from cnfgnn.studies.reproduce import reproduce as run_study
 
     wanted = dict(toml.parse_change(text) for text in changes or [])
-    wish = Wish(data, out, quick, seeds, like, wanted, jobs, not done)
+    wish = Request(data, out, quick, seeds, like, wanted, jobs, not done)
     with _stoppable():
         outcome, folder = run_study(table, wish, progress.PlanWatcher())
     for made in outcome.tables:

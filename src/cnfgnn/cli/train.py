@@ -26,7 +26,7 @@ from cnfgnn.cli.settings import (
     resolve,
 )
 from cnfgnn.config.settings import Config
-from cnfgnn.errors import CnfgnnError, ConfigError, StorageError
+from cnfgnn.errors import CnfgnnError, ConfigError, StorageError, printable
 from cnfgnn.files import write_whole
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def train(
 def _trained(run: Run, readings: Dataset) -> Result:
     """Train a run to its end; Ctrl-C ends the command and says how to resume."""
     from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.train import carry_on
+    from cnfgnn.runs.train import train_run
 
     if readings.readings.notes:
         print(f"{readings.readings.source}: {'; '.join(readings.readings.notes)}", file=sys.stderr)
     print(f"run {run.folder}", file=sys.stderr, flush=True)
     try:
-        return carry_on(run, readings, progress.watcher())
+        return train_run(run, readings, progress.watcher())
     except KeyboardInterrupt:
         rounds = len(Run.open(run.folder).progress.history)
         saved = "1 round is saved" if rounds == 1 else f"{rounds} rounds are saved"
@@ -109,7 +109,7 @@ def _trained(run: Run, readings: Dataset) -> Result:
 
 
 def _print_result(run: Run, readings: Dataset, result: Result) -> None:
-    from cnfgnn.runs.train import scores_as_dict
+    from cnfgnn.runs.scores import scores_as_dict
 
     best = result.progress.best
     title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
@@ -132,9 +132,10 @@ def evaluate(
 ) -> None:
     """Evaluate the best round of a run, on its own data or on others."""
     from cnfgnn.data.windows import SPLITS
-    from cnfgnn.runs.folder import Run, plain
-    from cnfgnn.runs.forecast import evaluate_run
-    from cnfgnn.runs.train import scores_as_dict
+    from cnfgnn.runs.evaluate import evaluate_run
+    from cnfgnn.runs.events import plain
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.scores import scores_as_dict
 
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
@@ -166,12 +167,12 @@ def forecast(
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.forecast import doubts, forecast_run
+    from cnfgnn.runs.forecast import forecast_run, unusual_inputs
 
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
     frame = forecast_run(opened, readings)
-    _print_notes(doubts(opened, readings))
+    _print_notes(unusual_inputs(opened, readings))
     if out.suffix == ".csv":
         write_whole(out, frame.to_csv(float_format="%.4f").encode())
     else:
@@ -179,7 +180,7 @@ def forecast(
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
     if silent:
         print(f"no forecast without a recent reading: {_some(silent)}", file=sys.stderr)
-    known = set(opened.data["sensors"])
+    known = set(opened.data.sensors)
     new = [sensor for sensor in frame.columns if sensor not in known]
     if new:
         print(f"not in the training data, forecast with the shared weights: {_some(new)}", file=sys.stderr)
@@ -197,10 +198,10 @@ def runs(
         try:
             row = _run_row(Run.open(manifest.parent))
         except CnfgnnError as problem:
-            row = [manifest.parent.name, "", "", "", "", "", "", str(problem)]
+            row = [printable(manifest.parent.name), "", "", "", "", "", "", str(problem)]
         table.add_row(*row)
     if not table.row_count:
-        print(f"no runs in {folder}")
+        print(f"no runs in {printable(folder)}")
         return
     progress.out().print(table)
 
@@ -214,8 +215,17 @@ def _run_row(run: Run) -> list[str]:
         kind = "masked_rmse" if config.data.missing == "masked" else "rmse"
         best_round, best_rmse = str(best.r_g), f"{getattr(best.validation, kind):.3f}"
     state = "finished" if run.finished else "not finished"
-    name = str(run.data["name"])
-    return [run.folder.name, config.method, name, str(config.seed), str(rounds), best_round, best_rmse, state]
+    name = run.data.name
+    return [
+        printable(run.folder.name),
+        config.method,
+        name,
+        str(config.seed),
+        str(rounds),
+        best_round,
+        best_rmse,
+        state,
+    ]
 
 
 def _print_notes(found: Iterable[Finding]) -> None:
@@ -233,10 +243,10 @@ def _some(sensors: list[str]) -> str:
 def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
     """The named data, read with the settings of the run, or the data that the run was trained on."""
     from cnfgnn.data.source import open_data
-    from cnfgnn.runs.forecast import own_data
+    from cnfgnn.runs.evaluate import open_run_data
 
     if data is None and not changes:
-        return own_data(run)
+        return open_run_data(run)
     found = open_data(run.config.with_changes(reading_changes(changes)), data)
     if data is None:
         run.check_same_sensors(found)
@@ -244,7 +254,7 @@ def _data_of(run: Run, data: Path | None, changes: list[str] | None) -> Dataset:
 
 
 def _step_minutes(run: Run) -> float:
-    return float(run.data["step_seconds"]) / 60
+    return run.data.step_seconds / 60
 
 
 def _new_folder(config: Config, data: Dataset) -> Path:

@@ -13,13 +13,14 @@ from cnfgnn.config.settings import Loss as Loss
 class Batch:
     """b windows of n nodes.
 
-    x       (n b t d)  input frames: scaled reading, time of day
-    y       (n b t)    scaled truth
-    clock   (b t)      time of day of the targets, which everybody knows
-    weight  (n b t)    1 where a target counts, 0 where it is missing; None if all count
-    moment  (b 2)      of the last input: which slot of the day, which day of the week
-    gaps    (n b t)    1 where an input is missing; None where nobody asks
-    usual   (n b t)    what the node usually reads at the targets' times, less its last reading; or None
+    x               (n b t d)  inputs: scaled reading and time of day
+    y               (n b t)    scaled targets
+    clock           (b t)      time of day of the targets, known in advance
+    weight          (n b t)    1 where a target counts, 0 where it is missing; None if all count
+    moment          (b 2)      slot of the day and day of the week of the last input
+    gaps            (n b t)    1 where an input is missing; None if the model does not use it
+    profile_change  (n b t)    the node's weekly profile at the targets minus its last reading; None if the
+                               model does not use it
     """
 
     x: Tensor
@@ -28,21 +29,26 @@ class Batch:
     weight: Tensor | None = None
     moment: Tensor | None = None
     gaps: Tensor | None = None
-    usual: Tensor | None = None
+    profile_change: Tensor | None = None
 
     def rows(self, some: slice) -> Batch:
-        """The same windows of some nodes."""
+        """The same windows of some of the nodes."""
 
-        def of(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[some]
+        def select(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[some]
 
         return Batch(
-            *(self.x[some], self.y[some], self.clock),
-            *(of(self.weight), self.moment, of(self.gaps), of(self.usual)),
+            x=self.x[some],
+            y=self.y[some],
+            clock=self.clock,
+            weight=select(self.weight),
+            moment=self.moment,
+            gaps=select(self.gaps),
+            profile_change=select(self.profile_change),
         )
 
     def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:
-        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
+        """(n,): each node's mean squared or absolute error over the targets that count, on scaled values."""
         error = y_hat.to(self.y.dtype) - self.y
         error = error.square() if kind == "square" else error.abs()
         if self.weight is None:

@@ -1,4 +1,4 @@
-"""Which columns of a table hold times, which sensors, which readings."""
+"""Find out which columns of a table hold times, sensor ids and readings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ VALUE_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of a table's columns.
+    """The columns of a table, by index.
 
-    time     one, or two where day and clock time are apart; empty: the times are the table's index
-    sensor   the column of sensor ids, of a table that is long (a row per time and sensor) or may be
-    is_long  whether it is for certain; else it is long if a time occurs in several rows
+    time     one column, or two if day and clock time are separate; empty if the times are the table's index
+    sensor   the column of sensor ids, if the table is or may be long (a row per time and sensor)
+    is_long  whether the table is certainly long; otherwise it is long if times occur in several rows
     others   the columns of readings
     """
 
@@ -57,7 +57,7 @@ class Layout:
 
 
 def layout_of(names: Sequence[str], first: Sequence[str], path: Path, *, index: bool = False) -> Layout:
-    """What the columns of a table are, by names and first row; with `index`, times are the table's index."""
+    """Tell the columns apart by their names and the first row; with `index`, times are the table's index."""
     time = () if index else _time_columns(names, first, path)
     others = tuple(place for place in range(len(names)) if place not in time)
     texts = [place for place in others if _is_text(first, place)]
@@ -69,13 +69,15 @@ def layout_of(names: Sequence[str], first: Sequence[str], path: Path, *, index: 
         return Layout(tuple(names), time, ids[0], sure, tuple(p for p in others if p != ids[0]))
     if len(others) > 2 and len(ids) == 1 and ids[0] in texts and ids[0] in named:
         more = ", ".join(repr(names[place]) for place in others if place != ids[0])
-        problem = f"a table with a row per time and sensor has one column of values, not {more}: keep one"
+        problem = (
+            f"a table with a row per time and sensor needs one column of values, but has {more}: keep one"
+        )
         raise DataError(path, problem)
     return Layout(tuple(names), time, None, False, others)
 
 
 def _time_columns(names: Sequence[str], first: Sequence[str], path: Path) -> tuple[int, ...]:
-    """The places of day and clock time, or of the column that is called time, or looks like it."""
+    """The columns of day and clock time, or the one that is called time or looks like times."""
     days = [place for place, text in enumerate(first) if is_day(text)]
     clocks = [place for place, text in enumerate(first) if is_clock(text)]
     if len(days) == 1 and len(clocks) == 1:
@@ -84,14 +86,17 @@ def _time_columns(names: Sequence[str], first: Sequence[str], path: Path) -> tup
     if len(named) > 1:
         pair = f"{names[named[0]]!r} and {names[named[1]]!r}"
         problem = (
-            f"two columns of time, {pair}: keep one, or a day like 2024-01-31 and a clock time like 08:05"
+            f"there are two columns of times, {pair}: keep one, or write days like 2024-01-31 in one and"
+            " clock times like 08:05 in the other"
         )
         raise DataError(path, problem)
     times = [place for place, text in enumerate(first) if is_time(text)]
-    return ((named or (times if len(times) == 1 else [0]))[:1][0],)
+    if named:
+        return (named[0],)
+    return (times[0],) if len(times) == 1 else (0,)
 
 
 def _is_text(first: Sequence[str], place: int) -> bool:
-    """Whether a first cell is neither a number nor stands for a missing one."""
+    """Whether the first cell of a column is neither a number nor a mark for a missing one."""
     text = first[place].strip() if place < len(first) else ""
     return text not in MISSING and number(text) is None and number(text, ",") is None

@@ -1,4 +1,4 @@
-"""A data set: readings and the graph over their sensors."""
+"""A data set: readings, and the graph of their sensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.graph.nodes != len(self.readings.ids):
             raise DataError(
-                self.name, f"a graph of {self.graph.nodes} nodes for {len(self.readings.ids)} sensors"
+                self.name,
+                f"the graph has {self.graph.nodes} nodes, but there are {len(self.readings.ids)} sensors",
             )
 
     def select(self, ids: Sequence[str]) -> Dataset:

@@ -1,4 +1,4 @@
-"""A data set as the files that `load` reads."""
+"""Write a data set as the files that `load` reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cnfgnn.files import write_whole
 
 
 def write_folder(data: Dataset, out: Path, parquet: bool = False) -> None:
-    """Readings and what connects their sensors."""
+    """Write readings, positions and graph into a folder."""
     write_network(data, out)
     readings = data.readings
     frame = pd.DataFrame(
@@ -25,7 +25,7 @@ def write_folder(data: Dataset, out: Path, parquet: bool = False) -> None:
 
 
 def write_network(data: Dataset, out: Path) -> None:
-    """Where the sensors are and how they are connected, without a reading."""
+    """Write positions and graph into a folder, without any reading."""
     readings, graph = data.readings, data.graph
     if readings.positions is not None:
         located = pd.DataFrame(readings.positions, columns=["latitude", "longitude"], index=readings.ids)

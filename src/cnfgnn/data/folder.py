@@ -1,4 +1,4 @@
-"""A data set from a path: METR-LA and PEMS-BAY as people have them, or a folder of a person's own files."""
+"""Load a data set from a path: METR-LA and PEMS-BAY as published, or a folder of a user's own files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from cnfgnn.config.settings import Dates, Decimal
 from cnfgnn.data.adjacency import (
+    detected,
     graph_of_distances,
     graph_of_own_distances,
     graph_of_weights,
     read_edges,
     read_matrix,
     read_positions,
-    understood,
 )
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.formats import read_readings
@@ -27,39 +27,39 @@ from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
 
 OWN_READINGS = ("readings.csv", "readings.parquet", "readings.h5")
-WHAT_A_FOLDER_HOLDS = (
-    "readings.csv, readings.parquet or readings.h5, or a single METR-LA or PEMS-BAY .h5 file"
-)
+READINGS_FILES = "readings.csv, readings.parquet or readings.h5, or a single METR-LA or PEMS-BAY .h5 file"
 Positions = Mapping[str, tuple[float, float]]
 
 
 def load(
     path: str | Path, *, dates: Dates = "auto", decimal: Decimal = "auto", timezone: str = ""
 ) -> Dataset:
-    """The data set of a folder or file; settings decide where a file could be read in two ways.
+    """Load a data set from a folder or file; the options settle what a file leaves open, see docs/data.md.
 
-    A folder with readings.csv, readings.parquet or readings.h5 is a person's own: only what is no number is
-    missing, rows go on a regular time grid, the graph is edges.csv or the nearest neighbours by sensors.csv.
+    A folder with readings.csv, readings.parquet or readings.h5 holds a user's own data. Only empty cells and
+    the like are missing, rows are put on a regular time grid, and the graph comes from edges.csv or, without
+    that file, connects the nearest neighbours by the positions in sensors.csv.
 
-    Any other .h5 file, or the single one of a folder, is a traffic file such as metr-la.h5: zeros are missing
-    (but stay in the values), rows stay as they are, and DCRNN's files for the graph are looked for beside it.
+    Any other .h5 file, or the only one of a folder, is a traffic file such as metr-la.h5. Zeros count as
+    missing (but stay in the values), rows stay as they are, and DCRNN's files for the graph are searched for
+    beside it.
     """
     path, options = Path(path), ReadingOptions(dates, decimal, timezone)
     if path.is_dir():
         return _load_file(_readings_of(path), options)
     if not path.is_file():
-        raise DataError(path, "there is no such file or folder")
+        raise DataError(path, "no such file or folder")
     if path.suffix != ".h5" and path.name not in OWN_READINGS:
-        raise DataError(path, f"give a folder with {WHAT_A_FOLDER_HOLDS}")
+        raise DataError(path, f"is not a file of readings: give a folder with {READINGS_FILES}")
     return _load_file(path, options)
 
 
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
-    """The readings of a folder or file as `load` takes them, on a regular time grid, without a graph."""
+    """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
     path = Path(path)
     file = _readings_of(path) if path.is_dir() else path
     if not file.is_file():
-        raise DataError(path, "there is no such file or folder")
+        raise DataError(path, "no such file or folder")
     readings = read_readings(file, options)
     if file.name not in OWN_READINGS:
         readings = replace(readings, missing=readings.missing | (readings.values == 0))
@@ -67,7 +67,7 @@ def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Re
 
 
 def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:
-    """Positions and graph of sensors whose readings are elsewhere."""
+    """Load positions and graph of sensors whose readings are elsewhere."""
     located = read_positions(sensors)
     positions = _positions(sensors, located, ids)
     if edges is None:
@@ -76,14 +76,14 @@ def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple
 
 
 def _readings_of(folder: Path) -> Path:
-    """The one file of a folder that holds its readings."""
+    """The file of a folder that holds its readings."""
     own = [folder / name for name in OWN_READINGS if (folder / name).exists()]
     files = own or sorted(folder.glob("*.h5"))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise DataError(folder, f"it holds readings several times ({names}): name one of the files")
+        raise DataError(folder, f"holds several files of readings ({names}): give the path of one of them")
     if not files:
-        raise DataError(folder, f"the folder needs {WHAT_A_FOLDER_HOLDS}")
+        raise DataError(folder, f"the folder has no readings: it needs {READINGS_FILES}")
     return files[0]
 
 
@@ -97,7 +97,7 @@ def _load_file(file: Path, options: ReadingOptions) -> Dataset:
 def _own(folder: Path, readings: Readings) -> Dataset:
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
     notes = readings.notes + tuple(
-        note for file in (sensors, edges) if file.exists() for note in understood(file)
+        note for file in (sensors, edges) if file.exists() for note in detected(file)
     )
     located: Positions = {}
     if sensors.exists():
@@ -109,24 +109,24 @@ def _own(folder: Path, readings: Readings) -> Dataset:
         graph = Graph.nearest(readings.positions)
     else:
         problem = "add sensors.csv (id, latitude, longitude) or edges.csv (from, to, weight or distance)"
-        raise DataError(folder, f"nothing says how the sensors are connected: {problem}")
+        raise DataError(folder, f"the graph of the sensors is unknown: {problem}")
     return Dataset(folder.absolute().name, replace(readings, notes=notes).on_grid(), graph)
 
 
 def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
     """The graph of edges.csv over the sensors `ids`; edges of other `known` sensors are left out.
 
-    Weights are used as they are, distances go through a Gaussian kernel. A sensor without an edge to itself
-    gets one of weight 1, because DCRNN's files have them all.
+    Weights are used as they are, distances go through a Gaussian kernel. A sensor without a self-loop gets
+    one of weight 1, as in DCRNN's files.
     """
     edges, kind = read_edges(path)
     lines: dict[tuple[str, str], int] = {}
     for edge in edges:
         for sensor in (edge.sender, edge.receiver):
             if sensor not in known:
-                raise DataError(path, f"there is no sensor {shown(sensor)}", line=edge.line)
+                raise DataError(path, f"unknown sensor {shown(sensor)}", line=edge.line)
         if (pair := (edge.sender, edge.receiver)) in lines:
-            raise DataError(path, f"the edge of line {lines[pair]} occurs again", line=edge.line)
+            raise DataError(path, f"repeats the edge of line {lines[pair]}: keep one", line=edge.line)
         lines[pair] = edge.line
     if kind == "weight":
         return graph_of_weights(edges, ids)
@@ -140,7 +140,7 @@ def _traffic(file: Path, readings: Readings) -> Dataset:
     missing = readings.missing | (readings.values == 0)
     for locations in _files(folders, "graph_sensor_locations*.csv"):
         located: Positions = read_positions(locations)
-        if _lacking(located, readings.ids) is None:
+        if _unknown(located, readings.ids) is None:
             positions = _positions(locations, located, readings.ids)
             readings = replace(readings, missing=missing, positions=positions)
             return Dataset(file.stem, readings, _traffic_graph(file, folders, readings, tuple(located)))
@@ -149,27 +149,28 @@ def _traffic(file: Path, readings: Readings) -> Dataset:
 
 
 def _traffic_graph(file: Path, folders: Sequence[Path], readings: Readings, listed: Sequence[str]) -> Graph:
-    """The first graph beside a traffic file that knows all its sensors; `listed` are those of the network.
+    """The first graph beside a traffic file that covers all its sensors.
 
-    The kernel's width is that of the whole network, so that a part of it has the weights of the whole.
+    `listed` are the sensors of the whole network. The width of the kernel is computed from all of them, so
+    that a part of the network has the same weights as the whole.
     """
     unknown: DataError | None = None
     for candidate in _files(folders, "adj_mx*.pkl"):
         ids, graph = read_matrix(candidate)
-        if (sensor := _lacking(ids, readings.ids)) is None:
+        if (sensor := _unknown(ids, readings.ids)) is None:
             return _among(graph, ids, readings.ids)
-        unknown = unknown or DataError(candidate, f"sensor {shown(sensor)} of {file.name} is not in it")
+        unknown = unknown or DataError(candidate, f"has no sensor {shown(sensor)}, which {file.name} has")
     for candidate in _files(folders, "distances*.csv"):
         edges, _ = read_edges(candidate, only_distances=True)
         ends = {end for edge in edges for end in (edge.sender, edge.receiver)}
-        if (sensor := _lacking(ends, readings.ids)) is None:
+        if (sensor := _unknown(ends, readings.ids)) is None:
             return _among(graph_of_distances(edges, listed), listed, readings.ids)
-        unknown = unknown or DataError(candidate, f"sensor {shown(sensor)} of {file.name} is not in it")
+        unknown = unknown or DataError(candidate, f"has no sensor {shown(sensor)}, which {file.name} has")
     if unknown is not None:
         raise unknown
     if readings.positions is None:
         wanted = "adj_mx*.pkl, distances*.csv or graph_sensor_locations*.csv with all its sensors"
-        raise DataError(file, f"beside it, or in sensor_graph, there is no {wanted}")
+        raise DataError(file, f"its graph is unknown: put {wanted} beside it or into sensor_graph")
     return Graph.nearest(readings.positions)
 
 
@@ -178,8 +179,8 @@ def _files(folders: Sequence[Path], pattern: str) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern))
 
 
-def _lacking(known: Collection[str], ids: Sequence[str]) -> str | None:
-    """The first of the ids that is not known."""
+def _unknown(known: Collection[str], ids: Sequence[str]) -> str | None:
+    """The first id that is not known, if any."""
     known = set(known)
     return next((sensor for sensor in ids if sensor not in known), None)
 
@@ -190,6 +191,6 @@ def _among(graph: Graph, ids: Sequence[str], wanted: Sequence[str]) -> Graph:
 
 
 def _positions(file: Path, located: Positions, ids: Sequence[str]) -> Floats:
-    if (sensor := _lacking(located, ids)) is not None:
-        raise DataError(file, f"sensor {shown(sensor)} of the readings is not in it")
+    if (sensor := _unknown(located, ids)) is not None:
+        raise DataError(file, f"has no sensor {shown(sensor)}, which the readings have")
     return np.array([located[sensor] for sensor in ids], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Readings from csv, parquet and pandas' HDF files: whatever these hold, Readings or one DataError."""
+"""Read csv, parquet and pandas' HDF files; whatever they hold, the result is Readings or a DataError."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.tables import Table, not_a_number, readings_of
 from cnfgnn.data.text import MISSING, Text, decimal_comma, number, open_text, reason
-from cnfgnn.data.times import Places, is_time
+from cnfgnn.data.times import RowLocations, is_time
 from cnfgnn.errors import DataError
 
-NO_HEADER = "the first line has to name the columns, like time,a,b"
+NO_HEADER = "the first line must name the columns, like time,a,b"
 
 
 def read_readings(path: Path, options: ReadingOptions | None = None) -> Readings:
-    """The readings of a .csv, .parquet or .h5 file; no number means missing, and positions are unknown."""
+    """Read a .csv, .parquet or .h5 file; cells without a number are missing, positions are unknown."""
     readers = {".csv": _csv, ".parquet": _parquet, ".h5": _hdf}
     if not path.is_file() or path.suffix not in readers:
-        raise DataError(path, f"this is not a file that ends in {', '.join(readers)}")
+        raise DataError(path, f"is not a file that ends in {', '.join(readers)}")
     if path.stat().st_size == 0:
         raise DataError(path, "the file is empty")
     options = options or ReadingOptions()
@@ -45,24 +45,28 @@ def _csv(path: Path, options: ReadingOptions) -> Table:
     decimal = "," if options.decimal == "comma" else "."
     try:
         frame = _by_arrow(text, layout, decimal)
-    except Exception:  # pyarrow's message names neither line nor column, and it knows fewer ways of writing
+    except Exception:  # pyarrow reads fewer dialects, and its message names neither line nor column
         text = open_text(path)
         layout = _header(text)
         decimal = _decimal(text, layout, options)
         frame = _by_arrow_or_cell(text, layout, decimal)
-    notes = (*text.notes, *(("numbers with decimal commas",) if decimal == "," else ()))
+    notes = text.notes
+    if decimal == ",":
+        notes += ("numbers with decimal commas",)
     lines = cache(lambda: [line for line, _ in text.rows()])
-    return Table(frame, layout, Places(path, lambda row: lines()[row + 1]), decimal, notes)
+    return Table(frame, layout, RowLocations(path, lambda row: lines()[row + 1]), decimal, notes)
 
 
 def _header(text: Text) -> Layout:
     """The columns of a csv file of readings."""
-    (line, fields), (_, first) = (*text.first_rows(), (0, []), (0, []))[:2]
+    rows = text.first_rows()
+    line, fields = rows[0] if rows else (0, [])
+    first = rows[1][1] if len(rows) > 1 else []
     names = [field.strip() for field in fields]
     if line != 1 or not all(name.isprintable() for name in names):
         raise DataError(text.path, NO_HEADER, line=1)
     if len(names) < 2:
-        problem = "a column of times and one per sensor are needed, with commas, semicolons or tabs between"
+        problem = "a column of times and one per sensor are needed, separated by commas, semicolons or tabs"
         raise DataError(text.path, f"{problem}, like time,a,b", line=1)
     layout = layout_of(names, first[: len(names)], text.path)
     if any(is_time(names[place]) for place in layout.time):
@@ -74,7 +78,7 @@ def _header(text: Text) -> Layout:
 
 
 def _by_arrow(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
-    keys = [str(place) for place in range(len(layout.names))]  # names may occur twice, which Readings reports
+    keys = [str(place) for place in range(len(layout.names))]  # names may occur twice; Readings reports that
     types = {key: pa.float64() for key in keys} | {keys[place]: pa.string() for place in layout.text_columns}
     table = arrow_csv.read_csv(
         str(text.path) if text.content is None else pa.BufferReader(text.content.encode()),
@@ -87,20 +91,20 @@ def _by_arrow(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
 
 
 def _decimal(text: Text, layout: Layout, options: ReadingOptions) -> str:
-    """What stands between units and tenths: one number that can only have a comma there decides for all."""
+    """The decimal mark of a file: a comma if some number can only be read with one."""
     if options.decimal != "auto":
         return "," if options.decimal == "comma" else "."
     commas, unclear = decimal_comma(_cells(text, layout), text.separator)
     if unclear is not None:
         line, cell = unclear
         problem = f"'{cell}' could be {cell.replace(',', '.')} or {cell.replace(',', '')}"
-        mend = f"say {options.hint('decimal', 'comma')}, or write thousands without commas"
-        raise DataError(text.path, f"{problem}: {mend}", line=line)
+        remedy = f"decide with {options.hint('decimal', 'comma')}, or write thousands without commas"
+        raise DataError(text.path, f"{problem}: {remedy}", line=line)
     return "," if commas else "."
 
 
 def _cells(text: Text, layout: Layout) -> Iterator[tuple[int, str]]:
-    """The cells of readings, with their lines."""
+    """The cells of readings with their line numbers."""
     rows = text.rows()
     next(rows, None)
     for line, fields in rows:
@@ -119,7 +123,7 @@ def _by_arrow_or_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
 
 
 def _by_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
-    """The table of a csv file that pyarrow refuses; the first cell that cannot be meant is named."""
+    """Read a csv file that pyarrow cannot read; an error names the first invalid cell."""
     width, texts_at = len(layout.names), set(layout.text_columns)
     texts: dict[int, list[str]] = {place: [] for place in texts_at}
     numbers = {place: array("d") for place in range(width) if place not in texts_at}
@@ -127,13 +131,10 @@ def _by_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
     next(rows, None)
     for line, fields in rows:
         if len(fields) != width:
-            commas = (
-                "; numbers with decimal commas need semicolons between fields"
-                if text.separator == ","
-                else ""
-            )
-            problem = f"{len(fields)} fields where the header has {width}"
-            raise DataError(text.path, problem + (commas if len(fields) > width else ""), line=line)
+            problem = f"{len(fields)} fields, but the header has {width}"
+            if text.separator == "," and len(fields) > width:
+                problem += "; separate fields by semicolons if numbers have decimal commas"
+            raise DataError(text.path, problem, line=line)
         for place, field in enumerate(fields):
             if place in texts_at:
                 texts[place].append(field)
@@ -153,7 +154,7 @@ def _parquet(path: Path, _: ReadingOptions) -> Table:
         with arrow_parquet.ParquetFile(path) as file:
             frame: pd.DataFrame = file.read().to_pandas()
     except Exception as problem:
-        raise DataError(path, f"it cannot be read as parquet ({reason(problem)})") from None
+        raise DataError(path, f"cannot be read as parquet ({reason(problem)})") from None
     return _from_frame(frame, path)
 
 
@@ -163,27 +164,27 @@ def _hdf(path: Path, _: ReadingOptions) -> Table:
             frame = hdf_frame(file, path)
     except DataError:
         raise
-    except Exception as problem:  # a damaged file makes h5py raise anything, in any call
-        raise DataError(path, f"it cannot be read as a pandas HDF file ({reason(problem)})") from None
+    except Exception as problem:  # h5py raises any exception for a damaged file
+        raise DataError(path, f"cannot be read as a pandas HDF file ({reason(problem)})") from None
     return _from_frame(frame, path)
 
 
 def _from_frame(frame: pd.DataFrame, path: Path) -> Table:
-    """Time is the index where that holds times or text, else a column."""
+    """Times are the index if that holds times or text, otherwise a column."""
     if frame.columns.nlevels > 1 or frame.index.nlevels > 1:
-        raise DataError(path, "rows and columns need names of one level")
+        raise DataError(path, "has a MultiIndex: rows and columns need names of one level")
     if frame.empty:
-        raise DataError(path, "there are no readings in it")
+        raise DataError(path, "holds no readings")
     names = [str(name) for name in frame.columns]
     index = is_datetime64_any_dtype(frame.index.dtype) or not (
         is_numeric_dtype(frame.index.dtype) or any(name.lower() in TIME_NAMES for name in names)
     )
     first = [_shown_first(frame.iloc[:, place]) for place in range(len(names))]
-    return Table(frame, layout_of(names, first, path, index=index), Places(path))
+    return Table(frame, layout_of(names, first, path, index=index), RowLocations(path))
 
 
 def _shown_first(column: pd.Series[Any]) -> str:
-    """The first cell of a column as text; a day where a column of times has midnights alone."""
+    """The first cell of a column as text; only the day if all times of the column are midnights."""
     if is_datetime64_any_dtype(column.dtype) and column.dt.normalize().eq(column).all():
         return str(column.iloc[0])[:10]
     return str(column.iloc[0])

@@ -1,4 +1,4 @@
-"""Who influences whom: a directed, weighted graph over the sensors."""
+"""A directed, weighted graph over the sensors: who influences whom."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class Graph:
     def __post_init__(self) -> None:
         shapes = {self.senders.shape, self.receivers.shape, self.weights.shape}
         if len(shapes) != 1 or len(self.senders.shape) != 1:
-            raise DataError("graph", "senders, receivers and weights need the same length")
+            raise DataError("graph", "senders, receivers and weights must have the same length")
         ends = np.concatenate([self.senders, self.receivers])
         if len(ends) and (ends.min() < 0 or ends.max() >= self.nodes):
-            raise DataError("graph", f"an edge names node {int(ends.max())} of {self.nodes} (counted from 0)")
+            raise DataError(
+                "graph", f"an edge names node {int(ends.max())}, but nodes are 0 to {self.nodes - 1}"
+            )
         if not np.isfinite(self.weights).all():
             raise DataError("graph", "an edge has a weight that is not a number")
         order = np.lexsort((self.senders, self.receivers))
@@ -51,11 +53,12 @@ class Graph:
 
     @property
     def edges(self) -> int:
+        """The number of edges, self-loops included."""
         return len(self.senders)
 
     @property
     def loops(self) -> int:
-        """The number of edges from a node to itself."""
+        """The number of self-loops."""
         return int((self.senders == self.receivers).sum())
 
     @classmethod
@@ -64,7 +67,7 @@ class Graph:
         dense = np.asarray(matrix, dtype=np.float64)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1]:
             shape = " x ".join(map(str, dense.shape))
-            raise DataError("graph", f"an adjacency matrix is square, not {shape}")
+            raise DataError("graph", f"an adjacency matrix must be square, not {shape}")
         senders, receivers = np.nonzero(dense)
         return cls(len(dense), senders, receivers, dense[senders, receivers])
 
@@ -79,24 +82,25 @@ class Graph:
         sigma: float | None = None,
         threshold: float = 0.1,
     ) -> Graph:
-        """Gaussian kernel W = exp(-dist^2 / sigma^2), entries below the threshold left out.
+        """Gaussian kernel W = exp(-dist^2 / sigma^2) without entries below the threshold.
 
-        sigma is the standard deviation of the distances unless given, as in DCRNN.
+        By default, sigma is the standard deviation of the distances, as in DCRNN.
         """
         if sigma is None:
             sigma = float(np.std(distances)) if len(distances) else 1.0
         largest = float(np.max(distances, initial=0.0))
-        if sigma <= 1e-9 * largest or sigma <= 0:  # all distances are the same: every edge is as good as any
-            sigma = largest or 1.0  # (their standard deviation may be a rounding error instead of 0)
+        # Equal distances have a standard deviation of 0 or a rounding error: weigh all edges alike.
+        if sigma <= 1e-9 * largest or sigma <= 0:
+            sigma = largest or 1.0
         weights = np.exp(-np.square(distances / sigma))
         keep = weights >= threshold
         return cls(nodes, senders[keep], receivers[keep], weights[keep])
 
     @classmethod
     def nearest(cls, positions: Floats, k: int = 8, *, threshold: float = 0.1) -> Graph:
-        """Each node hears its k nearest neighbours by great-circle distance, and itself.
+        """Each node receives from its k nearest neighbours by great-circle distance, and from itself.
 
-        The kernel's width is the mean distance to the k-th neighbour, so that weights depend neither on
+        The width of the kernel is the mean distance to the k-th neighbour, so that weights depend neither on
         the unit nor on the density of the network.
         """
         n = len(positions)
@@ -127,7 +131,7 @@ class Graph:
         )
 
     def reversed(self) -> Graph:
-        """Every edge turned round: the direction of the paper's text (Deviation D1)."""
+        """The graph with every edge reversed: the direction of the paper's text (Deviation D1)."""
         return Graph(self.nodes, self.receivers, self.senders, self.weights)
 
 
@@ -150,7 +154,7 @@ def _nearest(positions: Floats, k: int) -> tuple[Ints, Floats]:
         rows = np.arange(start, min(start + block, n))
         distance = great_circle(positions[rows, None], positions[None])
         distance[np.arange(len(rows)), rows] = np.inf
-        # stable order: ties go to the lower number, so the graph never depends on the platform's sort
+        # A stable sort: ties go to the lower number, so that the graph is the same on every platform.
         order = np.argsort(distance, axis=1, kind="stable")[:, :k]
         neighbours[rows] = order
         metres[rows] = np.take_along_axis(distance, order, axis=1)

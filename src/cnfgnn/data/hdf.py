@@ -1,4 +1,4 @@
-"""The tables that pandas' to_hdf writes, in both of its formats, read through h5py alone."""
+"""Read the tables that pandas' to_hdf writes, in both of its formats, with h5py alone."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def hdf_frame(file: h5py.File, path: Path) -> pd.DataFrame:
     file.visititems(lambda _, node: nodes.append(node))
     tables = [node for node in nodes if _attribute(node, "pandas_type") in ("frame", "frame_table")]
     if len(tables) != 1:
-        raise DataError(path, f"one table of pandas is needed in it, and there are {len(tables)}")
+        raise DataError(path, f"must hold one pandas table, but holds {len(tables)}")
     index, names, blocks = (_table_parts if "table" in tables[0] else _fixed_parts)(tables[0])
     labels = [label for items, _ in blocks for label in items]
     frame = pd.concat([pd.DataFrame(values) for _, values in blocks], axis=1)
     frame.columns, frame.index = pd.Index(labels, dtype=object), pd.Index(index)
-    # blocks gather columns of one type; the file's own order is that of `names`
+    # Blocks hold columns of one type each; `names` has them in the order of the file.
     return frame[names] if frame.columns.is_unique else frame
 
 
 def _fixed_parts(group: h5py.Group) -> HdfParts:
     """Index, column names and (names, values) by block of pandas' fixed format."""
     if "axis0" not in group or "axis1" not in group:
-        raise ValueError("its rows or columns have names of several levels")
+        raise ValueError("its rows or columns have a MultiIndex")
     axis = {name: _typed(group[name][()], _attribute(group[name], "kind")) for name in ("axis0", "axis1")}
     blocks = []
     for block in range(int(group.attrs["nblocks"])):
         items, stored = group[f"block{block}_items"], group[f"block{block}_values"]
         labels = _typed(items[()], _attribute(items, "kind")).tolist()
-        if "shape" in stored.attrs:  # pandas leaves a stub in place of an array without elements
-            raise ValueError("there are no readings in it")
+        if "shape" in stored.attrs:  # pandas writes a stub for an empty array
+            raise ValueError("it holds no readings")
         values = _typed(stored[()], _attribute(stored, "value_type"), labels[0])
         blocks.append((labels, values if stored.attrs["transposed"] else values.T))
     return axis["axis1"], axis["axis0"].tolist(), blocks
 
 
 def _table_parts(group: h5py.Group) -> HdfParts:
-    """The same for pandas' table format: one compound record per row, the names in pickled attributes."""
+    """The same for pandas' table format: a compound record per row, names in pickled attributes."""
     stored = group["table"]
     records = stored[()]
     blocks = []
@@ -57,7 +57,7 @@ def _table_parts(group: h5py.Group) -> HdfParts:
         if field == "index":
             continue
         labels = unpickle(bytes(stored.attrs[f"{field}_kind"]))
-        # the numbers of a category are codes of something else
+        # The numbers of a categorical column are codes, not readings.
         is_category = _attribute(stored, f"{field}_meta") == "category"
         kind = "category" if is_category else _attribute(stored, f"{field}_dtype")
         blocks.append((labels, _typed(records[field].reshape(len(records), -1), kind, labels[0])))
@@ -71,7 +71,7 @@ def _attribute(node: h5py.HLObject, name: str) -> str:
 
 
 def _typed(stored: npt.NDArray[Any], kind: str, column: object = "index") -> npt.NDArray[Any]:
-    """An array as what pandas says it is: times are stored as whole numbers, text as bytes."""
+    """An array with the type that pandas recorded: times are stored as integers, text as bytes."""
     if kind.startswith("datetime64"):
         return stored.astype(np.int64).view(kind if "[" in kind else "datetime64[ns]")
     if stored.dtype.kind == "S":

@@ -1,4 +1,4 @@
-"""What a person says about files that could be read in two ways."""
+"""Options for files that could be read in two ways."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ CHOICES: dict[str, tuple[str, ...]] = {"dates": get_args(Dates), "decimal": get_
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How to read what the files leave open; the settings data.dates, data.decimal and data.timezone.
+    """How to read what files leave open: the settings data.dates, data.decimal and data.timezone.
 
-    A site of a federation has them under [reading] in its site.toml, and sentences about its files say so.
+    A site of a federation sets them under [reading] in its site.toml; `place` is the path of that file, and
+    error messages then refer to it. An empty `place` stands for the settings of a run.
     """
 
     dates: Dates = "auto"
     decimal: Decimal = "auto"
     timezone: str = ""
-    place: str = field(
-        default="", compare=False
-    )  # the site.toml that they stand in; empty: settings of a run
+    place: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            if (value := getattr(self, name)) not in choices:  # whatever a site.toml says
+            if (value := getattr(self, name)) not in choices:  # a site.toml may hold anything
                 raise ConfigError(self.key(name), f"cannot be {value!r}", choices)
         _ = self.zone
 
     @property
     def zone(self) -> tzinfo | None:
-        """The time zone of the clocks that wrote the times; None: not known."""
+        """The time zone of the timestamps; None if it is not known."""
         name: Any = self.timezone
         if name == "":
             return None
@@ -46,17 +45,16 @@ class ReadingOptions:
             return timezone(-ahead if match[1] == "-" else ahead)
         try:
             return ZoneInfo(name)
-        except Exception:  # zoneinfo raises many kinds, by what the name looks like
-            problem = f"there is no time zone {name!r}: give one like Europe/Paris, or an offset like +01:00"
+        except Exception:  # zoneinfo raises different types for different invalid names
+            problem = f"there is no time zone {name!r}: use a name like Europe/Paris or an offset like +01:00"
             raise ConfigError(self.key("timezone"), problem) from None
 
     def key(self, name: str) -> str:
+        """What an option is called where the user sets it."""
         return f"{self.place}: reading.{name}" if self.place else f"data.{name}"
 
     def hint(self, name: str, value: str) -> str:
-        """How a person sets an option."""
-        return (
-            f'{name} = "{value}" under [reading] in {self.place}'
-            if self.place
-            else f"--set data.{name}={value}"
-        )
+        """How the user sets an option."""
+        if self.place:
+            return f'{name} = "{value}" under [reading] in {self.place}'
+        return f"--set data.{name}={value}"

@@ -1,4 +1,4 @@
-"""Pickles from strangers: plain values and numeric arrays come out, nothing else is ever built or called."""
+"""Read untrusted pickles: only plain values and numeric arrays are built, and nothing else is called."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cnfgnn.data.text import shown
 
 
 def unpickle(data: bytes) -> Any:
-    """The content of a pickle of plain values and numeric arrays; nothing that a pickle names is ever called.
+    """The content of a pickle of plain values and numeric arrays; nothing that the pickle names is called.
 
-    numpy's own functions have stand-ins too, because a damaged state could crash the real ones. Raises
-    UnpicklingError for any other class, and what the unpickler happens to raise for damaged data.
+    Even numpy's own functions are replaced by stand-ins, because damaged data could crash the real ones. Any
+    other class raises UnpicklingError, and damaged data may raise any exception.
     """
     return _Unpickler(io.BytesIO(data), encoding="latin1").load()
 
@@ -30,7 +30,7 @@ class _Unpickler(pickle.Unpickler):
             stand_in = _STAND_INS[module.replace("numpy.core", "numpy._core"), name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {shown(f'{module}.{name}')}") from None
-        return partial(stand_in)  # a new object each time: pickles can set attributes of what they are given
+        return partial(stand_in)  # a new object each time, because a pickle can set attributes on it
 
 
 class _Dtype:
@@ -44,7 +44,7 @@ class _Dtype:
 
 
 class _Array:
-    """What numpy's reconstruct returns: an array that gets shape, type and content from its state."""
+    """Replaces numpy's _reconstruct: an array that gets shape, type and content from its state."""
 
     def __init__(self, *_: object) -> None:
         self._array: npt.NDArray[Any] = np.empty(0)

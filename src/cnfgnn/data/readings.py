@@ -11,22 +11,22 @@ import numpy.typing as npt
 from cnfgnn.errors import DataError
 
 DAY = np.timedelta64(86_400, "s")
-LARGEST = 1e12  # one such cell would drown the scale of all others
+LARGEST = 1e12  # a larger reading would dominate the scale of all others
 
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Readings of n sensors at T times, as they stand in the file.
+    """Readings of n sensors at T times, as they are in the file.
 
     times      (T,)    datetime64[s], strictly increasing
     ids        n       sensor ids, unique strings
     values     (T, n)  float32; NaN where there is no number
-    missing    (T, n)  bool; True where there is no number or where the number stands for "no reading"
-                       (a zero in METR-LA and PEMS-BAY)
+    missing    (T, n)  bool; True where there is no number, or where the number means "no reading" (zero in
+                       METR-LA and PEMS-BAY)
     positions  (n, 2)  latitude and longitude in degrees, or None
     source             where they come from, for messages
-    utc                whether times are UTC, as their zone is known; else they are as a clock showed them
-    notes              what was understood beyond a plain file: how it is written, what was sorted or left out
+    utc                True if times are UTC; False if their time zone is unknown
+    notes              what was detected while reading: the dialect of the file, rows sorted or left out
     """
 
     times: npt.NDArray[np.datetime64]
@@ -41,15 +41,15 @@ class Readings:
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
         if rows == 0 or columns == 0:
-            raise DataError(self.source, "there are no readings in it")
+            raise DataError(self.source, "holds no readings")
         if self.times.shape != (rows,) or len(self.ids) != columns:
             raise DataError(
                 self.source,
                 f"{rows} x {columns} values do not match {len(self.times)} times and {len(self.ids)} sensors",
             )
         if self.missing.shape != self.values.shape:
-            raise DataError(self.source, "the missing mask has another shape than the values")
-        object.__setattr__(self, "missing", self.missing | np.isnan(self.values))  # no number is no reading
+            raise DataError(self.source, "the mask of missing readings must have the shape of the values")
+        object.__setattr__(self, "missing", self.missing | np.isnan(self.values))  # NaN is always missing
         if self.positions is not None and self.positions.shape != (columns, 2):
             raise DataError(self.source, f"{len(self.positions)} positions for {columns} sensors")
         self._check_ids()
@@ -58,7 +58,7 @@ class Readings:
             row, column = np.argwhere(np.abs(self.values) > LARGEST)[0]
             raise DataError(
                 self.source,
-                f"a reading beyond {LARGEST:g} cannot be meant",
+                f"a reading beyond {LARGEST:g} is not plausible: correct it or empty the cell",
                 row=str(self.times[row]),
                 column=self.ids[column],
             )
@@ -79,16 +79,16 @@ class Readings:
 
     @property
     def step(self) -> np.timedelta64:
-        """The time between two readings: the most frequent one, should there be holes."""
+        """The time between two readings; the most frequent one if rows are missing."""
         if len(self.times) < 2:
-            raise DataError(self.source, "a single row of readings has no time step")
+            raise DataError(self.source, "needs at least two rows: a single one has no time step")
         steps, counts = np.unique(np.diff(self.times), return_counts=True)
         step: np.timedelta64 = steps[np.argmax(counts)]
         return step
 
     @property
     def time_of_day(self) -> npt.NDArray[np.float64]:
-        """(T,) in [0, 1): the share of the day that has passed."""
+        """(T,) in [0, 1): the fraction of the day that has passed."""
         seconds = (self.times - self.times.astype("datetime64[D]")).astype("timedelta64[s]")
         share: npt.NDArray[np.float64] = seconds.astype(np.float64) / DAY.astype(np.float64)
         return share
@@ -103,7 +103,7 @@ class Readings:
         position = {sensor: column for column, sensor in enumerate(self.ids)}
         unknown = [sensor for sensor in ids if sensor not in position]
         if unknown:
-            raise DataError(self.source, "there is no such sensor", column=unknown[0])
+            raise DataError(self.source, "there is no sensor of that name", column=unknown[0])
         columns = [position[sensor] for sensor in ids]
         return replace(
             self,
@@ -114,24 +114,24 @@ class Readings:
         )
 
     def between_steps(self) -> int | None:
-        """The first row that is not a whole number of steps after the first, if there is one."""
+        """The first row that is not a whole number of steps after the first one, if any."""
         off = (self.times - self.times[0]) % self.step != np.timedelta64(0, "s")
         return int(np.argmax(off)) if off.any() else None
 
     def on_grid(self) -> Readings:
-        """The same readings on a regular time grid: a row for every step, holes missing."""
+        """The same readings with a row for every time step; added rows are missing."""
         step = self.step.astype("timedelta64[s]").astype(np.int64)
         seconds = self.times.astype("datetime64[s]").astype(np.int64)
         if (row := self.between_steps()) is not None:
             raise DataError(
-                self.source, f"this time is not a multiple of the {step} s step", row=str(self.times[row])
+                self.source, f"this time is off the grid of {step} s steps", row=str(self.times[row])
             )
         rows = (seconds - seconds[0]) // step
         total = int(rows[-1]) + 1
         if total == len(self.times):
             return self
         if total > 100 * len(self.times):
-            problem = f"{len(self.times)} rows span {total} steps of {step} s: too few to use"
+            problem = f"{len(self.times)} rows are too few for a span of {total} steps of {step} s"
             raise DataError(self.source, problem)
         values = np.full((total, len(self.ids)), np.nan, dtype=np.float32)
         missing = np.ones((total, len(self.ids)), dtype=np.bool_)

@@ -1,9 +1,10 @@
-"""What a group of nodes measured: gaps filled, scaled, cut into windows; it never leaves its owner."""
+"""The readings of a group of nodes, filled, scaled and cut into windows; they never leave their owner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,29 @@ from torch import Tensor
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.weekly_profile import When
+from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.errors import ConfigError
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
+PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+SUMS = (
+    "square",
+    "absolute",
+    "count",
+    "masked_square",
+    "masked_absolute",
+    "masked_count",
+    "share",
+    "share_count",
+)
+"""The sums that errors are computed from: squared and absolute errors over all targets; the same over
+observed targets (masked); relative errors over observed targets that are not zero; and the number of each."""
 
 
 @dataclass(frozen=True)
@@ -29,85 +48,90 @@ class Scaler:
 
     @classmethod
     def of(cls, moments: Tensor) -> Scaler:
-        """From each node's (count, sum, sum of squares): (n 3)."""
+        """From each node's count, sum and sum of squares: (n 3)."""
         count, total, squares = moments.double().sum(0).tolist()
         if count == 0:
             return cls(0.0, 1.0)
         mean = total / count
         std = max(squares / count - mean * mean, 0.0) ** 0.5
-        return cls(
-            mean, std if std > 1e-6 * max(1.0, abs(mean)) else 1.0
-        )  # constant readings: do not blow up
+        if std <= 1e-6 * max(1.0, abs(mean)):  # constant readings: avoid dividing by almost zero
+            std = 1.0
+        return cls(mean, std)
+
+
+class TrainingRows(NamedTuple):
+    """The rows (r,) that training windows take as input, their values (n r) with 0 for unknown ones, and
+    which of them are known (n r)."""
+
+    rows: Ints
+    values: Floats
+    known: Bools
 
 
 class Series:
-    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day (T,)."""
+    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,)."""
 
     def __init__(
         self,
         values: npt.NDArray[np.floating],
-        missing: npt.NDArray[np.bool_],
-        time_of_day: npt.NDArray[np.float64],
-        weekday: npt.NDArray[np.int64] | None = None,
+        missing: Bools,
+        time_of_day: Floats,
+        weekday: Ints | None = None,
     ) -> None:
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
         self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
-        self.when = When(time_of_day, self.weekday)
+        self.calendar = Calendar(time_of_day, self.weekday)
 
     @classmethod
-    def of(cls, readings: Readings, rows: npt.NDArray[np.int64] | None = None) -> Series:
-        """The series of some sensors (all, unless rows are given)."""
+    def of(cls, readings: Readings, rows: Ints | None = None) -> Series:
+        """The series of some sensors, or of all if no rows are given."""
         kept = slice(None) if rows is None else rows
         missing = readings.missing[:, kept].T
         return cls(readings.values[:, kept].T, missing, readings.time_of_day, readings.weekday)
 
     @property
     def nodes(self) -> int:
+        """The number of nodes."""
         return len(self.values)
 
-    def absent(self, treatment: Missing) -> npt.NDArray[np.bool_]:
-        """(n T): what counts as missing. `as-truth`, the paper's, takes a zero for a value."""
+    def absent(self, treatment: Missing) -> Bools:
+        """(n T): which readings count as missing. With `as-truth`, as in the paper, a zero is a value."""
         return self.missing if treatment == "masked" else np.isnan(self.values)
 
-    def has(
-        self, starts: npt.NDArray[np.int64], windows: Windows, treatment: Missing
-    ) -> npt.NDArray[np.bool_]:
-        """(n w): the windows a node can learn from or be judged on."""
+    def available(self, starts: Ints, windows: Windows, treatment: Missing) -> Bools:
+        """(n w): which windows a node can train on or be evaluated on."""
         return observed_windows(~self.absent(treatment), starts, windows)
 
-    def trained_on(
-        self, windows: Windows, treatment: Missing
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """The rows (r,) that training windows take in, their values (n r) and which of them count (n r); the
-        others are 0."""
-        starts = windows.starts["train"]
-        rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
+    def training_rows(self, windows: Windows, treatment: Missing) -> TrainingRows:
+        """The readings that training windows take as input; with `as-truth`, gaps are filled first."""
+        rows = _input_rows(windows)
         values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
         known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
-        return rows, np.where(known, values[:, rows], 0.0), known
+        return TrainingRows(rows, np.where(known, values[:, rows], 0.0), known)
 
-    def usual(
-        self, windows: Windows, treatment: Missing
-    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Each node's usual week, and what is usual at every row (see `usual.py`), from what training windows
-        take in; where a run is asked for the readings ahead, from all there is."""
-        if windows.horizon * self.when.step > 1 + 1e-9:
-            raise ConfigError("model.profile", "a usual week is of no use to a horizon of more than a day")
-        starts = windows.starts["train"]
-        rows = np.unique((starts[:, None] + np.arange(windows.history)).ravel())
-        if windows.ahead:
-            rows = np.arange(len(self.time_of_day))
-        known = ~self.absent(treatment)[:, rows]  # not what was filled in
-        return self.when.usual(np.where(known, self.values[:, rows], 0.0), known, rows)
+    def weekly_profiles(self, windows: Windows, treatment: Missing) -> WeeklyProfiles:
+        """Each node's weekly profile, from the inputs of training windows; to forecast the readings that come
+        next, from all readings. Filled gaps do not count."""
+        if windows.horizon * self.calendar.step_days > 1 + 1e-9:
+            problem = "a weekly profile cannot be used with a horizon of more than a day"
+            raise ConfigError("model.profile", f"{problem}: switch it off or choose a smaller data.horizon")
+        rows = np.arange(len(self.time_of_day)) if windows.ahead else _input_rows(windows)
+        known = ~self.absent(treatment)[:, rows]
+        return self.calendar.profiles(np.where(known, self.values[:, rows], 0.0), known, rows)
 
-    def moments(self, windows: Windows, treatment: Missing) -> npt.NDArray[np.float64]:
-        """(n 3): count, sum and sum of squares of the readings that training windows take in."""
-        _, values, known = self.trained_on(windows, treatment)
+    def moments(self, windows: Windows, treatment: Missing) -> Floats:
+        """(n 3): count, sum and sum of squares of the readings that training windows take as input."""
+        _, values, known = self.training_rows(windows, treatment)
         return np.stack([known.sum(1), values.sum(1), np.square(values).sum(1)], axis=1).astype(np.float64)
 
 
-class Prepared:
+def _input_rows(windows: Windows) -> Ints:
+    """The rows that are an input of some training window, ascending."""
+    return np.unique((windows.starts["train"][:, None] + np.arange(windows.history)).ravel())
+
+
+class PreparedSeries:
     """A Series scaled and on its device, with its windows: ready to be cut into minibatches."""
 
     def __init__(
@@ -121,129 +145,126 @@ class Prepared:
         gaps: bool = False,
         profile: bool = False,
     ) -> None:
-        def scaled(absent: npt.NDArray[np.bool_]) -> Tensor:
+        def scaled(absent: Bools) -> Tensor:
             values = (fill(series.values, absent) - scaler.mean) / scaler.std
-            return torch.tensor(np.nan_to_num(values), dtype=dtype, device=device)  # at first: the mean
+            return torch.tensor(
+                np.nan_to_num(values), dtype=dtype, device=device
+            )  # before the first: the mean
 
         self.nodes, self.scaler, self.masked = series.nodes, scaler, treatment == "masked"
         self.history, self.horizon, self.length = windows.history, windows.horizon, windows.length
         self.inputs = scaled(series.absent(treatment))
-        # the unmasked metric takes a zero for the truth, whatever the model was fed
+        # The unmasked metric takes zeros as the truth, whatever the inputs of the model are.
         self.targets = scaled(series.absent("as-truth")) if self.masked else self.inputs
         self.observed = torch.tensor(~series.missing, device=device)
         self._steps = torch.arange(self.length, device=device)
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
-        moments = np.stack([series.when.slot, series.weekday], axis=1)
+        moments = np.stack([series.calendar.slot, series.weekday], axis=1)
         self.moments = torch.tensor(moments, device=device)  # (T 2)
         self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if gaps else None
-        self.when, self.ahead = series.when, windows.ahead
-        self.usual_weeks: npt.NDArray[np.float64] | None = None
-        self.usual: Tensor | None = None  # (n T): what each node usually reads then, scaled
+        self.calendar, self.ahead = series.calendar, windows.ahead
+        self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
+        self.profile: Tensor | None = None  # (n T): the profile at every row, scaled
         if profile:
-            self.usual_weeks, at = series.usual(windows, treatment)
-            self._expect(at)
+            self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
+            self._set_profile(at_rows)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
-        self.has: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
+        self.available: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
         for split in SPLITS:
-            has = series.has(windows.starts[split], windows, treatment)
-            self.has[split] = None if has.all() else torch.tensor(has, device=device)
+            available = series.available(windows.starts[split], windows, treatment)
+            self.available[split] = None if available.all() else torch.tensor(available, device=device)
 
-    def remember(self, usual_weeks: npt.NDArray[np.float64]) -> None:
-        """Go by usual weeks (n 7 slots) that were counted when the model was trained. Who has none, as a new
-        sensor, keeps what the readings at hand gave."""
-        assert self.usual_weeks is not None
-        unknown = np.isnan(usual_weeks).all(axis=(1, 2), keepdims=True)
-        self.usual_weeks = np.where(unknown, self.usual_weeks, usual_weeks)
-        self._expect(self.when.looked_up(self.usual_weeks))
+    def use_profiles(self, weekly_profiles: Floats) -> None:
+        """Use profiles (n 7 SLOTS) that were computed when the model was trained. A node without one, such as
+        a new sensor, keeps the profile of the readings at hand."""
+        assert self.weekly_profiles is not None
+        unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
+        self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
+        self._set_profile(self.calendar.look_up(self.weekly_profiles))
 
     def state(self) -> dict[str, Tensor]:
-        """What was learned of the readings without training, for a checkpoint."""
-        return {} if self.usual_weeks is None else {"usual_weeks": torch.from_numpy(self.usual_weeks)}
+        """What a checkpoint keeps of the readings: the weekly profiles, if the model uses them."""
+        return {} if self.weekly_profiles is None else {PROFILES: torch.from_numpy(self.weekly_profiles)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to it where readings ahead are asked for; else they are counted, each time the same."""
-        if "usual_weeks" in state and self.ahead:
-            self.remember(state["usual_weeks"].cpu().numpy())
+        """Restore the profiles if the next readings are to be forecast. In training and evaluation they are
+        computed from the readings, with the same result each time."""
+        if PROFILES in state and self.ahead:
+            self.use_profiles(state[PROFILES].cpu().numpy())
 
-    def _expect(self, usual: npt.NDArray[np.float64]) -> None:
-        """Tell the model from now on what is usual at every row: (n T) in the readings' unit."""
-        scaled = (usual - self.scaler.mean) / self.scaler.std
-        self.usual = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
+    def _set_profile(self, at_rows: Floats) -> None:
+        """(n T), in the readings' unit."""
+        scaled = (at_rows - self.scaler.mean) / self.scaler.std
+        self.profile = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
 
     def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
         """Some windows of a split, and which of them each node has: (n b), None if all."""
-        starts, has = self.starts[split][windows], self._has(split, windows)
+        starts, available = self.starts[split][windows], self._available(split, windows)
         inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
         x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
         weight = None
         if self.masked:
             observed = self._cut(self.observed, starts)[:, :, self.history :]
-            weight = (observed if has is None else observed & has[:, :, None]).to(x.dtype)
-        elif has is not None:
-            weight = has[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
+            weight = (observed if available is None else observed & available[:, :, None]).to(x.dtype)
+        elif available is not None:
+            weight = available[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
         y = self._cut(self.targets, starts)[:, :, self.history :]
         moment = self.moments[starts + self.history - 1]
         gaps = None if self.gaps is None else self._cut(self.gaps, starts)[:, :, : self.history]
-        usual = None
-        if self.usual is not None:  # who knows nothing expects no change
-            ahead = self._cut(self.usual, starts)[:, :, self.history :]
-            usual = torch.nan_to_num(ahead - x[:, :, -1, :1])
-        return Batch(x, y, clock[:, self.history :], weight, moment, gaps, usual), has
+        profile_change = None
+        if self.profile is not None:
+            ahead = self._cut(self.profile, starts)[:, :, self.history :]
+            profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
+        return Batch(x, y, clock[:, self.history :], weight, moment, gaps, profile_change), available
 
     def chunks(self, split: Split) -> Iterator[slice]:
-        """All windows of a split, a few at a time."""
+        """All windows of a split, in chunks that fit into memory."""
         width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
         return (slice(start, min(start + width, count)) for start in range(0, count, width))
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
-        """(n t 8) float64: sums over windows, in the readings' unit, see `SUMS`."""
+        """(n t 8) float64: the sums named in `SUMS` over some windows, in the readings' unit."""
         return torch.stack([term.sum(1) for term in self.terms(y_hat, split, windows)], dim=-1)
 
     def terms(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> list[Tensor]:
-        """What each of `SUMS` adds up: (n b t) float64, zero where it does not count."""
-        starts, has = self.starts[split][windows], self._has(split, windows)
+        """The terms of each sum in `SUMS`: (n b t) float64, zero where a target does not count."""
+        starts, available = self.starts[split][windows], self._available(split, windows)
         truth = self.unscaled(self._cut(self.targets, starts)[:, :, self.history :])
         error = self.unscaled(y_hat) - truth
-        all_, seen = torch.ones_like(truth), self._cut(self.observed, starts)[:, :, self.history :].double()
-        if has is not None:
-            all_, seen = all_ * has[:, :, None], seen * has[:, :, None]
-        nonzero = seen * (truth.abs() > 1e-3)  # a percentage of zero is no number
+        counted = torch.ones_like(truth)
+        observed = self._cut(self.observed, starts)[:, :, self.history :].double()
+        if available is not None:
+            counted, observed = counted * available[:, :, None], observed * available[:, :, None]
+        nonzero = observed * (truth.abs() > 1e-3)  # there is no percentage of zero
         share = error.abs() / torch.where(nonzero > 0, truth.abs(), 1.0)
         return [
-            *(all_ * error.square(), all_ * error.abs(), all_),
-            *(seen * error.square(), seen * error.abs(), seen),
-            *(nonzero * share, nonzero),
+            counted * error.square(),
+            counted * error.abs(),
+            counted,
+            observed * error.square(),
+            observed * error.abs(),
+            observed,
+            nonzero * share,
+            nonzero,
         ]
 
     def unscaled(self, values: Tensor) -> Tensor:
-        """In the readings' unit, as float64."""
+        """Convert to the readings' unit, as float64."""
         return values.double() * self.scaler.std + self.scaler.mean
 
-    def _has(self, split: Split, windows: Tensor | slice) -> Tensor | None:
-        has = self.has[split]
-        return None if has is None else has[:, windows]
+    def _available(self, split: Split, windows: Tensor | slice) -> Tensor | None:
+        available = self.available[split]
+        return None if available is None else available[:, windows]
 
     def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
         """(n T) -> (n b t)."""
-        # by flat indices: on a CPU selecting from overlapping windows takes a hundred times as long
+        # By flat indices: on a CPU, selecting from overlapping windows takes a hundred times as long.
         steps = starts[:, None] + self._steps
         return rows.index_select(1, steps.flatten()).view(len(rows), *steps.shape)
 
 
-SUMS = (
-    "square",
-    "absolute",
-    "count",
-    "masked_square",
-    "masked_absolute",
-    "masked_count",
-    "share",
-    "share_count",
-)
-
-
-def fill(values: npt.NDArray[np.float64], absent: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """(n T) -> (n T): each absent value is the node's last one before it, NaN where there is none."""
+def fill(values: Floats, absent: Bools) -> Floats:
+    """(n T) -> (n T): replace each absent value by the node's last one before it, or NaN if there is none."""
     last = np.maximum.accumulate(np.where(absent, -1, np.arange(values.shape[1])), axis=1)
     filled = np.take_along_axis(values, np.maximum(last, 0), axis=1)
     return np.where(last < 0, np.nan, filled)

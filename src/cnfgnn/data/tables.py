@@ -1,4 +1,4 @@
-"""Readings from a table: wide (a column per sensor) or long (a row per time and sensor), in any order."""
+"""Turn a table into readings, whether wide (a column per sensor) or long (a row per time and sensor)."""
 
 from __future__ import annotations
 
@@ -15,82 +15,82 @@ from cnfgnn.data.columns import Layout
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import LARGEST, Readings
 from cnfgnn.data.text import MISSING, number, shown
-from cnfgnn.data.times import Column, Ints, Places, Times, clock_to_utc, read_times
+from cnfgnn.data.times import Column, Ints, RowLocations, Times, clock_to_utc, read_times
 from cnfgnn.errors import DataError
 
-SPARSEST = 100  # cells for each reading, beyond which a long table cannot be meant
-SMALL = 10_000_000  # cells, up to which any table may be sparse
+SPARSEST = 100  # cells per reading; a long table that would be sparser is refused
+SMALL = 10_000_000  # cells; smaller tables may be as sparse as they like
 Notes = tuple[str, ...]
 Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a file: columns, what they are, where rows stand, and what was understood so far."""
+    """A table of a file: its cells, what its columns are, where its rows are, what was detected so far."""
 
     frame: pd.DataFrame
     layout: Layout
-    places: Places
+    locations: RowLocations
     decimal: str = "."
     notes: Notes = ()
 
 
 def readings_of(table: Table, options: ReadingOptions) -> Readings:
-    """The readings of a table, sorted by time; rows that repeat another are left out."""
+    """The readings of a table, sorted by time and without repeated rows."""
     if table.frame.empty:
-        raise DataError(table.places.path, "there are no readings in it")
+        raise DataError(table.locations.path, "holds no readings")
     stamps = _stamps(table)
     table, stamps = _without_blank_rows(table, stamps)
     layout = table.layout
     table = replace(table, notes=table.notes + layout.notes)
     is_long = layout.sensor is not None and _is_long(table, stamps)
     times, readings = (_from_long if is_long else _from_wide)(table, stamps, options)
-    if table.places.line_of is not None and len(readings.times) > 1:
-        _refuse_between_steps(readings, times, table)
+    if table.locations.line_of is not None and len(readings.times) > 1:
+        _check_grid(readings, times, table)
     return readings
 
 
-def _refuse_between_steps(readings: Readings, times: Times, table: Table) -> None:
-    """Text files are always put on a regular time grid; what does not fit has a line only here."""
+def _check_grid(readings: Readings, times: Times, table: Table) -> None:
+    """Refuse times off the grid while the line in the file is still known."""
     if (row := readings.between_steps()) is not None:
         step = int(readings.step.astype("timedelta64[s]").astype(int))
         first = str(readings.times[0]).replace("T", " ")
-        problem = f"this time is not a multiple of the {step} s step after the first time, {first}"
+        problem = f"this time is off the grid of {step} s steps that begins at {first}"
         in_file = int(np.argmax(times == readings.times[row]))
-        raise table.places.wrong(problem, in_file, table.layout.time_name)
+        raise table.locations.error(problem, in_file, table.layout.time_name)
 
 
 def _stamps(table: Table) -> pd.Index[Any]:
-    """The times as they stand in the table."""
-    frame, places = table.frame, table.layout.time
-    if not places:
+    """The times as they are in the table."""
+    frame, columns = table.frame, table.layout.time
+    if not columns:
         return frame.index
-    if len(places) == 1:
-        stamps: pd.Index[Any] = pd.Index(frame.iloc[:, places[0]])
+    if len(columns) == 1:
+        stamps: pd.Index[Any] = pd.Index(frame.iloc[:, columns[0]])
         return stamps
-    day, clock = (frame.iloc[:, place] for place in places)
+    day, clock = (frame.iloc[:, place] for place in columns)
     days = day.dt.strftime("%Y-%m-%d") if is_datetime64_any_dtype(day.dtype) else day.astype(str).str.strip()
     return pd.Index((days + " " + clock.astype(str).str.strip()).str.strip())
 
 
 def _without_blank_rows(table: Table, stamps: pd.Index[Any]) -> tuple[Table, pd.Index[Any]]:
-    """Spreadsheets leave rows of separators alone below the last one."""
+    """Drop blank rows, which spreadsheets write below the last one as mere separators."""
     blank = np.asarray(stamps == "", dtype=bool)
-    if not blank.any() or table.places.line_of is None:
+    if not blank.any() or table.locations.line_of is None:
         return table, stamps
     rest = table.frame.iloc[np.flatnonzero(blank)].drop(columns=table.frame.columns[list(table.layout.time)])
     blank[blank] = (rest.isna() | (rest == "")).all(axis=1)
-    rows, line_of = np.flatnonzero(~blank), table.places.line_of
+    rows, line_of = np.flatnonzero(~blank), table.locations.line_of
     if not len(rows):
-        raise DataError(table.places.path, "there are no readings in it")
-    places = Places(table.places.path, lambda row: line_of(int(rows[row])))
-    return replace(table, frame=table.frame.iloc[rows], places=places), stamps[rows]
+        raise DataError(table.locations.path, "holds no readings")
+    locations = RowLocations(table.locations.path, lambda row: line_of(int(rows[row])))
+    return replace(table, frame=table.frame.iloc[rows], locations=locations), stamps[rows]
 
 
 def _is_long(table: Table, stamps: pd.Index[Any]) -> bool:
     """Whether a table with a column that may hold sensor ids is long.
 
-    Where neither names nor texts decide, it is if times occur again and again, which a wide table's do not.
+    If neither names nor texts decide, it is long if most times occur several times.
     """
     if table.layout.is_long:
         return True
@@ -103,49 +103,51 @@ def _is_long(table: Table, stamps: pd.Index[Any]) -> bool:
 
 def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> tuple[Times, Readings]:
     """The time of each row of a table, and its readings."""
-    layout, places = table.layout, table.places
+    layout, locations = table.layout, table.locations
     name = layout.time_name
-    moments = read_times(Column(name, stamps, range(len(stamps))), options, places)
+    moments = read_times(Column(name, stamps, range(len(stamps))), options, locations)
     times, utc, notes = moments.times, moments.utc, table.notes + moments.notes
     if not utc and (zone := options.zone) is not None:
-        times, note = clock_to_utc(times, zone, name, options, places)
+        times, note = clock_to_utc(times, zone, name, options, locations)
         utc, notes = True, (*notes, note)
     sensors = sorted(layout.others if layout.sensor is None else (*layout.others, layout.sensor))
     values = np.empty((len(times), len(sensors)), dtype=np.float32)
     for column, place in enumerate(sensors):
         numbers = _numbers(table, place)
-        with np.errstate(over="ignore"):  # too large for float32 is infinite, which is too large for us
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
             values[:, column] = numbers
-    _refuse_the_unmeant(values, [layout.names[place] for place in sensors], places)
-    hint = _why_twice(table, stamps, utc, options)
-    grid, values, more = _in_order(times, values, places, hint)
+    _check_magnitude(values, [layout.names[place] for place in sensors], locations)
+    hint = _duplicate_hint(table, stamps, utc, options)
+    grid, values, more = _in_order(times, values, locations, hint)
     ids = tuple(layout.names[place] for place in sensors)
     return times, Readings(
-        grid, ids, values, missing=np.isnan(values), source=str(places.path), utc=utc, notes=notes + more
+        grid, ids, values, missing=np.isnan(values), source=str(locations.path), utc=utc, notes=notes + more
     )
 
 
-def _why_twice(table: Table, stamps: pd.Index[Any], utc: bool, options: ReadingOptions) -> str:
-    """What may have gone wrong where a time occurs twice with different readings."""
+def _duplicate_hint(table: Table, stamps: pd.Index[Any], utc: bool, options: ReadingOptions) -> str:
+    """What the user may have to change if a time occurs twice with different readings."""
     if len(table.layout.names) == 3 and stamps.nunique() < len(stamps) * 2 / 3:
-        return "; in a table with a row per time and sensor, call the columns time, id and value"
-    return _set_back(utc, options)
+        return "; if the table has a row per time and sensor, call its columns time, id and value"
+    return _clock_change_hint(utc, options)
 
 
-def _set_back(utc: bool, options: ReadingOptions) -> str:
+def _clock_change_hint(utc: bool, options: ReadingOptions) -> str:
     example = options.hint("timezone", "Europe/Paris")
-    return "" if utc else f"; if clocks were set back there, name their zone, like {example}"
+    return "" if utc else f"; if clocks were set back then, set their time zone, like {example}"
 
 
-def _in_order(times: Times, values: Values, places: Places, hint: str) -> tuple[Times, Values, Notes]:
-    """Rows from the earliest to the latest, each once."""
+def _in_order(
+    times: Times, values: Values, locations: RowLocations, hint: str
+) -> tuple[Times, Values, Notes]:
+    """Sort rows by time and drop repeated ones."""
     steps = np.diff(times).astype(np.int64)
     if (steps > 0).all():
         return times, values, ()
     notes: Notes = ()
     order = np.argsort(times, kind="stable")
     if (steps <= 0).all() and (steps < 0).any():
-        notes = ("rows run from the latest to the earliest, and were turned round",)
+        notes = ("rows were in descending order and were reversed",)
     elif (steps < 0).any():
         notes = ("rows were sorted by time",)
     times, values = times[order], values[order]
@@ -154,71 +156,69 @@ def _in_order(times: Times, values: Values, places: Places, hint: str) -> tuple[
     if not same.all():
         k = again[int(np.argmin(same.all(axis=1)))]
         one, other = sorted((int(order[k]), int(order[k + 1])))
-        raise _twice(times[k], "", one, other, places, hint)
+        raise _conflict(times[k], "", one, other, locations, hint)
     if len(again):
-        notes += (_left_out(len(again)),)
+        notes += (_left_out_note(len(again)),)
         times, values = np.delete(times, again + 1), np.delete(values, again + 1, axis=0)
     return times, values, notes
 
 
-def _twice(time: np.datetime64, sensor: str, one: int, other: int, places: Places, hint: str) -> DataError:
+def _conflict(
+    time: np.datetime64, sensor: str, one: int, other: int, locations: RowLocations, hint: str
+) -> DataError:
     of = f" of sensor {shown(sensor)}" if sensor else ""
-    problem = f"{str(time).replace('T', ' ')}{of} stands in {places.name(one)} too, with other readings"
-    return places.wrong(f"{problem}: keep one{hint}", other)
+    problem = f"{str(time).replace('T', ' ')}{of} is also in {locations.describe(one)}, with other readings"
+    return locations.error(f"{problem}: keep one{hint}", other)
 
 
-def _left_out(count: int) -> str:
-    return (
-        "1 row that repeats another was left out"
-        if count == 1
-        else f"{count} rows that repeat others were left out"
-    )
+def _left_out_note(count: int) -> str:
+    return "1 repeated row was left out" if count == 1 else f"{count} repeated rows were left out"
 
 
 def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> tuple[Times, Readings]:
     """The time of each row of a table, and its readings."""
-    layout, places = table.layout, table.places
+    layout, locations = table.layout, table.locations
     codes, cells = pd.factorize(stamps, use_na_sentinel=False)
     _, firsts = np.unique(codes, return_index=True)
-    moments = read_times(Column(layout.time_name, pd.Index(cells), firsts), options, places)
+    moments = read_times(Column(layout.time_name, pd.Index(cells), firsts), options, locations)
     times, utc, notes = moments.times[codes], moments.utc, table.notes + moments.notes
     sensors, ids = _ids(table)
     if not utc and (zone := options.zone) is not None:
-        times, note = clock_to_utc(times, zone, layout.time_name, options, places, sensors)
+        times, note = clock_to_utc(times, zone, layout.time_name, options, locations, sensors)
         utc, notes = True, (*notes, note)
     (value,) = layout.others
     with np.errstate(over="ignore"):
         numbers = _numbers(table, value).astype(np.float32)
-    _refuse_the_unmeant(numbers[:, None], [layout.names[value]], places)
+    _check_magnitude(numbers[:, None], [layout.names[value]], locations)
     grid, rows = np.unique(times, return_inverse=True)
     if len(grid) * len(ids) > max(SMALL, SPARSEST * len(times)):
-        problem = f"{len(times)} rows name {len(grid)} times and {len(ids)} sensors: too few to use"
-        raise DataError(places.path, problem)
+        problem = f"{len(times)} rows are too few for {len(grid)} times and {len(ids)} sensors"
+        raise DataError(locations.path, problem)
     cell = rows.astype(np.int64) * len(ids) + sensors
-    hint = _set_back(utc, options)
+    hint = _clock_change_hint(utc, options)
     repeated = _repeated(
-        cell, numbers, lambda k: (grid[cell[k] // len(ids)], ids[cell[k] % len(ids)]), places, hint
+        cell, numbers, lambda k: (grid[cell[k] // len(ids)], ids[cell[k] % len(ids)]), locations, hint
     )
     values = np.full((len(grid), len(ids)), np.nan, dtype=np.float32)
     values[rows, sensors] = numbers
     names = [layout.names[place] for place in (*layout.text_columns, value)]
     notes += (f"a row per time and sensor, in columns {', '.join(map(repr, names))}",)
     if repeated:
-        notes += (_left_out(repeated),)
+        notes += (_left_out_note(repeated),)
     return times, Readings(
-        grid, tuple(ids), values, missing=np.isnan(values), source=str(places.path), utc=utc, notes=notes
+        grid, tuple(ids), values, missing=np.isnan(values), source=str(locations.path), utc=utc, notes=notes
     )
 
 
 def _ids(table: Table) -> tuple[Ints, list[str]]:
-    """The number of each row's sensor, and the sensors' ids in the order in which they occur."""
+    """The number of each row's sensor, and the ids of the sensors in order of first occurrence."""
     assert table.layout.sensor is not None
     place = table.layout.sensor
     codes, cells = pd.factorize(pd.Index(table.frame.iloc[:, place]), use_na_sentinel=False)
     texts = ["" if pd.isna(cell) else str(cell).strip() for cell in cells]
     if "" in texts:
         row = int(np.argmax(codes == texts.index("")))
-        raise table.places.wrong("this row names no sensor", row, table.layout.names[place])
+        raise table.locations.error("this row has no sensor id", row, table.layout.names[place])
     merged, ids = pd.factorize(np.array(texts, dtype=object))
     return merged[codes].astype(np.int64), [str(name) for name in ids]
 
@@ -227,10 +227,10 @@ def _repeated(
     cell: Ints,
     numbers: Values,
     name: Callable[[int], tuple[np.datetime64, str]],
-    places: Places,
+    locations: RowLocations,
     hint: str,
 ) -> int:
-    """How many rows of a long table repeat another; those that say something else are refused."""
+    """How many rows of a long table repeat another one; rows that contradict another one are refused."""
     order = np.argsort(cell, kind="stable")
     again = np.flatnonzero(np.diff(cell[order]) == 0)
     one, other = numbers[order[again]], numbers[order[again + 1]]
@@ -238,19 +238,23 @@ def _repeated(
     if not same.all():
         k = int(again[int(np.argmin(same))])
         time, sensor = name(int(order[k]))
-        raise _twice(time, sensor, int(order[k]), int(order[k + 1]), places, hint)
+        raise _conflict(time, sensor, int(order[k]), int(order[k + 1]), locations, hint)
     return len(again)
 
 
-def _refuse_the_unmeant(values: Values, names: list[str], places: Places) -> None:
+def _check_magnitude(values: Values, names: list[str], locations: RowLocations) -> None:
     too_large = np.abs(values) > LARGEST
     if too_large.any():
         row, column = np.argwhere(too_large)[0]
-        raise places.wrong(f"a reading beyond {LARGEST:g} cannot be meant", int(row), names[column])
+        raise locations.error(
+            f"a reading beyond {LARGEST:g} is not plausible: correct it or empty the cell",
+            int(row),
+            names[column],
+        )
 
 
 def _numbers(table: Table, place: int) -> npt.NDArray[np.float64]:
-    """The numbers of a column, which may stand in it as text or as decimals."""
+    """The numbers of a column, which may hold them as text or as decimals."""
     column = table.frame.iloc[:, place]
     if is_numeric_dtype(column.dtype) and not is_bool_dtype(column.dtype):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -259,10 +263,11 @@ def _numbers(table: Table, place: int) -> npt.NDArray[np.float64]:
         if pd.isna(cell) or (text := str(cell).strip()) in MISSING:
             continue
         if (parsed := number(text, table.decimal)) is None:
-            raise table.places.wrong(not_a_number(cell, table.decimal), row, table.layout.names[place])
+            raise table.locations.error(not_a_number(cell, table.decimal), row, table.layout.names[place])
         numbers[row] = parsed
     return numbers
 
 
 def not_a_number(cell: object, decimal: str = ".") -> str:
-    return f"{shown(cell)} is not a number like 12{decimal}5, and not empty"
+    """The error message for a cell of readings."""
+    return f"{shown(cell)} is not a number like 12{decimal}5; leave the cell empty if the reading is missing"

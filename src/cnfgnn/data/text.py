@@ -1,4 +1,4 @@
-"""Text files of fields: how they are encoded, what separates the fields, how numbers are written."""
+"""Read text files of fields: detect their encoding, separator and decimal mark."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from cnfgnn.errors import DataError
 Row = tuple[int, list[str]]  # line number and fields
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 ENCODINGS = {"utf-8-sig": "UTF-8", "utf-16": "UTF-16", "cp1252": "Windows-1252 (Latin-1)"}
-BINARY = re.compile(
-    r"[\x00-\x08\x0e-\x1a\x1c-\x1f]"
-)  # in no text, while Windows-1252 decodes almost anything
+# Characters that no text holds: Windows-1252 alone would decode almost any binary file.
+BINARY = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 MISSING = frozenset(
     {"", "-", "--", "?", "NA", "N/A", "na", "n/a", "n.a.", "#N/A", "NaN", "nan", "NAN", "-nan"}
     | {"NULL", "null", "Null", "None", "none"}
 )
-GROUPED = re.compile(
-    r"[+-]?[1-9]\d{0,2}(?:,\d{3})+", re.A
-)  # 1,234: a decimal comma, or one between thousands
+# 1,234 may have a decimal comma, or one between thousands.
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+", re.A)
 
 
 @dataclass(frozen=True)
@@ -32,17 +30,17 @@ class Text:
     """A text file and how to read it."""
 
     path: Path
-    head: str  # up to the second line that is not blank
+    head: str  # up to the second non-blank line
     encoding: str = "utf-8-sig"
     separator: str = ","
-    content: str | None = None  # of a file in another encoding than UTF-8
+    content: str | None = None  # decoded, if the encoding is not UTF-8
 
     def first_rows(self) -> list[Row]:
         """The first two rows, or as many as there are."""
         return list(self._parsed(io.StringIO(self.head, newline="")))
 
     def rows(self) -> Iterator[Row]:
-        """Line number and fields of every line that is not blank."""
+        """Line number and fields of every non-blank line."""
         try:
             if self.content is not None:
                 yield from self._parsed(io.StringIO(self.content, newline=""))
@@ -52,7 +50,7 @@ class Text:
         except UnicodeDecodeError:
             raise _no_text(self.path) from None
         except OSError as problem:
-            raise DataError(self.path, f"it cannot be opened ({problem.strerror})") from None
+            raise DataError(self.path, f"cannot be opened ({problem.strerror})") from None
 
     def _parsed(self, lines: Iterable[str]) -> Iterator[Row]:
         reader = csv.reader(lines, delimiter=self.separator)
@@ -61,25 +59,28 @@ class Text:
                 if fields:
                     yield reader.line_num, fields
         except csv.Error as problem:
-            raise DataError(self.path, f"this is not a csv file ({problem})", line=reader.line_num) from None
+            raise DataError(self.path, f"cannot be parsed as csv ({problem})", line=reader.line_num) from None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What had to be found out about the file."""
-        encoding = () if self.encoding == "utf-8-sig" else (f"text in {ENCODINGS[self.encoding]}",)
-        separator = () if self.separator == "," else (f"fields separated by {SEPARATORS[self.separator]}",)
-        return encoding + separator
+        """What was detected about the file."""
+        notes: tuple[str, ...] = ()
+        if self.encoding != "utf-8-sig":
+            notes += (f"text in {ENCODINGS[self.encoding]}",)
+        if self.separator != ",":
+            notes += (f"fields separated by {SEPARATORS[self.separator]}",)
+        return notes
 
 
 def open_text(path: Path, *, whole: bool = True) -> Text:
-    """A file with its encoding and separator; unless `whole`, its first lines alone tell whether UTF-8."""
+    """Open a file and detect its encoding and separator; unless `whole`, from its first lines alone."""
     try:
         raw = path.read_bytes() if whole else _first_lines(path)
         content = _utf_8(raw)
         if content is None and not whole:
             raw = path.read_bytes()
     except OSError as problem:
-        raise DataError(path, f"it cannot be opened ({problem.strerror})") from None
+        raise DataError(path, f"cannot be opened ({problem.strerror})") from None
     if content is not None:
         head = _head(content)
         return Text(path, head, separator=_separator(head))
@@ -89,7 +90,7 @@ def open_text(path: Path, *, whole: bool = True) -> Text:
 
 
 def _first_lines(path: Path) -> bytes:
-    """At least the first two lines that are not blank."""
+    """The lines up to the second non-blank one."""
     lines, filled = [], 0
     with path.open("rb") as file:
         for line in file:
@@ -118,7 +119,7 @@ def _utf_8(raw: bytes) -> str | None:
 
 
 def _decoded(raw: bytes, path: Path) -> tuple[str, str]:
-    """Encoding and characters of a file that is not UTF-8."""
+    """Encoding and content of a file that is not UTF-8."""
     encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "cp1252"
     try:
         content = raw.decode(encoding)
@@ -126,7 +127,7 @@ def _decoded(raw: bytes, path: Path) -> tuple[str, str]:
         raise _no_text(path) from None
     if encoding == "cp1252" and not raw.decode("utf-8", "ignore").isascii():
         raise DataError(
-            path, "this is UTF-8 with a damaged character; save it again", line=_damaged_line(raw)
+            path, "this UTF-8 file has a damaged character: save it again", line=_damaged_line(raw)
         )
     if BINARY.search(content):
         raise _no_text(path)
@@ -144,13 +145,14 @@ def _damaged_line(raw: bytes) -> int:
 
 
 def _no_text(path: Path) -> DataError:
-    return DataError(path, "this is not text in UTF-8, UTF-16 or Latin-1; save it as csv in UTF-8")
+    return DataError(path, "is not text in UTF-8, UTF-16 or Latin-1: save it as csv in UTF-8")
 
 
 def _separator(head: str) -> str:
-    """What separates the first two lines into as many fields each, which hold no other separator if possible.
+    """The separator of a file, from its first two lines.
 
-    Cells of a file with commas hold no other separator, so that such a file is always taken as one.
+    The best separator gives both lines the same number of fields, then cells without other separators, then
+    the most fields. Commas win a tie.
     """
     lines = [line for line in io.StringIO(head, newline="") if line.strip()]
     found: list[tuple[tuple[bool, int, int], str]] = []
@@ -163,16 +165,16 @@ def _separator(head: str) -> str:
             counts = {len(fields) for fields in rows}
             mixed = sum(_holds_another(cell, separator) for fields in rows for cell in fields)
             found.append(((len(counts) == 1 and counts != {1}, -mixed, len(rows[0])), separator))
-    return max(found, key=lambda one: one[0])[1] if found else ","  # the first of equals: commas
+    return max(found, key=lambda one: one[0])[1] if found else ","  # max returns the first of equals: commas
 
 
 def _holds_another(cell: str, separator: str) -> bool:
-    """Whether a cell that is not a number with a decimal comma holds another separator, or a quote."""
+    """Whether a cell holds another separator or a quote, and is not a number with a decimal comma."""
     return any(mark in cell for mark in {*SEPARATORS, '"'} - {separator}) and number(cell, ",") is None
 
 
 def number(text: str, decimal: str = ".") -> float | None:
-    """The number that a text stands for; Python alone would also read 1_000 and Thai digits."""
+    """Parse a number; unlike Python's float, refuse 1_000 and digits of other scripts."""
     if decimal == ",":
         text = "no number" if "." in text else text.replace(",", ".")
     try:
@@ -182,9 +184,9 @@ def number(text: str, decimal: str = ".") -> float | None:
 
 
 def decimal_comma(cells: Iterable[tuple[int, str]], separator: str) -> tuple[bool, tuple[int, str] | None]:
-    """Whether numbers have decimal commas; where none can only be that, one that may be, with its line.
+    """Whether numbers have decimal commas; if that cannot be decided, also an ambiguous cell and its line.
 
-    Who separates fields by semicolons does so because commas are in the numbers.
+    Files that separate fields by semicolons do so because their numbers have decimal commas.
     """
     unclear: tuple[int, str] | None = None
     for line, cell in cells:
@@ -196,10 +198,10 @@ def decimal_comma(cells: Iterable[tuple[int, str]], separator: str) -> tuple[boo
 
 
 def shown(text: object) -> str:
-    """A piece of a file, short enough to be part of a sentence."""
+    """A piece of a file in quotes, short enough for an error message."""
     return repr(str(text)[:40])
 
 
 def reason(problem: BaseException) -> str:
-    """The first line of what a library complains about."""
+    """The first line of a library's error message."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Times as people write them: ISO 8601, day or month first, in one column or two, as a clock showed them."""
+"""Read times as people write them: ISO 8601, day or month first, in one column or two, in any time zone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ISO_TIME = re.compile(
     r"\d{4}([-/])\d\d\1\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.A
 )
 CLOCK = r"(\d{1,2}):(\d\d(?::\d\d(?:\.\d+)?)?)(?: ?([AaPp])\.?[Mm]\.?)?"
-NUMBERED = re.compile(  # three numbers, the year first or last, in one or two digits where ISO 8601 has two
+NUMBERED = re.compile(  # three numbers, year first or last; unlike ISO 8601, one digit may do for two
     rf"(\d{{1,2}}|\d{{4}})([-/.])(\d{{1,2}})\2(\d{{4}}|\d{{1,2}})"
     rf"(?:(?:T| |, ?){CLOCK} ?(Z|[+-]\d\d(?::?\d\d)?)?)?",
     re.A,
@@ -36,23 +36,25 @@ EXAMPLE = "2024-01-31 08:05"
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the rows of a table stand in its file, for messages: in lines of a text, else counted from 1."""
+class RowLocations:
+    """Where the rows of a table are in its file, for messages: by line in text, otherwise counted from 1."""
 
     path: Path
     line_of: Callable[[int], int] | None = None
 
-    def name(self, row: int) -> str:
+    def describe(self, row: int) -> str:
+        """For example "line 7"."""
         return f"row {row + 1}" if self.line_of is None else f"line {self.line_of(row)}"
 
-    def wrong(self, problem: str, row: int, column: str | None = None) -> DataError:
+    def error(self, problem: str, row: int, column: str | None = None) -> DataError:
+        """An error at a row of the table."""
         if self.line_of is None:
             return DataError(self.path, problem, row=row + 1, column=column)
         return DataError(self.path, problem, line=self.line_of(row), column=column)
 
 
 class Column(NamedTuple):
-    """A column of times: its name and what stands in it, each with the first row that it stands in."""
+    """A column of times: its name, its cells, and the first row in which each cell occurs."""
 
     name: str
     cells: pd.Index[Any]
@@ -60,7 +62,7 @@ class Column(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Times in seconds, whether they are UTC (else as a clock showed them), and how they were understood."""
+    """Times in seconds, whether they are UTC (otherwise their zone is unknown), and what was detected."""
 
     times: Times
     utc: bool
@@ -68,59 +70,64 @@ class Moments(NamedTuple):
 
 
 def is_time(text: str) -> bool:
+    """Whether a text looks like a day, with or without a clock time."""
     return _numbered(text.strip()) is not None
 
 
 def is_day(text: str) -> bool:
+    """Whether a text looks like a day without a clock time."""
     match = _numbered(text.strip())
     return match is not None and match[5] is None
 
 
 def is_clock(text: str) -> bool:
+    """Whether a text looks like a clock time without a day."""
     return CLOCK_ALONE.fullmatch(text.strip()) is not None
 
 
-def read_times(column: Column, options: ReadingOptions, places: Places) -> Moments:
-    """The times of a column; those that state their offset become UTC."""
+def read_times(column: Column, options: ReadingOptions, locations: RowLocations) -> Moments:
+    """The times of a column; times with an offset are converted to UTC."""
     notes: tuple[str, ...] = ()
     if is_datetime64_any_dtype(column.cells.dtype):
         stamps = pd.DatetimeIndex(column.cells)
         utc = stamps.tz is not None
         exact = (stamps.tz_convert("UTC").tz_localize(None) if utc else stamps).to_numpy()
     else:
-        plain, utc, notes = _as_iso(column, options, places)
+        plain, utc, notes = _as_iso(column, options, locations)
         stamps = pd.DatetimeIndex(pd.to_datetime(plain, format="ISO8601", utc=True, errors="coerce"))
         exact = stamps.tz_localize(None).to_numpy()
     seconds: Times = exact.astype("datetime64[s]")
     valid = (seconds >= EARLIEST) & (seconds < LATEST)
     if not valid.all():
         row = int(np.argmin(valid))
-        problem = f"this is not a time in 1800 .. 2199: {shown(column.cells[row])}"
-        raise places.wrong(problem, int(column.rows[row]), column.name)
+        problem = f"{shown(column.cells[row])} is not a time between 1800 and 2199"
+        raise locations.error(problem, int(column.rows[row]), column.name)
     order = np.argsort(exact, kind="stable")
     merged = np.diff(exact[order]).astype(np.int64).astype(bool) & (np.diff(seconds[order]).astype(int) == 0)
     if merged.any():
         row = int(order[int(np.argmax(merged)) + 1])
-        raise places.wrong("steps of less than a second cannot be used", int(column.rows[row]), column.name)
+        raise locations.error(
+            "time steps of less than a second are not supported", int(column.rows[row]), column.name
+        )
     if utc and options.timezone:
-        notes += (f"times state their offset from UTC, so that {options.key('timezone')} is not needed",)
+        notes += (f"times have an offset from UTC, so that {options.key('timezone')} is not used",)
     return Moments(seconds, utc, notes)
 
 
 def _numbered(text: str) -> re.Match[str] | None:
-    """A day, with or without a clock time, of three numbers, exactly one of which has four digits."""
+    """Match a day of three numbers, exactly one of which has four digits, with or without a clock time."""
     match = NUMBERED.fullmatch(text)
     return match if match and (len(match[1]) == 4) != (len(match[4]) == 4) else None
 
 
 def _as_iso(
-    column: Column, options: ReadingOptions, places: Places
+    column: Column, options: ReadingOptions, locations: RowLocations
 ) -> tuple[list[str], bool, tuple[str, ...]]:
-    """Texts as ISO 8601, whether they state an offset from UTC, and how they were understood."""
+    """Texts as ISO 8601, whether they have an offset from UTC, and what was detected."""
     texts = [str(cell).strip() for cell in column.cells]
 
     def wrong(problem: str, row: int) -> DataError:
-        return places.wrong(problem, int(column.rows[row]), column.name)
+        return locations.error(problem, int(column.rows[row]), column.name)
 
     notes: tuple[str, ...] = ()
     found = [ISO_TIME.fullmatch(text) for text in texts]
@@ -134,12 +141,14 @@ def _as_iso(
                 raise wrong(f"{shown(text)} is not a time like {EXAMPLE}", row)
             matches.append(match)
             if _year_is_first(match) != _year_is_first(matches[0]):
-                raise wrong(f"{shown(text)} is written in another way than {shown(texts[0])} above", row)
-        plain, notes = _reordered(matches, options, wrong, lambda row: places.name(int(column.rows[row])))
+                raise wrong(f"{shown(text)} is not in the same format as {shown(texts[0])} above", row)
+        plain, notes = _reordered(
+            matches, options, wrong, lambda row: locations.describe(int(column.rows[row]))
+        )
         offsets = [match[8] for match in matches]
     for row, offset in enumerate(offsets):
         if (offset is None) != (offsets[0] is None):
-            raise wrong("some times have an offset from UTC and some have none", row)
+            raise wrong("some times have an offset from UTC, others do not", row)
     return plain, bool(offsets and offsets[0]), notes
 
 
@@ -187,7 +196,7 @@ def _first_is_day(
     wrong: Callable[[str, int], DataError],
     place: Callable[[int], str],
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether 01/02/2024 is a day of February: one number above 12 decides for the whole column."""
+    """Whether 01/02/2024 is in February: one number above 12 decides for the whole column."""
     pairs = np.array([[int(match[1]), int(match[3])] for match in matches])
     above = pairs > 12
     decisive = [int(np.argmax(above[:, k])) if above[:, k].any() else None for k in (0, 1)]
@@ -196,13 +205,13 @@ def _first_is_day(
     if options.dates != "auto":
         other = month_first if options.dates == "day-first" else day_first
         if other is not None:
-            problem = f"{shown(whole[other])} is not {options.dates}, as {options.key('dates')} says"
+            problem = f"{shown(whole[other])} is not {options.dates}, although {options.key('dates')} says so"
             raise wrong(problem, other)
         return options.dates == "day-first", (f"dates are {options.dates}, as {options.key('dates')} says",)
     if day_first is not None and month_first is not None:
         later, earlier = max(day_first, month_first), min(day_first, month_first)
         problem = f"{shown(whole[later])} and {shown(whole[earlier])} in {place(earlier)} have day and month"
-        raise wrong(f"{problem} in different orders", later)
+        raise wrong(f"{problem} in different orders: use one order in the whole column", later)
     if day_first is not None:
         return True, (f"dates are day-first, as {shown(whole[day_first])} shows",)
     if month_first is not None:
@@ -211,8 +220,8 @@ def _first_is_day(
     if len(unclear):
         ways = f"{options.hint('dates', 'day-first')} or {options.hint('dates', 'month-first')}"
         problem = f"{shown(whole[unclear[0]])} and all other dates could be day-first or month-first"
-        raise wrong(f"{problem}: say which with {ways}", int(unclear[0]))
-    return True, ()  # 01/01/2024 alone: the same day either way
+        raise wrong(f"{problem}: decide with {ways}", int(unclear[0]))
+    return True, ()  # only dates such as 01/01/2024, which are the same either way
 
 
 def clock_to_utc(
@@ -220,13 +229,13 @@ def clock_to_utc(
     zone: tzinfo,
     column: str,
     options: ReadingOptions,
-    places: Places,
+    locations: RowLocations,
     series: Ints | None = None,
 ) -> tuple[Times, str]:
-    """UTC of what the clocks of a zone showed, row by row, and how it was understood.
+    """Convert local times of a zone to UTC, row by row; also returns a note on what was done.
 
-    When clocks are set back, an hour occurs twice: of two equal times in a file whose rows are in sequence,
-    the first is the earlier. `series` numbers the sensor of each row, where every one has its own sequence.
+    When clocks are set back, an hour occurs twice. The order of the rows then tells which of two equal times
+    is the earlier. `series` is the number of each row's sensor, if every sensor has its own sequence of rows.
     """
     clock = pd.DatetimeIndex(times)
     one, other = (
@@ -236,15 +245,15 @@ def clock_to_utc(
     if one.hasnans:
         row = int(np.argmax(one.isna()))
         standard = _standard_offset(clock[row], zone)
-        problem = f"{clock[row]} is a time that clocks in {options.timezone} skip when summer time begins"
-        mend = f"if this clock is never changed, its zone is {options.hint('timezone', standard)}"
-        raise places.wrong(f"{problem}; {mend}", row, column)
+        problem = f"{clock[row]} does not exist in {options.timezone}, where summer time begins then"
+        remedy = f"if these clocks are never changed, set {options.hint('timezone', standard)}"
+        raise locations.error(f"{problem}; {remedy}", row, column)
     instants = [
         stamps.tz_convert("UTC").tz_localize(None).to_numpy("datetime64[s]") for stamps in (one, other)
     ]
     early, late = np.minimum(*instants), np.maximum(*instants)
     twice = early != late
-    note = f"clock times of {options.timezone} were converted to UTC"
+    note = f"local times of {options.timezone} were converted to UTC"
     if not twice.any():
         return early, note
     chosen = early.copy()
@@ -252,25 +261,27 @@ def clock_to_utc(
     by_group = np.argsort(groups, kind="stable")
     for rows in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
         if twice[rows].any():
-            _in_sequence(rows, early, late, chosen, places, column)
-    return chosen, f"{note}, those that occur twice by the order of rows"
+            _in_sequence(rows, early, late, chosen, locations, column)
+    return chosen, f"{note}; times that occur twice were told apart by the order of the rows"
 
 
 def _standard_offset(moment: pd.Timestamp, zone: tzinfo) -> str:
-    """The zone's offset from UTC before clocks are put forward at `moment`, like +01:00."""
+    """The zone's offset from UTC, like +01:00, before clocks are put forward at `moment`."""
     before = (moment - pd.Timedelta(days=1)).tz_localize(zone, ambiguous=True, nonexistent="shift_backward")
     return before.strftime("%z")[:3] + ":" + before.strftime("%z")[3:5]
 
 
-def _in_sequence(rows: Ints, early: Times, late: Times, chosen: Times, places: Places, column: str) -> None:
-    """Choose between early and late for the rows of one sensor, which stand in sequence up or down."""
+def _in_sequence(
+    rows: Ints, early: Times, late: Times, chosen: Times, locations: RowLocations, column: str
+) -> None:
+    """Choose between the early and the late time for the rows of one sensor, which must be in sequence."""
     unsure = early[rows] != late[rows]
     steps = np.diff(early[rows[~unsure]]).astype(np.int64)
     if (steps < 0).any() and (steps > 0).any():
-        first = places.name(int(rows[unsure][0]))
-        problem = f"{first} is in an hour that occurs twice, and rows are not in sequence"
-        raise DataError(places.path, f"{problem}: sort them, or add the offset from UTC ({EXAMPLE}+01:00)")
-    if early[rows[0]] > late[rows[-1]]:  # downwards
+        first = locations.describe(int(rows[unsure][0]))
+        problem = f"{first} is in an hour that occurs twice, and the rows are not in sequence"
+        raise DataError(locations.path, f"{problem}: sort them, or add the offset from UTC ({EXAMPLE}+01:00)")
+    if early[rows[0]] > late[rows[-1]]:  # from the latest to the earliest
         rows, unsure = rows[::-1], unsure[::-1]
     apart = np.abs(np.diff(early[rows]).astype(np.int64))
     step = np.median(apart[apart > 0]) if apart.any() else 0
@@ -280,12 +291,14 @@ def _in_sequence(rows: Ints, early: Times, late: Times, chosen: Times, places: P
         row, before = rows[k], rows[k - 1]
         since = [int((choice - chosen[before]).astype(np.int64)) for choice in (early[row], late[row])]
         if since[0] > 0:
-            if since[0] != step and since[1] == step:  # it occurs once, and is in step if late
+            if since[0] != step and since[1] == step:  # it occurs once, and only the late time is one step on
                 chosen[row] = late[row]
             continue
         if early[row] == early[before] and step < (late[row] - early[row]).astype(np.int64):
-            chosen[row] = chosen[before]  # the same row again, as there are others before the hour is over
+            chosen[row] = chosen[before]  # a repeated row: the hour itself has more rows
         elif since[1] >= 0:
             chosen[row] = late[row]
         else:
-            raise places.wrong("this hour occurs twice, and rows are not in sequence here", int(row), column)
+            raise locations.error(
+                "this hour occurs twice, and the rows are not in sequence here: sort them", int(row), column
+            )

@@ -1,81 +1,123 @@
-"""A sensor's usual week: the mean of what it read at each time of each day of the week.
+"""Weekly profiles: a sensor's mean reading at each time of the day and each day of the week.
 
-It is counted from the sensor's own readings, takes no learning, and never leaves the sensor.
+A profile is computed from the sensor's own readings, without any training, and never leaves the sensor. Each
+mean also covers the neighbouring slots of the day, and is shrunk toward the mean over all weekdays, or over
+the weekend, because a few weeks hold only a few readings of each slot.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-SLOTS = 288  # of a day
+SLOTS = 288  # slots of a day, five minutes each
 WEEKDAYS = 7
-REACH = 2  # slots to either side that count along: one reading a day makes a noisy mean
-WEEKEND = 5  # the first day of it
-DRAWN = 3.0  # days: as much as these weighs what all days of the kind, weekday or weekend, have in common
+SATURDAY = 5  # the first day of the weekend, if Monday is 0
+SMOOTHING_SLOTS = 2  # neighbouring slots on either side that each mean includes
+SHRINKAGE_DAYS = 3.0  # weight of the weekday or weekend mean, in days of readings
 
 Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
-class When:
-    """Rows of a series as days, days of the week and slots of a day, each (T,)."""
+class WeeklyProfiles(NamedTuple):
+    """Profiles of n nodes; NaN where nothing is known.
 
-    def __init__(self, time_of_day: Floats, weekday: Whole) -> None:
-        self.slot: Whole = np.minimum((time_of_day * SLOTS).astype(np.int64), SLOTS - 1)
+    weeks    (n 7 SLOTS)  the profile itself
+    at_rows  (n T)        the profile at every row of the series, computed without the readings of that day
+    """
+
+    weeks: Floats
+    at_rows: Floats
+
+
+class _Sums(NamedTuple):
+    """Sums of readings and the number of readings in them, by slot: (days SLOTS) or (7 SLOTS) each."""
+
+    total: Floats
+    number: Floats
+
+
+class Calendar:
+    """The rows of a series as days, days of the week and slots of the day, each (T,).
+
+    step_days is the time between two rows, in days.
+    """
+
+    def __init__(self, time_of_day: Floats, weekday: Ints) -> None:
+        self.slot: Ints = np.minimum((time_of_day * SLOTS).astype(np.int64), SLOTS - 1)
         self.weekday = weekday
-        later = (np.diff(time_of_day) < 0) | (np.diff(weekday) != 0)
-        self.day: Whole = np.concatenate([[0], np.cumsum(later)])
+        next_day = (np.diff(time_of_day) < 0) | (np.diff(weekday) != 0)
+        self.day: Ints = np.concatenate([[0], np.cumsum(next_day)])
         steps = np.diff(time_of_day)
-        self.step = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0  # of a day
-        self._drawn = DRAWN * max(1.0, (2 * REACH + 1) / SLOTS / self.step)  # readings
+        self.step_days = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
+        readings_per_mean = max(1.0, (2 * SMOOTHING_SLOTS + 1) / SLOTS / self.step_days)
+        self._shrinkage = SHRINKAGE_DAYS * readings_per_mean
 
-    def usual(self, values: Floats, known: npt.NDArray[np.bool_], rows: Whole) -> tuple[Floats, Floats]:
-        """The usual weeks (n 7 SLOTS) of readings at these rows (n r), of which only the known ones count;
-        and what is usual at every row there is (n T), the row's own day left out. NaN: nothing is known.
+    def profiles(self, values: Floats, known: Bools, rows: Ints) -> WeeklyProfiles:
+        """The profiles of readings (n r) at these rows (r,); only the known ones count.
 
-        Were its own day left in, a training window would be told part of what it is to forecast. So it would
-        be if neighbouring slots reached beyond midnight, or if a window were longer than a day.
+        The profile at a row leaves out the row's own day. Otherwise a training window would contain part of
+        what it has to forecast. For the same reason smoothing stops at midnight, and a forecast must not be
+        longer than a day.
         """
         n, days = len(values), int(self.day[-1]) + 1
-        weekdays = np.zeros(days, dtype=np.int64)
-        weekdays[self.day] = self.weekday
-        weeks, at = np.empty((n, WEEKDAYS, SLOTS)), np.empty((n, len(self.day)))
+        weekday_of = np.zeros(days, dtype=np.int64)
+        weekday_of[self.day] = self.weekday
+        weeks, at_rows = np.empty((n, WEEKDAYS, SLOTS)), np.empty((n, len(self.day)))
         place = self.day[rows] * SLOTS + self.slot[rows]
-        nothing = np.zeros((WEEKDAYS, SLOTS))
-        for i in range(n):  # of all nodes at once, days by slots would take too much memory
-            total, count = (
-                _around(np.bincount(place, x, days * SLOTS).astype(np.float64).reshape(days, SLOTS))
-                for x in (np.where(known[i], values[i], 0.0), known[i])
+        nothing = _Sums(np.zeros((WEEKDAYS, SLOTS)), np.zeros((WEEKDAYS, SLOTS)))
+        for node in range(n):  # node by node: days x slots of all nodes at once would take too much memory
+            by_day = _Sums(
+                _by_day_and_slot(place, np.where(known[node], values[node], 0.0), days),
+                _by_day_and_slot(place, known[node], days),
             )
-            totals, counts = (
-                np.stack([x[weekdays == d].sum(0) for d in range(WEEKDAYS)]) for x in (total, count)
-            )
-            weeks[i] = self._mean(totals, counts, nothing, nothing, np.arange(WEEKDAYS))
-            at[i] = self._mean(totals, counts, total, count, weekdays)[self.day, self.slot]
-        return weeks, at
+            by_weekday = _Sums(_by_weekday(by_day.total, weekday_of), _by_weekday(by_day.number, weekday_of))
+            weeks[node] = self._shrunk_means(by_weekday, nothing, np.arange(WEEKDAYS))
+            at_rows[node] = self._shrunk_means(by_weekday, by_day, weekday_of)[self.day, self.slot]
+        return WeeklyProfiles(weeks, at_rows)
 
-    def looked_up(self, weeks: Floats) -> Floats:
-        """What is usual at every row: (n 7 SLOTS) -> (n T)."""
+    def look_up(self, weeks: Floats) -> Floats:
+        """The profile at every row: (n 7 SLOTS) -> (n T)."""
         return weeks[:, self.weekday, self.slot]
 
-    def _mean(
-        self, totals: Floats, counts: Floats, own: Floats, own_count: Floats, weekdays: Whole
-    ) -> Floats:
-        """Of some days (d SLOTS), from the week's sums (7 SLOTS) without the days' own: the mean of the day
-        of the week, drawn to that of all days of its kind the more, the less is known of it."""
-        kind = (weekdays >= WEEKEND).astype(np.int64)
-        of_kind = [np.stack([x[:WEEKEND].sum(0), x[WEEKEND:].sum(0)])[kind] for x in (totals, counts)]
-        count = of_kind[1] - own_count
-        known = count > 0.5  # sums of whole numbers
-        common = np.where(known, (of_kind[0] - own) / np.where(known, count, 1), np.nan)
-        total, count = totals[weekdays] - own, counts[weekdays] - own_count
-        mean: Floats = (total + self._drawn * common) / (count + self._drawn)
+    def _shrunk_means(self, by_weekday: _Sums, left_out: _Sums, weekday_of: Ints) -> Floats:
+        """(d SLOTS): for each of d days, the mean over its day of the week, shrunk toward the weekday or
+        weekend mean; `left_out` (d SLOTS) is subtracted from the sums first."""
+        weekend = (weekday_of >= SATURDAY).astype(np.int64)
+        pooled_total = _weekdays_and_weekend(by_weekday.total)[weekend] - left_out.total
+        pooled_count = _weekdays_and_weekend(by_weekday.number)[weekend] - left_out.number
+        known = pooled_count > 0.5  # counts are whole numbers stored as floats
+        prior = np.where(known, pooled_total / np.where(known, pooled_count, 1), np.nan)
+        total = by_weekday.total[weekday_of] - left_out.total
+        count = by_weekday.number[weekday_of] - left_out.number
+        mean: Floats = (total + self._shrinkage * prior) / (count + self._shrinkage)
         return mean
 
 
-def _around(x: Floats) -> Floats:
-    """Each slot with its neighbours of the same day: (days SLOTS)."""
-    far = np.pad(x, [(0, 0), (REACH, REACH)])
-    total: Floats = sum((far[:, by : by + SLOTS] for by in range(2 * REACH + 1)), np.zeros_like(x))
+def _by_day_and_slot(place: Ints, weights: npt.ArrayLike, days: int) -> Floats:
+    """(days SLOTS): sums over each slot and its neighbours; `place` is day * SLOTS + slot."""
+    sums = np.bincount(place, weights, days * SLOTS).astype(np.float64)
+    return _smoothed(sums.reshape(days, SLOTS))
+
+
+def _by_weekday(by_day: Floats, weekday_of: Ints) -> Floats:
+    """(days SLOTS) -> (7 SLOTS)."""
+    return np.stack([by_day[weekday_of == weekday].sum(0) for weekday in range(WEEKDAYS)])
+
+
+def _weekdays_and_weekend(by_weekday: Floats) -> Floats:
+    """(7 SLOTS) -> (2 SLOTS): Monday to Friday, and the weekend."""
+    return np.stack([by_weekday[:SATURDAY].sum(0), by_weekday[SATURDAY:].sum(0)])
+
+
+def _smoothed(by_slot: Floats) -> Floats:
+    """Add to each slot its neighbours of the same day: (days SLOTS)."""
+    padded = np.pad(by_slot, [(0, 0), (SMOOTHING_SLOTS, SMOOTHING_SLOTS)])
+    total = np.zeros_like(by_slot)
+    for shift in range(2 * SMOOTHING_SLOTS + 1):
+        total = total + padded[:, shift : shift + SLOTS]
     return total

@@ -1,4 +1,4 @@
-"""Training sequences as start rows into one series, split in time order; nothing is ever copied out."""
+"""Windows: training sequences as start rows into one series, split in time order and never copied."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 class Windows:
     """Window w covers rows starts[w] .. starts[w] + history + horizon - 1.
 
-    starts maps each split to its start rows, ascending; between sites a window is known by its start. With
-    `ahead` the targets lie in the future: a window needs observed inputs alone.
+    starts maps each split to its start rows, ascending; sites refer to a window by its start. With `ahead`,
+    the targets lie in the future, and a window needs observed inputs only.
     """
 
     starts: Mapping[Split, npt.NDArray[np.int64]]
@@ -41,7 +41,7 @@ class Windows:
 
     @classmethod
     def next(cls, rows: int, history: int, horizon: int) -> Windows:
-        """The one window whose targets follow a series of that many rows; it stands in the test split."""
+        """The one window whose targets follow a series of that many rows, as the test split."""
         none = np.zeros(0, dtype=np.int64)
         last = np.array([rows - history], dtype=np.int64)
         return cls({"train": none, "validation": none, "test": last}, history, horizon, ahead=True)
@@ -55,12 +55,12 @@ class Windows:
         shares: tuple[float, float, float] = (0.7, 0.1, 0.2),
         source: str = "readings",
     ) -> Windows:
-        """All windows of a series: by default the first 70 % train, 10 % validate, the last 20 % test."""
+        """All windows of a series; by default 70 % train, the next 10 % validate and the last 20 % test."""
         for name, steps in {"history": history, "horizon": horizon}.items():
             if steps < 1:
                 raise ConfigError(f"data.{name}", f"must be at least 1, not {steps}")
         if min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-            raise ConfigError("data.shares", f"three shares that add up to 1, not {shares}")
+            raise ConfigError("data.shares", f"must be three shares that add up to 1, not {shares}")
         total = rows - history - horizon + 1
         train, test = _sizes(total, shares)
         if total < 1 or train < 1:
@@ -74,12 +74,12 @@ class Windows:
 
 
 def fewest_rows(history: int, horizon: int) -> int:
-    """How many rows leave a window to train on, one to validate with and one to test."""
+    """The fewest rows with one window each to train, validate and test on."""
     return history + horizon - 1 + len(SPLITS)
 
 
 def check_splits(windows: Windows, shares: tuple[float, float, float], source: str) -> None:
-    """Refuse windows that leave a split empty, because nothing could be trained, chosen or judged."""
+    """Refuse an empty split: there would be nothing to train on, to choose a round by or to evaluate."""
     for split, kind in zip(SPLITS, ("training", "validation", "test"), strict=True):
         if windows.count(split) == 0:
             rows = max((int(s[-1]) for s in windows.starts.values() if len(s)), default=0) + windows.length
@@ -89,12 +89,12 @@ def check_splits(windows: Windows, shares: tuple[float, float, float], source: s
 
 
 def _sizes(total: int, shares: tuple[float, float, float]) -> tuple[int, int]:
-    """Of so many windows, those that train and those that test; the others validate.
+    """How many of `total` windows train and test; the others validate.
 
-    Among a handful of windows a share may round to none: it gets one of the largest split's.
+    If a share of a few windows rounds to zero, it takes one from the largest split.
     """
     train = round(total * shares[0])
-    test = min(round(total * shares[2]), total - train)  # both may round up
+    test = min(round(total * shares[2]), total - train)  # both shares may round up
     counts = [train, total - train - test, test]
     if total >= len(SPLITS):
         for split, share in enumerate(shares):
@@ -106,7 +106,7 @@ def _sizes(total: int, shares: tuple[float, float, float]) -> tuple[int, int]:
 
 def _remedy(history: int, horizon: int, shares: tuple[float, float, float]) -> str:
     if min(shares) <= 0:
-        return ": give each of the three data.shares more than 0"
+        return ": set each of the three data.shares above 0"
     fewest = fewest_rows(history, horizon)
     return f": at least {fewest} rows are needed, or a smaller data.history or data.horizon"
 
@@ -114,9 +114,12 @@ def _remedy(history: int, horizon: int, shares: tuple[float, float, float]) -> s
 def observed_windows(
     observed: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64], windows: Windows
 ) -> npt.NDArray[np.bool_]:
-    """(n, w): which windows have at least one observed input and one observed target; observed is (n, T)."""
+    """(n w): which windows have at least one observed input and one observed target; observed is (n T)."""
     before = np.zeros((observed.shape[0], observed.shape[1] + 1), dtype=np.int32)
     np.cumsum(observed, axis=1, out=before[:, 1:])
     middle = starts + windows.history
-    has: npt.NDArray[np.bool_] = before[:, middle] > before[:, starts]
-    return has if windows.ahead else has & (before[:, middle + windows.horizon] > before[:, middle])
+    has_input: npt.NDArray[np.bool_] = before[:, middle] > before[:, starts]
+    if windows.ahead:
+        return has_input
+    has_target = before[:, middle + windows.horizon] > before[:, middle]
+    return has_input & has_target

@@ -24,7 +24,7 @@ from cnfgnn.federation.server_task import Task, settings_of
 from cnfgnn.federation.task_client import Watch, run_task
 from cnfgnn.files import make_folder
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import finish, train
+from cnfgnn.runs.training_loop import evaluate_best, train
 
 SENSORS, DAYS = 12, 4.0
 SITES = {"north": [0, 1, 2], "east": [3, 4], "south": [5, 6, 7, 8], "west": [9, 10, 11]}
@@ -65,7 +65,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
             processes.down(kit)
     say("now the simulator, on the same readings and without a failure:")
     experiment = simulate(data, config)
-    simulated = finish(experiment, train(experiment))
+    simulated = evaluate_best(experiment, train(experiment))
     return {"federation": result["scores"]["overall"], "simulator": vars(simulated.test.overall)}
 
 

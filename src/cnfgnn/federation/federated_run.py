@@ -15,6 +15,7 @@ import numpy as np
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.memory_plan import MemoryPlan
+from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import RunError
@@ -24,26 +25,34 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Terms
 
 
-def describe_data(project: Project, graph: Graph, span: Span) -> dict[str, Any]:
+def describe_data(project: Project, graph: Graph, span: Span) -> DataDescription:
     """What a new run records about its data."""
-    return {
-        "name": project.name,
-        "fingerprint": _fingerprint(project, graph),
-        "sensors": list(project.sensors),
-        "rows": span.rows,
-        "step_seconds": span.step,
-        "edges": graph.edges,
-        "first": span.first,
-        "id": secrets.token_hex(6),  # distinguishes the run from a deleted one of the same name
-        "sites": {site.name: list(site.sensors) for site in project.sites},
-    }
+    return DataDescription(
+        name=project.name,
+        fingerprint=_fingerprint(project, graph),
+        sensors=list(project.sensors),
+        rows=span.rows,
+        step_seconds=span.step,
+        edges=graph.edges,
+        federation=FederatedData(
+            first=span.first,
+            id=secrets.token_hex(6),  # distinguishes the run from a deleted one of the same name
+            sites={site.name: list(site.sensors) for site in project.sites},
+        ),
+    )
+
+
+def federated_data(run: Run) -> FederatedData:
+    """What the run records about its sites; a run of the simulator has none and is refused."""
+    if run.data.federation is None:
+        raise RunError(run.folder, "is not a run of a federation")
+    return run.data.federation
 
 
 def check_same_federation(run: Run, project: Project, graph: Graph) -> None:
     """Refuse to continue a run with other sensors or another graph than it began with."""
-    if not {"first", "id", "sites"} <= run.data.keys():
-        raise RunError(run.folder, "is not a run of a federation")
-    if run.data["fingerprint"] != _fingerprint(project, graph):
+    federated_data(run)
+    if run.data.fingerprint != _fingerprint(project, graph):
         problem = "began with other sensors or another graph than this kit has: start a new run"
         raise RunError(run.folder, problem)
 
@@ -58,19 +67,19 @@ def check_same_windows(run: Run, experiment: Experiment, absent: Iterable[str]) 
 
 def terms_of(run: Run) -> Terms:
     """The terms that sites agree to when they join the run."""
-    data = run.data
-    name = f"{run.folder.name[:40]}-{data['id']}"
-    return Terms(data["first"], data["step_seconds"], data["rows"], run.config.compute.precision, name)
+    data, federated = run.data, federated_data(run)
+    name = f"{run.folder.name[:40]}-{federated.id}"
+    return Terms(federated.first, data.step_seconds, data.rows, run.config.compute.precision, name)
 
 
 def windows_of(run: Run) -> Windows:
     d = run.config.data
-    return Windows.of(run.data["rows"], d.history, d.horizon, d.shares, run.data["name"])
+    return Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
 
 
 def keeping_of(run: Run) -> MemoryPlan | None:
     """How a run that has begun keeps hidden states: sites that are absent now had a say in that choice."""
-    if not run.manifest["events"]:
+    if not run.started:
         return None
     known = run.events()[0].get("memory", {})
     if not known:
@@ -91,7 +100,7 @@ def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[
         "rows": terms.rows,
         "missing": None,
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
-        "sites": run.data["sites"],
+        "sites": federated_data(run).sites,
     }
 
 

@@ -22,6 +22,7 @@ from cnfgnn.federation.federated_run import (
     check_same_federation,
     check_same_windows,
     describe_data,
+    federated_data,
     first_event,
     terms_of,
     windows_of,
@@ -33,7 +34,8 @@ from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import carry, scores_as_dict
+from cnfgnn.runs.scores import scores_as_dict
+from cnfgnn.runs.train import train_run_with
 from cnfgnn.runs.training_loop import evaluate
 from cnfgnn.transports.remote.messages import Channel
 from cnfgnn.transports.remote.transport import Stopped
@@ -61,20 +63,20 @@ def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) 
 
 def _train(context: TaskContext) -> dict[str, Any]:
     run = _resumed_run(context) if context.task.resume else _new_run(context)
-    watcher = StatusWatcher(context.status, run.data["sites"])
-    scaler = run.scaler if run.manifest["events"] else None
+    watcher = StatusWatcher(context.status, federated_data(run).sites)
+    scaler = run.scaler if run.started else None
     terms, windows = terms_of(run), windows_of(run)
 
     def set_up() -> Experiment:
         experiment = context.set_up(run, terms, windows, watcher.tick, scaler)
-        if run.manifest["events"]:
+        if run.started:
             check_same_windows(run, experiment, context.missing_sites)
         return experiment
 
     def about() -> dict[str, Any]:
         return first_event(run, context.project, context.graph, context.positions)
 
-    result = carry(run, set_up, about, watcher, by_phase=True)
+    result = train_run_with(run, set_up, about, watcher, save_phases=True)
     return {
         "scores": scores_as_dict(result.test, context.ids),
         **result.summary(),
@@ -135,7 +137,7 @@ def _forecast(context: TaskContext) -> dict[str, Any]:
 
 
 def _check_forecast_span(context: TaskContext, run: Run, span: Span) -> None:
-    history, trained_step = run.config.data.history, run.data["step_seconds"]
+    history, trained_step = run.config.data.history, run.data.step_seconds
     if span.rows < history:
         problem = f"the readings of all sites together span {span.rows} steps; a forecast needs {history}"
         raise DataError(context.project.name, problem)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.folder import load_readings
-from cnfgnn.data.quality import findings_in, treated
+from cnfgnn.data.quality import clean, findings_in
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ class SiteData:
         if plan.readings is None:
             raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
         loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
-        self.readings: Readings = treated(loaded, plan.cleaning)
+        self.readings: Readings = clean(loaded, plan.cleaning)
         self.findings = findings_in(loaded, plan.cleaning, prefix="")  # for the site's owner only
         self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]

@@ -14,7 +14,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.process_identity import identity
 from cnfgnn.files import write_whole
-from cnfgnn.runs.folder import plain
+from cnfgnn.runs.events import plain
 from cnfgnn.runs.training_loop import Progress, Round
 from cnfgnn.transports.remote.transport import RemoteTransport
 
@@ -112,8 +112,8 @@ class StatusWatcher:
             best_round=best.r_g,
             compared=done.compared,
             left_out={
-                "sites": list(dict.fromkeys(self.owners[row] for row in done.without)),
-                "sensors": [self.sensors[row] for row in done.without],
+                "sites": list(dict.fromkeys(self.owners[row] for row in done.left_out)),
+                "sensors": [self.sensors[row] for row in done.left_out],
             },
             training_bytes=vars(done.training_bytes),
             when=time.time(),

@@ -125,8 +125,8 @@ class PlusModel(EncoderDecoder):
         n, b = batch.x.shape[:2]
         parts = [batch.x.new_zeros(n, b, 0)]
         if self.config.profile:
-            assert batch.usual is not None
-            parts.append(batch.usual)
+            assert batch.profile_change is not None
+            parts.append(batch.profile_change)
         if self.config.calendar:
             assert batch.moment is not None
             slot, weekday = batch.moment.unbind(-1)

@@ -1,4 +1,4 @@
-"""Many numbers in few characters: arrays end to end, compressed, as text that a browser unpacks."""
+"""Pack arrays into compressed text that a browser can unpack."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ABSENT = -32768  # stands for NaN among whole numbers
-LEVELS = 2000  # at least so many steps between the least and the largest value of a series
+ABSENT = -32768  # stands for NaN among integers
+LEVELS = 2000  # the fewest steps between the lowest and the highest value of a rounded series
 
 
 class Pack:
-    """Arrays that travel together; what `add` returns tells the page where each one is."""
+    """Arrays in one compressed block; each method returns where and how its array is stored."""
 
     def __init__(self) -> None:
         self.content = bytearray()
 
     def exact(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
-        """Float64, to the last bit."""
+        """Add an array as float64, to the last bit."""
         return self._add(values.astype("<f8"), "f8")
 
     def coarse(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
-        """Float32: for what is drawn."""
+        """Add an array as float32: enough for charts."""
         return self._add(values.astype("<f4"), "f4")
 
     def rounded(self, values: npt.NDArray[np.float64]) -> dict[str, Any]:
-        """Whole multiples of a power of ten, two bytes each: for long series that are drawn."""
+        """Add an array as multiples of a power of ten, two bytes each: for charts of long series."""
         known = values[np.isfinite(values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         digits = -math.ceil(math.log10(max(high - low, abs(high) * 1e-12, 1e-12) / LEVELS))
@@ -38,15 +38,18 @@ class Pack:
         return self._add(whole.astype("<i2"), "i2") | {"digits": digits, "origin": origin}
 
     def text(self) -> str:
-        return squeezed(bytes(self.content))
+        """The whole block as text."""
+        return gzip_base64(bytes(self.content))
 
     def _add(self, values: npt.NDArray[Any], kind: str) -> dict[str, Any]:
-        self.content += bytes(-len(self.content) % 8)  # where a browser can see numbers in place
+        self.content += bytes(
+            -len(self.content) % 8
+        )  # aligned, so that a browser can read the numbers in place
         at = len(self.content)
         self.content += np.ascontiguousarray(values).tobytes()
         return {"at": at, "shape": list(values.shape), "kind": kind}
 
 
-def squeezed(content: bytes) -> str:
-    """gzip as base64; the same content always gives the same text."""
+def gzip_base64(content: bytes) -> str:
+    """Compress with gzip and encode as base64; the same content always gives the same text."""
     return base64.b64encode(gzip.compress(content, 9, mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""One HTML file that shows runs and opens anywhere, offline: markup, style, script and numbers in one."""
+"""One HTML file that shows runs: markup, style, script and numbers, readable offline in any browser."""
 
 from __future__ import annotations
 
@@ -14,28 +14,36 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.series import SUMS
-from cnfgnn.report.packing import Pack, squeezed
-from cnfgnn.report.predictions import Look
+from cnfgnn.report.packing import Pack, gzip_base64
+from cnfgnn.report.predictions import Predictions
 from cnfgnn.report.views import RunView
-from cnfgnn.runs.folder import plain
+from cnfgnn.runs.events import plain
 from cnfgnn.version import __version__
 
 ASSETS = files("cnfgnn.report") / "assets"
-SCRIPTS = ("numbers", "charts", "overview", "map", "sensor", "training", "main")  # in this order, one module
+SCRIPTS = (
+    "numbers",
+    "charts",
+    "overview",
+    "map",
+    "sensor",
+    "training",
+    "main",
+)  # concatenated in this order into one module
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
-MOST_BYTES = 4_200_000  # of all arrays before they are compressed: the page stays below 8 MB in any case
+MOST_BYTES = 4_200_000  # of all arrays, uncompressed: keeps the page below 8 MB
 
 
 @dataclass(frozen=True)
 class Section:
-    """Ready-made HTML under a heading."""
+    """A heading with HTML below it."""
 
     title: str
     html: str
 
 
 def page(title: str, runs: Sequence[RunView], sections: Sequence[Section] = ()) -> str:
-    """The whole page: sections first, then the runs side by side; without runs only the sections."""
+    """The whole page: the sections, then the runs side by side, if any."""
     made = "".join(
         f'<section class="card prose"><h2>{html.escape(section.title)}</h2>{section.html}</section>'
         for section in sections
@@ -51,21 +59,21 @@ def page(title: str, runs: Sequence[RunView], sections: Sequence[Section] = ()) 
 
 
 def _shown(runs: Sequence[RunView]) -> str:
-    """The part of the page that needs runs: its markup, their numbers, and what draws them."""
-    from plotly.offline import get_plotlyjs  # late: only a page needs it
+    """The part of the page that shows runs: markup, numbers and script."""
+    from plotly.offline import get_plotlyjs  # late: only pages need it
 
     pack = Pack()
     content = json.dumps(plain(_content(runs, pack)), allow_nan=False, separators=(",", ":"))
     return Template(_asset("runs.html")).substitute(
-        content=content.replace("<", "\\u003c"),  # or a name could end the script
+        content=content.replace("<", "\\u003c"),  # otherwise a name could end the script element
         arrays=pack.text(),
-        plotly=squeezed(get_plotlyjs().encode()),
+        plotly=gzip_base64(get_plotlyjs().encode()),
         script="\n".join(_asset(f"{name}.js") for name in SCRIPTS),
     )
 
 
 def _content(runs: Sequence[RunView], pack: Pack) -> dict[str, Any]:
-    """What the script reads; long arrays go to the pack. Runs on the same data share sensors and truth."""
+    """What the script reads, without long arrays, which go into the pack; runs on the same data share it."""
     rows = _rows_that_fit(runs)
     data: dict[str, dict[str, Any]] = {}
     shown = []
@@ -73,8 +81,8 @@ def _content(runs: Sequence[RunView], pack: Pack) -> dict[str, Any]:
         if run.fingerprint not in data:
             data[run.fingerprint] = _data(run)
         own = data[run.fingerprint]
-        if run.look is not None and "truth" not in own:
-            own |= _truth(run.look, rows, pack)
+        if run.predictions is not None and "truth" not in own:
+            own |= _truth(run.predictions, rows, pack)
         shown.append(_run(run, list(data).index(run.fingerprint), rows, pack))
     return {"figures": FIGURES, "data": list(data.values()), "runs": shown}
 
@@ -84,17 +92,17 @@ def _data(run: RunView) -> dict[str, Any]:
         **run.data,
         "step_seconds": run.step_seconds,
         "sensors": list(run.sensors),
-        "x": [round(float(x), 6) for x in run.places[:, 0]],
-        "y": [round(float(y), 6) for y in run.places[:, 1]],
+        "x": [round(float(x), 6) for x in run.points[:, 0]],
+        "y": [round(float(y), 6) for y in run.points[:, 1]],
         "located": run.located,
         "edges": run.edges.T.tolist(),
     }
 
 
-def _truth(look: Look, rows: int, pack: Pack) -> dict[str, Any]:
-    times = look.times[-rows:]
+def _truth(predictions: Predictions, rows: int, pack: Pack) -> dict[str, Any]:
+    times = predictions.times[-rows:]
     return {
-        "truth": pack.rounded(look.truth[:, -rows:]),
+        "truth": pack.rounded(predictions.truth[:, -rows:]),
         "first": int(times[0].astype("datetime64[s]").astype(np.int64)),
     }
 
@@ -115,20 +123,20 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
         "settings": run.settings,
         "seen": run.seen,
         "data": data,
-        "without": run.without,
+        "no_predictions": run.no_predictions,
     }
-    if run.look is not None:
+    if run.predictions is not None:
         shown |= {
-            "steps": run.look.steps,
-            "by_step": pack.exact(figures(run.look.sums)),
-            "by_hour": pack.coarse(figures(run.look.hours)),
-            "forecasts": pack.rounded(run.look.forecasts[:, :, -rows:]),
+            "steps": run.predictions.steps,
+            "by_step": pack.exact(figures(run.predictions.sums)),
+            "by_hour": pack.coarse(figures(run.predictions.hours)),
+            "forecasts": pack.rounded(run.predictions.forecasts[:, :, -rows:]),
         }
     return shown
 
 
 def figures(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(n, ., 8) sums -> (4, n, .) errors in the order of FIGURES, NaN where there is nothing."""
+    """(n, ., 8) sums -> (4, n, .) errors in the order of FIGURES, NaN where nothing was evaluated."""
     s = dict(zip(SUMS, np.moveaxis(sums, -1, 0), strict=True))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.stack(
@@ -142,11 +150,16 @@ def figures(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _rows_that_fit(runs: Sequence[RunView]) -> int:
-    """How many of the last rows of each series the page has room for, after the errors."""
-    looks = [run.look for run in runs if run.look is not None]
-    errors = sum(4 * look.sums[..., 0].size * 8 + 4 * look.hours[..., 0].size * 4 for look in looks)
-    a_row = sum(2 * len(look.truth) * (1 + len(look.steps)) for look in looks)  # truth as if never shared
-    most = max((len(look.times) for look in looks), default=1)
+    """How many of the last rows of each series fit on the page beside the errors."""
+    shown = [run.predictions for run in runs if run.predictions is not None]
+    errors = sum(
+        4 * predictions.sums[..., 0].size * 8 + 4 * predictions.hours[..., 0].size * 4
+        for predictions in shown
+    )
+    a_row = sum(
+        2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown
+    )  # as if no readings were shared
+    most = max((len(predictions.times) for predictions in shown), default=1)
     return max(1, min(most, (MOST_BYTES - errors) // max(1, a_row)))
 
 

@@ -1,4 +1,4 @@
-"""What a run's best round forecasts on the test split, sensor by sensor; made by who holds the readings."""
+"""What a run's best round predicts on the test split, sensor by sensor; computed where the readings are."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import treated
+from cnfgnn.data.description import step_seconds
+from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
-from cnfgnn.data.source import step_seconds
 from cnfgnn.errors import DataError
+from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import reopen
 
-DAYS = 7  # the last ones of the test split that are kept in full
+DAYS = 7  # at the end of the test split whose forecasts are kept
 HOURS = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """Sums of errors (see `SUMS`) and the last days, of n sensors, t steps ahead, r times.
+class Predictions:
+    """Errors and forecasts of n sensors, t steps ahead; forecasts of the last r times only.
 
-    sums       (n, t, 8)   over the windows of the test split
-    hours      (n, 24, 8)  the same over all steps, by the hour of day for which was forecast
+    sums       (n, t, 8)   sums of errors over the test split, see `cnfgnn.data.series.SUMS`
+    hours      (n, 24, 8)  the same over all steps, by the hour of day of the target
     times      (r,)        datetime64[s]
-    truth      (n, r)      NaN where nothing was observed
-    steps      k           how many steps ahead each of the forecasts was made
+    truth      (n, r)      readings, NaN where missing
+    steps      k           the steps ahead whose forecasts are kept
     forecasts  (k, n, r)   NaN where there is none
     """
 
@@ -42,12 +42,12 @@ class Look:
     forecasts: npt.NDArray[np.float64]
 
 
-def look(run: Run, data: Dataset) -> Look:
-    """Forecast the whole test split with the run's best weights; nothing of it travels over a verb."""
-    experiment = reopen(run, data)
-    readings, windows = treated(data.readings, run.config.data), experiment.windows
+def predict(run: Run, data: Dataset) -> Predictions:
+    """Forecast the whole test split with the run's best weights; nothing of it is sent anywhere."""
+    experiment = restore_best(run, data)
+    readings, windows = clean(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
-        raise DataError(readings.source, "there are no test windows with readings")
+        raise DataError(readings.source, "has no test windows with readings")
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)
     steps = named_steps(t)
     first = max(int(windows.starts["test"][0]) + windows.history, rows - DAYS * 86_400 // step_seconds(data))
@@ -56,24 +56,24 @@ def look(run: Run, data: Dataset) -> Look:
     hour_of = torch.from_numpy((readings.time_of_day * HOURS + 1e-9).astype(np.int64))
     experiment.strategy.ready("test")
     for nodes, clients in experiment.owners:
-        for some in clients.data.chunks("test"):
-            y_hat = clients.owner.forecasts_of("test", some)
-            starts = clients.data.starts["test"][some].cpu()
+        for chunk in clients.data.chunks("test"):
+            y_hat = clients.owner.forecasts_of("test", chunk)
+            starts = clients.data.starts["test"][chunk].cpu()
             targets = starts[:, None] + windows.history + torch.arange(t)  # (b t): rows of the series
-            for k, term in enumerate(clients.data.terms(y_hat, "test", some)):
+            for k, term in enumerate(clients.data.terms(y_hat, "test", chunk)):
                 sums[nodes, :, k] += term.sum(1).cpu()
                 hours[nodes, :, k] += _by_hour(term.cpu(), hour_of[targets])
-            values = _told(clients, y_hat, some)
+            values = _unscaled(clients, y_hat, chunk)
             for j, step in enumerate(steps):
                 place = targets[:, step - 1] - first
                 kept = place >= 0
                 forecasts[j, nodes[:, None], place[kept]] = values[:, kept, step - 1]
     truth = np.where(readings.missing, np.nan, readings.values.astype(np.float64))[first:].T
-    return Look(sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts.numpy())
+    return Predictions(sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts.numpy())
 
 
 def named_steps(horizon: int) -> tuple[int, ...]:
-    """A quarter, half and all of the horizon: 15, 30 and 60 minutes of traffic's hour."""
+    """A quarter, half and all of the horizon: 15, 30 and 60 minutes for traffic."""
     return tuple(sorted({horizon // 4, horizon // 2, horizon} - {0}))
 
 
@@ -82,7 +82,9 @@ def _by_hour(term: Tensor, hour: Tensor) -> Tensor:
     return torch.zeros(len(term), HOURS).double().index_add_(1, hour.flatten(), term.flatten(1))
 
 
-def _told(clients: Clients, y_hat: Tensor, some: slice) -> Tensor:
-    """In the readings' unit, NaN where a node did not have the window."""
-    values, has = clients.data.unscaled(y_hat), clients.data.has["test"]
-    return (values if has is None else values.masked_fill(~has[:, some, None], torch.nan)).cpu()
+def _unscaled(clients: Clients, y_hat: Tensor, chunk: slice) -> Tensor:
+    """Forecasts in the readings' unit, NaN where a node lacks the window."""
+    values, available = clients.data.unscaled(y_hat), clients.data.available["test"]
+    if available is not None:
+        values = values.masked_fill(~available[:, chunk, None], torch.nan)
+    return values.cpu()

@@ -1,4 +1,4 @@
-"""A run as plain data, ready to be shown: what its events say, and what its forecasts look like."""
+"""A run as plain data for the page: its events and its predictions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cnfgnn.config.toml import flat
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.report.layout import Places, by_edges, on_the_map
-from cnfgnn.report.predictions import Look, look
-from cnfgnn.runs.folder import Run, plain
-from cnfgnn.runs.scores import Errors, Scores
-from cnfgnn.runs.train import scores_as_dict
+from cnfgnn.report.layout import Points, force_layout, map_points
+from cnfgnn.report.predictions import Predictions, predict
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """Everything that the page shows of a run."""
+    """Everything that the page shows about a run."""
 
     name: str
     method: str  # its name in the paper
@@ -39,20 +39,20 @@ class RunView:
     data: dict[str, Any]  # name, from, to, rows, missing
     step_seconds: int
     sensors: Sequence[str]
-    places: Places  # (n, 2) x, y
-    located: bool  # whether places are where the sensors are
-    edges: npt.NDArray[np.int64]  # (e, 2) without loops, a pair once
+    points: Points  # (n, 2) x, y
+    located: bool  # whether points are true positions
+    edges: npt.NDArray[np.int64]  # (e, 2) without self-loops, each pair once
     seen: Sequence[bool] | None = None  # which sensors trained; None if all
-    look: Look | None = None
-    without: str = ""  # why there is no look
+    predictions: Predictions | None = None
+    no_predictions: str = ""  # why there are none
 
 
 def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
-    """A view of each run; data that several of them name are opened once."""
+    """A view of each run; data that several runs share are opened once."""
     opened: dict[tuple[object, ...], Dataset | str] = {}
     shown = []
     for run in runs:
-        key = (run.config.data.path, run.config.city, run.data["fingerprint"])
+        key = (run.config.data.path, run.config.city, run.data.fingerprint)
         if data is None and key not in opened:
             opened[key] = _named_data(run)
         shown.append(view(run, opened[key] if data is None else data))
@@ -64,21 +64,21 @@ def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
 
 
 def view(run: Run, data: Dataset | str) -> RunView:
-    """One run with the data it was trained on; or, with a sentence why they are not there, without them."""
+    """The view of a run, given its data or a sentence that says why they are not available."""
     if not run.progress.history:
-        raise DataError(run.folder, "has no finished round yet, so there is nothing to show")
+        raise DataError(run.folder, "has no finished round yet, so that there is nothing to show")
     if isinstance(data, Dataset):
         run.check_same_data(data)
-    looked, events = _looked(run, data), run.events()
+    predictions, events = _predictions(run, data), run.events()
     try:
         start, rounds = events[0], [event for event in events if event["event"] == "round"]
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
-        places = on_the_map(np.array(positions)) if positions else by_edges(len(run.data["sensors"]), edges)
-        test = events[-1] if run.finished else _judged(looked, seen, data)
+        points = map_points(np.array(positions)) if positions else force_layout(len(run.data.sensors), edges)
+        test = events[-1] if run.finished else _test_errors(predictions, seen, data)
         ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
-        _check(rounds, run.progress.best.r_g, test, run.data["sensors"])
+        _check(rounds, run.progress.best.r_g, test, run.data.sensors)
         return RunView(
             name=run.folder.absolute().name,
             method=method_of(run.config.method).label,
@@ -88,27 +88,27 @@ def view(run: Run, data: Dataset | str) -> RunView:
             test=test,
             ledger=[item for item in ledger if item[0] != "recovery"],
             settings=flat(plain(run.config.as_dict())),
-            fingerprint=run.data["fingerprint"],
+            fingerprint=run.data.fingerprint,
             data={name: known[name] for name in ("name", "from", "to", "rows", "missing")},
-            step_seconds=run.data["step_seconds"],
-            sensors=run.data["sensors"],
-            places=places,
+            step_seconds=run.data.step_seconds,
+            sensors=run.data.sensors,
+            points=points,
             located=bool(positions),
             edges=edges,
             seen=seen,
-            look=looked if isinstance(looked, Look) else None,
-            without=looked if isinstance(looked, str) else "",
+            predictions=predictions if isinstance(predictions, Predictions) else None,
+            no_predictions=predictions if isinstance(predictions, str) else "",
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(
-            run.folder, "its events are damaged: an entry is missing or of the wrong kind"
+            run.folder, "its events are damaged: an entry is missing or has the wrong type"
         ) from error
 
 
 def _check(
     rounds: Sequence[dict[str, Any]], best: int, test: dict[str, Any] | None, sensors: Sequence[str]
 ) -> None:
-    """Touch every entry that is shown, so that whoever shows it need not doubt it."""
+    """Check every entry that is shown."""
     for done in rounds:
         _ = done["loss"], done["training_bytes"]["per_node"], done["training_bytes"]["per_site"]
     if best not in [done["round"] for done in rounds]:
@@ -121,7 +121,7 @@ def _check(
 
 
 def _named_data(run: Run) -> Dataset | str:
-    """The data that the run's settings name, if they are still the same; else why not."""
+    """The data that the run's settings name if they are unchanged, or a sentence that says why not."""
     try:
         data = open_data(run.config)
         run.check_same_data(data)
@@ -130,29 +130,31 @@ def _named_data(run: Run) -> Dataset | str:
     return data
 
 
-def _looked(run: Run, data: Dataset | str) -> Look | str:
-    """States that are gone or a device that is not here leave the events to show."""
+def _predictions(run: Run, data: Dataset | str) -> Predictions | str:
+    """The predictions of the best round, or a sentence that says why there are none."""
     if isinstance(data, str):
         return data
     try:
-        return look(run, data)
+        return predict(run, data)
     except (RunError, ConfigError) as problem:
         return str(problem)
 
 
-def _judged(looked: Look | str, seen: list[bool] | None, data: Dataset | str) -> dict[str, Any] | None:
-    """Test errors of a run that is not finished: of its best round so far."""
-    if isinstance(looked, str) or isinstance(data, str):
+def _test_errors(
+    predictions: Predictions | str, seen: list[bool] | None, data: Dataset | str
+) -> dict[str, Any] | None:
+    """Test errors of the best round so far, for a run that is not finished."""
+    if isinstance(predictions, str) or isinstance(data, str):
         return None
     mask = None if seen is None else torch.tensor(seen)
-    judged: dict[str, Any] = plain(
-        scores_as_dict(Scores(torch.from_numpy(looked.sums), mask), data.readings.ids)
+    errors: dict[str, Any] = plain(
+        scores_as_dict(Scores(torch.from_numpy(predictions.sums), mask), data.readings.ids)
     )
-    return judged
+    return errors
 
 
 def _pairs(edges: Sequence[Sequence[float]]) -> npt.NDArray[np.int64]:
-    """Senders, receivers, weights -> (e, 2): who is joined to whom."""
+    """Senders, receivers and weights -> (e, 2): the connected pairs."""
     both = np.array([edges[0], edges[1]], dtype=np.int64).T.reshape(-1, 2)
     both = np.unique(np.sort(both, axis=1), axis=0)
     pairs: npt.NDArray[np.int64] = both[both[:, 0] != both[:, 1]]

@@ -1,4 +1,4 @@
-"""Checkpoints: the states that owners keep in files."""
+"""Checkpoints: the states that owners save in files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from cnfgnn.files import make_folder, write_whole
 
 
 class FolderStore:
-    """States of one owner as safetensors files, each with a digest of its content."""
+    """The checkpoints of one owner as safetensors files, each with a digest of its content."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def write(self, tag: str, tensors: Mapping[str, Tensor], keep: Collection[str]) -> None:
+        """Save a checkpoint under a tag and delete all others but those in `keep`."""
         make_folder(self.folder)
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         write_whole(self._path(tag), save(plain, {"sha256": _digest(plain)}))
@@ -30,20 +31,22 @@ class FolderStore:
                 path.unlink(missing_ok=True)
 
     def read(self, tag: str) -> dict[str, Tensor]:
+        """Load a checkpoint; one that is missing or damaged raises a RunError."""
         path = self._path(tag)
         if not path.is_file():
-            raise RunError(path, "this state is missing")
+            raise RunError(path, "this checkpoint is missing")
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
                 digest = (file.metadata() or {}).get("sha256")
         except (OSError, SafetensorError) as error:
-            raise RunError(path, "this state is damaged and cannot be read") from error
+            raise RunError(path, "this checkpoint is damaged and cannot be read") from error
         if digest != _digest(tensors):
-            raise RunError(path, "this state is damaged: its content does not match its digest")
+            raise RunError(path, "this checkpoint is damaged: its content does not match its digest")
         return tensors
 
     def has(self, tag: str) -> bool:
+        """Whether there is a checkpoint of that tag."""
         return self._path(tag).is_file()
 
     def _path(self, tag: str) -> Path:
@@ -51,7 +54,7 @@ class FolderStore:
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, types, shapes and every byte."""
+    """A digest of names, types, shapes and every byte."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

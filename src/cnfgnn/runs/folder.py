@@ -1,130 +1,88 @@
-"""A run on disk: its settings, its events, its states, and a manifest that says how far it came.
+"""A run on disk.
 
     config.toml     every setting, resolved
-    events.jsonl    one line an event: what tables, figures and pages read
-    manifest.json   the last finished round; replaced whole after every owner has kept its state of that round
-    checkpoints/    an owner's folder each (server, site-0 ...), states as safetensors named by round
+    events.jsonl    one event per line: what tables, figures and pages read
+    manifest.json   the last completed round; replaced atomically once every owner has saved its checkpoint
+    checkpoints/    one folder per owner (server, site-0 ...) of safetensors files named by round
     tensorboard/    the same curves for TensorBoard
+    lock            held by the process that trains the run
 
-Whatever moment the process dies at, the manifest names states that are whole; its `events` is the length to
-which events are cut back before going on: the run continues as if it had never stopped.
+The manifest is written last, so that it always names complete checkpoints, and it records the length of
+events.jsonl at that time. A process that dies at any moment therefore loses nothing but the unfinished round:
+when the run resumes, events beyond the recorded length are cut off and training continues bit for bit as if
+it had never stopped.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
-import math
 import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import cnfgnn.config.toml as config_file
-from cnfgnn.algorithm.ledger import Bytes, Ledger
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.series import Scaler
-from cnfgnn.data.source import description, fingerprint
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.events import EventLog
+from cnfgnn.runs.manifest import Manifest
 from cnfgnn.runs.scores import Errors
-from cnfgnn.runs.training_loop import Phase, Progress, Round
+from cnfgnn.runs.training_loop import Progress
 
-# what a run did that was begun before there was a setting for it
-BEFORE: Mapping[str, Any] = {"data.outliers": "keep"}
-FORMAT = 1  # of the folder; a run of a higher one was written by a newer version
+# Behaviour of runs that were begun before there was a setting for it.
+DEFAULTS_OF_OLD_RUNS: Mapping[str, Any] = {"data.outliers": "keep"}
 
 
 class Run:
     """One run folder."""
 
     def __init__(
-        self, folder: Path, config: Config, manifest: dict[str, Any], made: tuple[Path, ...] | None = None
+        self, folder: Path, config: Config, manifest: Manifest, created: tuple[Path, ...] | None = None
     ) -> None:
         self.folder, self.config, self.manifest = folder, config, manifest
-        self._made = made  # the folders that came with it, if it was begun by this process
+        self._log = EventLog(folder / "events.jsonl")
+        self._created = created  # folders made for a run that this process began; None if it was opened
 
-    # ---- begin and come back ------------------------------------------------------------------------
+    # ---- begin and open -----------------------------------------------------------------------------
 
     @classmethod
     def create(cls, folder: Path, config: Config, data: Dataset) -> Run:
-        """A new run on these data."""
-        return cls.begin(folder, config, description(data))
+        """Begin a run on a data set."""
+        return cls.begin(folder, config, describe(data))
 
     @classmethod
-    def begin(cls, folder: Path, config: Config, about: dict[str, Any]) -> Run:
-        """A new run on data that are described; a folder that is there, unless empty, is never touched."""
+    def begin(cls, folder: Path, config: Config, data: DataDescription) -> Run:
+        """Begin a run on data that may be elsewhere; a folder that exists and is not empty is refused."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(folder, "is there already; a run never overwrites another")
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "data": about,
-            "progress": {"history": [], "ledger": []},
-            "events": 0,
-            "finished": False,
-        }
-        made = tuple(path for path in (folder, *folder.absolute().parents) if not path.exists())
+            raise RunError(folder, "already exists; a run never overwrites another, so choose another folder")
+        created = tuple(path for path in (folder, *folder.absolute().parents) if not path.exists())
         make_folder(folder)
-        write_whole(folder / "config.toml", config_file.dump(config).encode())
-        run = cls(folder, config, manifest, made)
-        run._write_manifest()  # last: a folder without one is no run
+        run = cls(folder, config, Manifest(data), created)
+        run._write_config()
+        run.manifest.write(folder)  # last: a folder without a manifest is not a run
         return run
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """A run that is there."""
-        path = folder / "manifest.json"
-        if not path.is_file():
-            raise RunError(folder, "is not a run: it has no manifest.json")
+        """Open an existing run."""
+        manifest = Manifest.read(folder)
         try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            form = manifest["format"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RunError(path, "is damaged and cannot be read") from error
-        if not isinstance(form, int) or form > FORMAT:
-            raise RunError(folder, f"was written by a newer version (format {form}, this one reads {FORMAT})")
-        try:
-            settings = {**BEFORE, **config_file.read_changes(folder / "config.toml")}
+            settings = {**DEFAULTS_OF_OLD_RUNS, **config_file.read_changes(folder / "config.toml")}
             config = Config().with_changes(settings).with_given(())
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
-        run = cls(folder, config, manifest)
-        try:
-            run._check()
-        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
-        return run
-
-    def _check(self) -> None:
-        """Look at every entry of the manifest, so that whoever uses it later need not."""
-        data, progress = self.data, self.progress
-        kinds = {"name": str, "fingerprint": str, "sensors": list, "rows": int, "step_seconds": int}
-        if any(type(data[name]) is not kind for name, kind in kinds.items()):
-            raise TypeError("data")
-        if not all(isinstance(sensor, str) for sensor in data["sensors"]) or data["step_seconds"] < 1:
-            raise TypeError("data")
-        if type(self.manifest["finished"]) is not bool or type(self.manifest["events"]) is not int:
-            raise TypeError("finished, events")
-        Ledger().load(progress.ledger)
-        if any(
-            kept and len(kept) != len(data["sensors"]) for kept in (progress.best_errors, progress.missed)
-        ):
-            raise ValueError("best_errors, missed")
-        if progress.history:
-            _ = progress.best
-            if not all(math.isfinite(v) for v in (self.scaler.mean, self.scaler.std)):
-                raise ValueError("scaler")
-        elif self.finished:
-            raise ValueError("finished without a round")
+        return cls(folder, config, manifest)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run alone; another process gets a sentence instead."""
+        """Hold the run exclusively; a second process gets a RunError that names the first."""
         path = self.folder / "lock"
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -146,169 +104,119 @@ class Run:
     # ---- what is known ------------------------------------------------------------------------------
 
     @property
-    def data(self) -> dict[str, Any]:
-        known: dict[str, Any] = self.manifest["data"]
-        return known
+    def data(self) -> DataDescription:
+        """The data that the run is trained on."""
+        return self.manifest.data
+
+    @property
+    def started(self) -> bool:
+        """Whether training has begun: the first event is written and the scale of the readings is known."""
+        return self.manifest.events > 0
 
     @property
     def finished(self) -> bool:
-        return bool(self.manifest["finished"])
+        """Whether training has ended and the best round was evaluated on the test split."""
+        return self.manifest.finished
 
     @property
     def progress(self) -> Progress:
-        stored = self.manifest["progress"]
-        phase = stored.get("phase")
-        history = [_round(item) for item in stored["history"]]
-        return Progress(
-            history,
-            stored["ledger"],
-            phase and Phase(int(phase["r_g"]), int(phase["done"])),
-            [[float(error), float(count)] for error, count in stored.get("best_errors", ())],
-            [int(count) for count in stored.get("missed", ())],
-        )
+        """How far training has come, as of the manifest."""
+        return self.manifest.progress.snapshot()
 
     @property
     def scaler(self) -> Scaler:
-        if "scaler" not in self.manifest:
+        """The scale of the readings."""
+        if self.manifest.scaler is None:
             raise RunError(self.folder, "has no finished round yet")
-        stored = self.manifest["scaler"]
-        return Scaler(float(stored["mean"]), float(stored["std"]))
+        return self.manifest.scaler
 
     def store(self, owner: str) -> FolderStore:
+        """Where an owner (server, site-0 ...) saves its checkpoints."""
         return FolderStore(self.folder / "checkpoints" / owner)
 
     def check_same_sensors(self, data: Dataset) -> None:
         """Refuse data of other sensors than the run's."""
-        known, ids = self.data, list(data.readings.ids)
-        if ids != known["sensors"]:
-            other = next((i for i in ids if i not in known["sensors"]), None)
-            other = other or next((i for i in known["sensors"] if i not in ids), ids[0])
-            raise DataError(data.readings.source, f"its sensors are not those of {self.folder}", column=other)
+        expected, found = self.data.sensors, list(data.readings.ids)
+        if found == expected:
+            return
+        differing = [sensor for sensor in found if sensor not in expected]
+        differing += [sensor for sensor in expected if sensor not in found]
+        column = differing[0] if differing else found[0]  # the same sensors in another order
+        raise DataError(data.readings.source, f"its sensors are not those of {self.folder}", column=column)
 
     def check_same_data(self, data: Dataset) -> None:
-        """Refuse to go on with other data than the run began with."""
+        """Refuse other data than the run was begun with."""
         self.check_same_sensors(data)
-        if fingerprint(data) != self.data["fingerprint"]:
-            raise DataError(
-                data.readings.source, f"its readings or graph are not those {self.folder} began with"
-            )
+        if fingerprint(data) != self.data.fingerprint:
+            problem = f"its readings or graph are not those {self.folder} began with"
+            raise DataError(data.readings.source, problem)
 
-    # ---- what happens -------------------------------------------------------------------------------
+    # ---- events -------------------------------------------------------------------------------------
 
     def append(self, event: str, **fields: Any) -> None:
-        """One line in events.jsonl, on disk before we go on."""
-        path = self.folder / "events.jsonl"
-        line = json.dumps(plain({"event": event, "time": round(time.time(), 3), **fields}), allow_nan=False)
-        try:
-            with path.open("ab") as file:
-                file.write(line.encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StorageError(path, error) from error
-
-    def rewind(self) -> None:
-        """Cut events back to what the manifest knows of: the rest will happen again."""
-        path, known = self.folder / "events.jsonl", self.manifest["events"]
-        there = path.stat().st_size if path.exists() else 0
-        if there < known:
-            raise RunError(path, "is damaged: events that the run had written are gone")
-        if there > known:
-            try:
-                os.truncate(path, known)
-            except OSError as error:
-                raise StorageError(path, error) from error
-        if known:
-            self.events()  # says so if a line is not what we wrote
-
-    def commit(self, progress: Progress, scaler: Scaler, finished: bool = False) -> None:
-        """From here on the run goes on after this round; states and events of it are on disk already."""
-        path = self.folder / "events.jsonl"
-        self.manifest |= {
-            "progress": plain(progress),
-            "scaler": vars(scaler),
-            "events": path.stat().st_size if path.exists() else 0,
-            "finished": finished,
-        }
-        self._write_manifest()
-
-    def settle(self, config: Config) -> None:
-        """Keep the settings that the data allow: a default minibatch may have been too large for them."""
-        if config != self.config:
-            write_whole(self.folder / "config.toml", config_file.dump(config).encode())
-        self.config = config
-
-    def discard_if_unused(self) -> None:
-        """A run begun in this process that came to nothing leaves nothing; what was there before it stays."""
-        if self.manifest["events"] > 0 or self._made is None:
-            return
-        for inside in self.folder.iterdir():  # it was empty when the run began
-            shutil.rmtree(inside, ignore_errors=True) if inside.is_dir() else inside.unlink(missing_ok=True)
-        for folder in self._made:
-            with suppress(OSError):
-                folder.rmdir()  # refuses unless it is empty
+        """Write one event to events.jsonl; it counts once the manifest is committed."""
+        self._log.append(event, **fields)
 
     def events(self) -> list[dict[str, Any]]:
-        """All events that the manifest knows of, in order: a process may be writing the next one now."""
-        path, known = self.folder / "events.jsonl", self.manifest["events"]
-        try:
-            with path.open("rb") as file:
-                content = file.read(known)
-            if len(content) < known:
-                raise RunError(path, "is damaged: events that the run had written are gone")
-            return [json.loads(line) for line in content.decode().splitlines()]
-        except OSError as error:
-            raise RunError(path, f"cannot be read ({error.strerror})") from error
-        except ValueError as error:
-            raise RunError(path, "is damaged: a line is not JSON") from error
+        """All events up to the last commit, in order."""
+        return self._log.read(self.manifest.events)
 
     def test(self) -> dict[str, Any]:
-        """The event that a finished run ends with."""
+        """The last event of a finished run: its errors on the test split."""
         event = self.events()[-1]
         if event.get("event") != "test":
-            raise RunError(self.folder, "has not been judged on its test split yet")
+            raise RunError(self.folder, "has not been evaluated on its test split yet: resume it")
         try:
             for errors in (event["overall"], *event["per_step"], event["seen"], event["unseen"]):
-                _ = None if errors is None else Errors.read(errors)
+                if errors is not None:
+                    Errors.read(errors)
         except (KeyError, TypeError, AttributeError) as error:
-            path = self.folder / "events.jsonl"
-            raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
+            raise RunError(self._log.path, "is damaged: an entry is missing or has the wrong type") from error
         return event
 
+    # ---- changes ------------------------------------------------------------------------------------
+
+    def rewind(self) -> None:
+        """Cut off events that were written after the last commit: they will happen again."""
+        self._log.rewind(self.manifest.events)
+
+    def commit(self, progress: Progress, scaler: Scaler, finished: bool = False) -> None:
+        """Make this the point to resume from; checkpoints and events up to here must be on disk already."""
+        self.manifest.progress = progress.snapshot()
+        self.manifest.scaler = scaler
+        self.manifest.events = self._log.length
+        self.manifest.finished = finished
+        self.manifest.write(self.folder)
+
+    def save_config(self, config: Config) -> None:
+        """Save the settings in use; setting up may have reduced a default minibatch to fit the data."""
+        changed = config != self.config
+        self.config = config
+        if changed:
+            self._write_config()
+
     def extend(self, rounds: int, patience: int) -> None:
-        """Let a finished run go on from its last state: what it was judged at its end is taken back."""
+        """Reopen a finished run for more rounds: its test event is removed, and training resumes from the
+        last checkpoint."""
         with self.locked():
-            known = (self.folder / "events.jsonl").read_bytes()[: self.manifest["events"]]
             self.config = self.config.with_changes({"training.rounds": rounds, "training.patience": patience})
-            write_whole(self.folder / "config.toml", config_file.dump(self.config).encode())
-            self.manifest |= {"events": known.rstrip(b"\n").rfind(b"\n") + 1, "finished": False}
-            self._write_manifest()
+            self._write_config()
+            self.manifest.events = self._log.length_without_last(self.manifest.events)
+            self.manifest.finished = False
+            self.manifest.write(self.folder)
 
-    def _write_manifest(self) -> None:
-        write_whole(
-            self.folder / "manifest.json", json.dumps(self.manifest, indent=1, allow_nan=False).encode()
-        )
+    def discard_if_unused(self) -> None:
+        """Remove a run that this process began and that never started, with the folders made for it."""
+        if self.started or self._created is None:
+            return
+        for inside in self.folder.iterdir():  # the folder was empty when the run began
+            if inside.is_dir():
+                shutil.rmtree(inside, ignore_errors=True)
+            else:
+                inside.unlink(missing_ok=True)
+        for folder in self._created:
+            with suppress(OSError):
+                folder.rmdir()  # fails if the folder is not empty: then it is not ours alone
 
-
-def plain(value: Any) -> Any:
-    """Dataclasses as dicts and NaN as null, so that any JSON reader can read it."""
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _round(item: dict[str, Any]) -> Round:
-    return Round(
-        int(item["r_g"]),
-        float(item["loss"]),
-        Errors.read(item["validation"]),
-        Bytes(**item["training_bytes"]),
-        bool(item["best"]),
-        int(item.get("judged", 0)),
-        bool(item.get("compared", True)),
-        tuple(int(row) for row in item.get("without", ())),
-    )
+    def _write_config(self) -> None:
+        write_whole(self.folder / "config.toml", config_file.dump(self.config).encode())

@@ -1,8 +1,8 @@
-"""Errors of both kinds, from sums that are allowed to leave their node."""
+"""Errors of forecasts, computed from sums that nodes may share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +14,24 @@ from cnfgnn.data.series import SUMS
 
 @dataclass(frozen=True)
 class Errors:
-    """Unmasked: the paper's, over everything. Masked: the field's, over what was observed. Never mix them."""
+    """Errors in the readings' unit.
+
+    rmse, mae                 unmasked, as in the paper: over all targets, missing ones included
+    masked_rmse, masked_mae,  masked, as usual in traffic forecasting: over observed targets only;
+    masked_mape               the MAPE is a share, not per cent
+
+    Never compare errors of the two kinds with each other.
+    """
 
     rmse: float
     mae: float
     masked_rmse: float
     masked_mae: float
-    masked_mape: float  # a share, not per cent
+    masked_mape: float
 
     @classmethod
     def of(cls, sums: Tensor) -> Errors:
-        """From sums (..., 8), added up over everything but the last axis; NaN where there is nothing."""
+        """From sums (..., 8), added up over all axes but the last; NaN where nothing was evaluated."""
         s = dict(zip(SUMS, sums.reshape(-1, len(SUMS)).sum(0).tolist(), strict=True))
         return cls(
             rmse=_ratio(s["square"], s["count"]) ** 0.5,
@@ -36,66 +43,87 @@ class Errors:
 
     @classmethod
     def read(cls, stored: Mapping[str, float | None]) -> Errors:
-        """From an event, where nothing stands for NaN."""
+        """From JSON, where null stands for NaN."""
         return cls(**{name: float("nan") if value is None else value for name, value in stored.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Summed errors of n nodes at t steps (n t 8) and every figure that follows from them."""
+    """Summed errors of n nodes at t steps ahead, and every figure that follows from them.
+
+    sums  (n t 8)    see `cnfgnn.data.series.SUMS`
+    seen  (n,) bool  which nodes trained; None if all did
+    """
 
     sums: Tensor
-    seen: Tensor | None = None  # (n,) bool: which nodes trained; None if all
+    seen: Tensor | None = None
 
     @property
     def overall(self) -> Errors:
+        """Errors over all nodes and steps."""
         return Errors.of(self.sums)
 
     def at(self, step: int) -> Errors:
-        """Errors `step` steps ahead, counted from 1: 3, 6 and 12 are 15, 30 and 60 minutes for traffic."""
+        """Errors `step` steps ahead, counted from 1; for traffic, 3, 6 and 12 are 15, 30 and 60 minutes."""
         return Errors.of(self.sums[:, step - 1])
 
     @property
     def per_horizon(self) -> list[Errors]:
+        """Errors at each step ahead."""
         return [self.at(step + 1) for step in range(self.sums.shape[1])]
 
     @property
     def per_node(self) -> list[Errors]:
+        """Errors of each node."""
         return [Errors.of(row) for row in self.sums]
 
     @property
     def seen_nodes(self) -> Errors:
+        """Errors of the nodes that trained."""
         return self.overall if self.seen is None else Errors.of(self.sums[self.seen])
 
     @property
     def unseen_nodes(self) -> Errors | None:
+        """Errors of the nodes that did not train; None if all did."""
         return None if self.seen is None else Errors.of(self.sums[~self.seen])
 
     def loss(self, masked: bool, kind: Loss = "square") -> float:
-        """What rounds are compared by: the mean error of the kind that was trained on."""
+        """The mean error of the kind that was trained on, by which rounds are compared."""
         errors = self.overall
         if kind == "absolute":
             return errors.masked_mae if masked else errors.mae
         return (errors.masked_rmse if masked else errors.rmse) ** 2
 
     def per_sensor(self, masked: bool, kind: Loss = "square") -> Tensor:
-        """(n 2): what the loss is made of: each node's summed error, and of how many forecasts it is."""
+        """(n 2): each node's part of the loss: its summed error, and the number of forecasts in it."""
         error = "absolute" if kind == "absolute" else "square"
         names = (f"masked_{error}", "masked_count") if masked else (error, "count")
         return self.sums.sum(1)[:, [SUMS.index(name) for name in names]]
 
     @property
     def forecasts(self) -> int:
-        """How many were judged, observed or not."""
+        """The number of forecasts that were evaluated, whether their targets were observed or not."""
         return int(self.sums[..., SUMS.index("count")].sum())
 
     def summary(self) -> dict[str, Any]:
-        """Overall figures, and those at each quarter hour that traffic papers name, as plain numbers."""
+        """Overall errors and those 3, 6 and 12 steps ahead, as plain values."""
         steps = [step for step in (3, 6, 12) if step <= self.sums.shape[1]]
         summary: dict[str, Any] = {"overall": vars(self.overall)}
         if self.unseen_nodes is not None:
             summary |= {"seen": vars(self.seen_nodes), "unseen": vars(self.unseen_nodes)}
         return summary | {f"step {step}": vars(self.at(step)) for step in steps}
+
+
+def scores_as_dict(scores: Scores, ids: Sequence[str]) -> dict[str, Any]:
+    """Every figure as plain values: overall, per step ahead, per sensor, and of seen and unseen sensors."""
+    unseen = scores.unseen_nodes
+    return {
+        "overall": vars(scores.overall),
+        "per_step": [vars(errors) for errors in scores.per_horizon],
+        "per_node": {sensor: vars(errors) for sensor, errors in zip(ids, scores.per_node, strict=True)},
+        "seen": None if unseen is None else vars(scores.seen_nodes),
+        "unseen": None if unseen is None else vars(unseen),
+    }
 
 
 def _ratio(total: float, count: float) -> float:

@@ -1,4 +1,4 @@
-"""The simulator: all nodes on one machine, from a data set and a configuration to a ready strategy."""
+"""The simulator: all nodes on one machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import treated_data
+from cnfgnn.data.quality import clean_dataset
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, DataError
@@ -32,19 +32,23 @@ def simulate(
     windows: Windows | None = None,
     scaler: Scaler | None = None,
 ) -> Experiment:
-    """Set up `config.method` on one machine; `groups` says which rows share a Clients object (default: all).
+    """Set up `config.method` on a data set, ready for its first round.
 
-    However nodes are grouped, the result is the same; inductive training separates seen from unseen nodes.
-    `store` makes the place where an owner of that name keeps its state, `tick` is called at every minibatch.
-    A trained model is taken up again with the `scaler` it was trained with, on any `windows`.
+    groups   which rows share a Clients object (default: all); the result does not depend on it
+    store    returns the store in which an owner (server, site-0 ...) saves its checkpoints
+    tick     called at every minibatch
+    windows  other windows than those of `config`
+    scaler   the scale of a trained model; without it, the scale is computed from the readings
+
+    Inductive training puts seen and unseen nodes into separate groups.
     """
     method = check_method(config)
-    data = treated_data(data, config.data)
+    data = clean_dataset(data, config.data)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(data.readings.ids))
     if not method.federated and len(rows) > 1:
-        raise ConfigError("method", f"{method.name} pools all readings: it cannot run on separate groups")
+        raise ConfigError("method", f"{method.name} pools all readings and cannot run on separate groups")
     owners = []
     for k, group in enumerate(rows):
         clients = Clients(Series.of(data.readings, group), compute, store(f"site-{k}"), f"site-{k}", tick)
@@ -63,14 +67,17 @@ def simulate(
 
 
 def seen_sensors(data: Dataset, share: float) -> Tensor | None:
-    """The first sensors by longitude train; the others are met in evaluation only (paper, section 4.2)."""
+    """(n,) bool: the first sensors by longitude, which train; the others are only evaluated (paper, section
+    4.2).
+
+    None if all sensors train.
+    """
     if share == 1:
         return None
     positions = data.readings.positions
     if positions is None:
-        raise DataError(
-            data.name, "inductive training sorts sensors by longitude, and there are no positions"
-        )
+        problem = "inductive training sorts sensors by longitude, but they have no positions"
+        raise DataError(data.name, f"{problem}: add sensors.csv (id, latitude, longitude)")
     order = np.argsort(positions[:, 1], kind="stable")
     seen = torch.zeros(len(order), dtype=torch.bool)
     seen[torch.from_numpy(order[: max(1, int(len(order) * share))])] = True
@@ -78,8 +85,12 @@ def seen_sensors(data: Dataset, share: float) -> Tensor | None:
 
 
 def _grouped(groups: Sequence[Sequence[int]] | None, seen: Tensor | None, n: int) -> list[np.ndarray]:
-    """Rows of each group, split so that no group has both seen and unseen nodes."""
+    """The rows of each group, split so that no group has both seen and unseen nodes."""
     rows = [np.arange(n)] if groups is None else [np.asarray(group, dtype=np.int64) for group in groups]
-    if seen is not None:
-        rows = [part for group in rows for part in (group[seen.numpy()[group]], group[~seen.numpy()[group]])]
-    return [group for group in rows if len(group)]
+    if seen is None:
+        return [group for group in rows if len(group)]
+    split = []
+    for group in rows:
+        is_seen = seen.numpy()[group]
+        split += [group[is_seen], group[~is_seen]]
+    return [group for group in split if len(group)]

@@ -1,11 +1,10 @@
-"""A run carried to its end, from wherever it stands, with everything that happens written down."""
+"""Train a run to its end, from wherever it stands, and record every event."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,9 +19,9 @@ from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.models.params import size
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import Scores
+from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.runs.simulation import simulate
-from cnfgnn.runs.training_loop import Progress, Result, Round, finish, train
+from cnfgnn.runs.training_loop import Progress, Result, Round, evaluate_best, train
 from cnfgnn.version import __version__
 
 if TYPE_CHECKING:
@@ -30,23 +29,23 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Whoever waits for a run: told of its beginning, every minibatch, every round and its end."""
+    """Follows a training, for example to show its progress."""
 
     def begin(self, experiment: Experiment, progress: Progress) -> None:
-        """Training begins or goes on: `progress` holds the rounds that are done already."""
+        """Training starts or resumes; `progress` holds the rounds that are done already."""
 
     def tick(self) -> None:
         """A minibatch is done."""
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
-        """A round has ended, `best` is the best one so far, and it took so many seconds."""
+        """A round is done and saved; `best` is the best one so far, `seconds` how long the round took."""
 
     def end(self) -> None:
-        """Training has ended, or has failed: told whenever `begin` was."""
+        """Training has ended or failed; called whenever `begin` was."""
 
 
 class Unwatched:
-    """Nobody waits."""
+    """A `Watcher` that does nothing."""
 
     def begin(self, experiment: Experiment, progress: Progress) -> None: ...
 
@@ -57,60 +56,67 @@ class Unwatched:
     def end(self) -> None: ...
 
 
-def carry_on(run: Run, data: Dataset, watcher: Watcher) -> Result:
-    """Train until the end, then judge the best round; a run that was interrupted goes on bit for bit."""
+def train_run(run: Run, data: Dataset, watcher: Watcher) -> Result:
+    """Train a run in the simulator to its end and evaluate its best round on the test split.
+
+    An interrupted run resumes bit for bit as if it had never stopped.
+    """
     run.check_same_data(data)
 
     def set_up() -> Experiment:
         return simulate(data, run.config, store=run.store, tick=watcher.tick)
 
-    return carry(run, set_up, lambda: _about(data, run.config.data), watcher)
+    return train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
 
 
-def carry(
+def train_run_with(
     run: Run,
     set_up: Callable[[], Experiment],
-    about: Callable[[], dict[str, Any]],
+    describe_data: Callable[[], dict[str, Any]],
     watcher: Watcher,
-    by_phase: bool = False,
+    save_phases: bool = False,
 ) -> Result:
-    """The same for any experiment on data that `about` describes; `by_phase` loses less of a long round."""
+    """Train a run to its end on whatever experiment `set_up` returns, in the simulator or on a federation.
+
+    `describe_data` is what the first event says about the data. With `save_phases`, checkpoints are also
+    saved within a round, so that an interruption of a long round costs less.
+    """
     with run.locked():
         run.rewind()
         progress = run.progress
         try:
             experiment = set_up()
-            if run.manifest["events"] == 0:
-                run.append("start", **_start(experiment, about()))
+            if not run.started:
+                run.append("start", **_start_event(experiment, describe_data()))
                 run.commit(progress, experiment.scaler)
-            run.settle(experiment.config)
+            run.save_config(experiment.config)
         except CnfgnnError:
             run.discard_if_unused()
             raise
-        with _board(run.folder / "tensorboard", len(progress.history)) as board:
-            progress = _trained(run, experiment, progress, watcher, board, by_phase)
-        result = finish(experiment, progress)
+        with _tensorboard(run.folder / "tensorboard", len(progress.history)) as board:
+            progress = _train_and_record(run, experiment, progress, watcher, board, save_phases)
+        result = evaluate_best(experiment, progress)
         if not run.finished:
-            run.append("test", **_test(result, run.data["sensors"], experiment.ledger))
+            run.append("test", **_test_event(result, run.data.sensors, experiment.ledger))
             run.commit(progress, experiment.scaler, finished=True)
     return result
 
 
-def watched(
+def train_watched(
     experiment: Experiment,
     progress: Progress,
     watcher: Watcher,
-    keep: Callable[[Progress, float], None] = lambda progress, seconds: None,
+    save_round: Callable[[Progress, float], None] | None = None,
     on_phase: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Train until the end while `watcher` is told of everything; it is told of a round and its seconds once
-    `keep` has kept the round."""
+    """Train to the end and keep `watcher` informed; a round is saved before the watcher hears of it."""
     since = time.perf_counter()
 
     def on_round(progress: Progress) -> None:
         nonlocal since
         seconds = time.perf_counter() - since
-        keep(progress, seconds)
+        if save_round is not None:
+            save_round(progress, seconds)
         watcher.round_done(progress.history[-1], progress.best, seconds)
         since = time.perf_counter()
 
@@ -121,19 +127,17 @@ def watched(
         watcher.end()
 
 
-def _trained(
+def _train_and_record(
     run: Run,
     experiment: Experiment,
     progress: Progress,
     watcher: Watcher,
     board: SummaryWriter,
-    by_phase: bool,
+    save_phases: bool,
 ) -> Progress:
-    def keep(progress: Progress, seconds: float) -> None:
+    def save_round(progress: Progress, seconds: float) -> None:
         done = progress.history[-1]
-        fields, sensors = asdict(done), run.data["sensors"]
-        fields["left_out"] = [sensors[row] for row in fields.pop("without")]
-        run.append("round", round=fields.pop("r_g"), **fields, seconds=round(seconds, 3))
+        run.append("round", **_round_event(done, run.data.sensors, seconds))
         run.commit(progress, experiment.scaler)
         board.add_scalar("validation/loss", done.loss, done.r_g)
         for name, value in vars(done.validation).items():
@@ -142,11 +146,17 @@ def _trained(
             board.add_scalar(f"bytes/{name}", value, done.r_g)
         board.flush()
 
-    on_phase = (lambda progress: run.commit(progress, experiment.scaler)) if by_phase else None
-    return watched(experiment, progress, watcher, keep, on_phase)
+    def save_phase(progress: Progress) -> None:
+        run.commit(progress, experiment.scaler)
+
+    return train_watched(experiment, progress, watcher, save_round, save_phase if save_phases else None)
 
 
-def _about(data: Dataset, config: DataConfig) -> dict[str, Any]:
+# ---- events ---------------------------------------------------------------------------------------------
+
+
+def _data_as_dict(data: Dataset, config: DataConfig) -> dict[str, Any]:
+    """What the first event of a simulated run says about its data."""
     readings, graph = data.readings, data.graph
     return {
         "name": data.name,
@@ -163,13 +173,13 @@ def _about(data: Dataset, config: DataConfig) -> dict[str, Any]:
     }
 
 
-def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
+def _start_event(experiment: Experiment, data: dict[str, Any]) -> dict[str, Any]:
     learner = getattr(experiment.strategy, "gn", None)
     return {
         "version": __version__,
         "torch": torch.__version__,
         "config": experiment.config.as_dict(),
-        "data": about,
+        "data": data,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),
         "memory": vars(experiment.keeping),
@@ -181,32 +191,33 @@ def _start(experiment: Experiment, about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _test(result: Result, ids: Sequence[str], ledger: Ledger) -> dict[str, Any]:
+def _round_event(done: Round, sensors: Sequence[str], seconds: float) -> dict[str, Any]:
+    return {
+        "round": done.r_g,
+        "loss": done.loss,
+        "validation": vars(done.validation),
+        "training_bytes": vars(done.training_bytes),
+        "best": done.best,
+        "judged": done.evaluated,  # the name that this number has in run folders since format 1
+        "compared": done.compared,
+        "left_out": [sensors[row] for row in done.left_out],
+        "seconds": round(seconds, 3),
+    }
+
+
+def _test_event(result: Result, sensors: Sequence[str], ledger: Ledger) -> dict[str, Any]:
     return {
         "best_round": result.progress.best.r_g,
         "rounds": len(result.progress.history),
-        "left_out": [ids[row] for row in result.progress.left_out],
-        **scores_as_dict(result.test, ids),
+        "left_out": [sensors[row] for row in result.progress.left_out],
+        **scores_as_dict(result.test, sensors),
         "ledger": [row for row in ledger.state() if row[0] != "recovery"],
     }
 
 
-def scores_as_dict(scores: Scores, ids: Sequence[str]) -> dict[str, Any]:
-    """Every figure of both kinds: overall, by step ahead, by sensor, and seen apart from unseen."""
-    per_node = dict(zip(ids, map(vars, scores.per_node), strict=True))
-    unseen = scores.unseen_nodes
-    return {
-        "overall": vars(scores.overall),
-        "per_step": [vars(errors) for errors in scores.per_horizon],
-        "per_node": per_node,
-        "seen": vars(scores.seen_nodes) if unseen is not None else None,
-        "unseen": vars(unseen) if unseen is not None else None,
-    }
-
-
 @contextmanager
-def _board(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
-    """TensorBoard's log; what an interrupted process had logged beyond the last kept round is hidden."""
+def _tensorboard(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
+    """TensorBoard's log; entries of an interrupted process beyond the last saved round are hidden."""
     from torch.utils.tensorboard import SummaryWriter  # late: it takes a second to import
 
     try:

@@ -1,10 +1,10 @@
-"""Rounds until nothing gets better: validation, early stopping, best and last state, for every method."""
+"""The training loop of every method: rounds, validation, early stopping, best and last checkpoint."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from cnfgnn.algorithm.experiment import Experiment
@@ -13,97 +13,125 @@ from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
 from cnfgnn.runs.scores import Errors, Scores
 
-GONE_AFTER = 3  # evaluations that a sensor misses in a row before rounds are compared without it
+GONE_AFTER = 3  # evaluations in a row that a sensor misses before rounds are compared without it
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is known after a global round."""
+    """The outcome of one global round.
+
+    loss            mean validation error of the kind that was trained on (see `training.loss`)
+    validation      validation errors of every kind
+    training_bytes  bytes that training has moved since the start of the run
+    best            whether this was the best round so far
+    evaluated       number of forecasts behind the loss; lower when sites were absent
+    compared        whether the round was compared with the best one before it; False while the comparison
+                    waits for sensors that were absent
+    left_out        rows of the sensors that the comparison left out, or waits for
+    """
 
     r_g: int
-    loss: float  # validation mean of the kind of error that was trained on
+    loss: float
     validation: Errors
-    training_bytes: Bytes  # since the start
-    best: bool  # so far
-    judged: int = 0  # forecasts that the loss is of: fewer where sites were away
-    compared: bool = True  # with the best round before it; False while it waits for sensors that were away
-    without: tuple[int, ...] = ()  # rows of the sensors that the comparison left out, or waits for
+    training_bytes: Bytes
+    best: bool
+    evaluated: int = 0
+    compared: bool = True
+    left_out: tuple[int, ...] = ()
 
     @property
     def tag(self) -> str:
-        """The name of the state that every owner keeps of it."""
+        """The name of the checkpoint that every owner saves after this round."""
         return f"round-{self.r_g:05d}"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """How far a round has come that has not ended."""
+    """A checkpoint within a round: round `r_g` has completed phase `done`."""
 
     r_g: int
     done: int
 
     @property
     def tag(self) -> str:
+        """The name of the checkpoint that every owner saves after this phase."""
         return f"round-{self.r_g:05d}-phase-{self.done}"
 
 
 @dataclass
 class Progress:
-    """How far training has come; with the owners' states, all that is needed to go on."""
+    """How far training has come: together with the owners' checkpoints, all that is needed to resume.
+
+    history      the rounds that are done
+    ledger       bytes moved so far, as `Ledger.state` returns them
+    phase        the last completed phase of the unfinished round, if phases are saved
+    best_errors  each sensor's validation error in the best round: its sum and the number of forecasts
+    missed       how many evaluations in a row each sensor has missed
+    """
 
     history: list[Round] = field(default_factory=list)
     ledger: list[list[str | int]] = field(default_factory=list)
-    phase: Phase | None = None  # of the round after the last one
-    best_errors: list[list[float]] = field(default_factory=list)  # of each sensor in the best round: Judged
-    missed: list[int] = field(default_factory=list)  # evaluations in a row that each sensor has missed
+    phase: Phase | None = None
+    best_errors: list[tuple[float, float]] = field(default_factory=list)
+    missed: list[int] = field(default_factory=list)
 
     @property
     def best(self) -> Round:
+        """The round with the lowest validation loss."""
         return next(done for done in reversed(self.history) if done.best)
 
     @property
-    def in_vain(self) -> int:
-        """Rounds since the best one that were compared with it: those that count towards patience."""
+    def rounds_without_improvement(self) -> int:
+        """Rounds since the best one that were compared with it; `training.patience` limits them."""
         return sum(done.compared for done in self._since_best[1:])
 
     @property
     def left_out(self) -> list[int]:
-        """Rows of the sensors without which the best round was chosen or defended."""
-        return sorted({row for done in self._since_best if done.compared for row in done.without})
+        """Rows of the sensors that had no say in the choice of the best round."""
+        return sorted({row for done in self._since_best if done.compared for row in done.left_out})
 
     @property
     def _since_best(self) -> list[Round]:
         return self.history[self.history.index(self.best) :]
 
     @property
-    def kept(self) -> set[str]:
-        """Tags of the states that must outlive the next save: the last one's and the best round's."""
-        kept = {self.history[-1].tag, self.best.tag} if self.history else set()
-        return kept | ({self.phase.tag} if self.phase else set())
+    def tags_in_use(self) -> set[str]:
+        """Tags of the checkpoints that must survive the next save: the last one and the best round's."""
+        tags = set()
+        if self.history:
+            tags |= {self.history[-1].tag, self.best.tag}
+        if self.phase is not None:
+            tags.add(self.phase.tag)
+        return tags
 
     @property
-    def last(self) -> str | None:
-        """The tag of the state to go on from."""
+    def last_tag(self) -> str | None:
+        """The tag of the checkpoint to resume from; None before the first one."""
         if self.phase is not None:
             return self.phase.tag
         return self.history[-1].tag if self.history else None
 
+    def snapshot(self) -> Progress:
+        """A copy that further training does not change."""
+        return replace(self, history=list(self.history))
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished training: its experiment stands at the best round."""
+    """A finished training, with the best round's weights restored in `experiment`."""
 
     experiment: Experiment
     progress: Progress
     test: Scores
 
     def summary(self) -> dict[str, Any]:
+        """The main figures as plain values, ready for JSON; `left_out` holds rows of sensors."""
         best = self.progress.best
         return {
             "method": self.experiment.method.name,
             "best_round": best.r_g,
             "rounds": len(self.progress.history),
-            "left_out": self.progress.left_out,  # rows of sensors
+            "left_out": self.progress.left_out,
             "validation": vars(best.validation),
             "test": self.test.summary(),
             "bytes": vars(best.training_bytes),
@@ -117,116 +145,135 @@ def train(
     rounds: int | None = None,
     on_phase: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Run global rounds until patience or the number of rounds is used up; go on from `progress` if given.
+    """Run global rounds until `training.rounds` or `training.patience` is reached.
 
-    When `on_round` is called, every owner has kept its state of the round that ended. With `on_phase` they
-    also keep it where a round has come so far that it would be a pity to lose it.
+    Given `progress`, training resumes from its last checkpoint. `on_round` is called after every owner has
+    saved its checkpoint of the round. With `on_phase`, owners also save checkpoints within a round, after the
+    phases that are expensive to repeat.
     """
     strategy, training = experiment.strategy, experiment.config.training
     progress = progress or Progress()
+    last_round = training.rounds if rounds is None else rounds
 
-    def reached(r_g: int, done: int) -> None:
-        kept, progress.phase = progress.kept, Phase(r_g, done)
-        strategy.save(progress.phase.tag, kept)
+    def phase_done(r_g: int, done: int) -> None:
+        in_use = progress.tags_in_use
+        progress.phase = Phase(r_g, done)
+        strategy.save(progress.phase.tag, in_use)
         progress.ledger = experiment.ledger.state()
         if on_phase is not None:
             on_phase(progress)
 
-    if progress.last is not None:
+    if progress.last_tag is not None:
         experiment.ledger.load(progress.ledger)
-        strategy.restore(progress.last)
+        strategy.restore(progress.last_tag)
     if on_phase is not None:
-        strategy.reached = reached
-    for r_g in range(len(progress.history) + 1, (training.rounds if rounds is None else rounds) + 1):
-        if progress.history and progress.in_vain >= training.patience:
+        strategy.reached = phase_done
+    for r_g in range(len(progress.history) + 1, last_round + 1):
+        if progress.history and progress.rounds_without_improvement >= training.patience:
             break
         try:
             strategy.round(r_g)
-            kept, progress.phase = progress.kept, None
-            progress.history.append(_judged(experiment, progress, r_g))
-        except FloatingPointError as problem:  # sites are not sent what is no number
+            in_use = progress.tags_in_use
+            progress.phase = None
+            progress.history.append(_evaluated(experiment, progress, r_g))
+        except FloatingPointError as problem:  # non-finite tensors are never sent to sites
             raise DivergedError(r_g) from problem
-        strategy.save(progress.history[-1].tag, kept | progress.kept)
+        strategy.save(progress.history[-1].tag, in_use | progress.tags_in_use)
         progress.ledger = experiment.ledger.state()
         if on_round is not None:
             on_round(progress)
     return progress
 
 
-def finish(experiment: Experiment, progress: Progress) -> Result:
-    """Go back to the best round and judge it on the test split."""
+def evaluate_best(experiment: Experiment, progress: Progress) -> Result:
+    """Restore the best round and evaluate it on the test split."""
     experiment.strategy.restore(progress.best.tag, to_learn=False)
     return Result(experiment, progress, evaluate(experiment, "test"))
 
 
 def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
-    """Everybody's errors on a split, with the weights they have now."""
+    """The errors of all nodes on a split, with their current weights."""
     return Scores(experiment.strategy.score(split).cpu(), experiment.seen)
 
 
-class Judged(NamedTuple):
-    """A sensor's validation error of the kind that was trained on: its sum, and of how many forecasts."""
+class SensorError(NamedTuple):
+    """A sensor's summed validation error, of the kind that was trained on, and its number of forecasts."""
 
     error: float
     forecasts: float
 
 
-class Verdict(NamedTuple):
+class Comparison(NamedTuple):
     """How a round compares with the best one before it."""
 
     best: bool
     compared: bool = True
-    without: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
 
-def _judged(experiment: Experiment, progress: Progress, r_g: int) -> Round:
+def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
+    """Evaluate a round on the validation split and compare it with the best one so far."""
     scores = evaluate(experiment, "validation")
     config = experiment.config
     masked, kind = config.data.missing == "masked", config.training.loss
     loss = scores.loss(masked, kind)
     if not math.isfinite(loss):
         raise DivergedError(r_g)
-    sensors = [Judged(*sums) for sums in scores.per_sensor(masked, kind).tolist()]
+    sensors = [SensorError(*sums) for sums in scores.per_sensor(masked, kind).tolist()]
     missed = progress.missed or [0] * len(sensors)
     progress.missed = [
-        0 if one.forecasts else so_far + 1 for one, so_far in zip(sensors, missed, strict=True)
+        0 if sensor.forecasts else so_far + 1 for sensor, so_far in zip(sensors, missed, strict=True)
     ]
-    judged = scores.forecasts
-    verdict = Verdict(True)
+    evaluated = scores.forecasts
     if progress.best_errors:
-        best_errors = [Judged(*sums) for sums in progress.best_errors]
-        verdict = _verdict(sensors, best_errors, progress.missed)
+        best_errors = [SensorError(*sums) for sums in progress.best_errors]
+        comparison = _compare(sensors, best_errors, progress.missed)
     elif progress.history:  # the run was begun by a version that did not keep each sensor's errors
         best = progress.best
-        verdict = Verdict(judged > best.judged or (judged == best.judged and loss < best.loss))
-    if verdict.best:
-        progress.best_errors = [list(one) for one in sensors]
-    moved = experiment.ledger.total("training")
-    return Round(r_g, loss, scores.overall, moved, verdict.best, judged, verdict.compared, verdict.without)
+        same_forecasts = evaluated == best.evaluated
+        comparison = Comparison(evaluated > best.evaluated or (same_forecasts and loss < best.loss))
+    else:
+        comparison = Comparison(best=True)
+    if comparison.best:
+        progress.best_errors = [(sensor.error, sensor.forecasts) for sensor in sensors]
+    return Round(
+        r_g=r_g,
+        loss=loss,
+        validation=scores.overall,
+        training_bytes=experiment.ledger.total("training"),
+        best=comparison.best,
+        evaluated=evaluated,
+        compared=comparison.compared,
+        left_out=comparison.left_out,
+    )
 
 
-def _verdict(now: Sequence[Judged], best: Sequence[Judged], missed: Sequence[int]) -> Verdict:
-    """Compare a round with the best one so far, by the mean error over the sensors that judged both.
+def _compare(now: Sequence[SensorError], best: Sequence[SensorError], missed: Sequence[int]) -> Comparison:
+    """Compare a round with the best one so far, by the mean error over the sensors that evaluated both.
 
-    A sensor that judged the best round and not this one may have missed a moment or may have left. Until it
-    has missed `GONE_AFTER` evaluations in a row the round is not compared: it does not become the best one,
-    so that a few sensors cannot choose a round for all by chance, and it does not count towards patience.
-    From then on rounds are compared without that sensor.
+    A sensor that evaluated the best round but not this one may be late or may have left for good. Until it
+    has missed `GONE_AFTER` evaluations in a row, the round is not compared: it cannot become the best one, so
+    that a few sensors do not choose a round for all by chance, and it does not count towards patience. After
+    that, rounds are compared without the sensor.
 
-    A sensor that judged this round and not the best one came (back) later, and the comparison leaves it out.
-    Where such sensors are the majority, this round is the best: the other was chosen by too few.
+    A sensor that evaluated this round but not the best one has (re)joined since, and the comparison leaves it
+    out. If such sensors are the majority, this round becomes the best: too few had chosen the other.
     """
     pairs = list(zip(now, best, strict=True))
-    waited_for = [row for row, (new, old) in enumerate(pairs) if old.forecasts and not new.forecasts]
-    waited_for = [row for row in waited_for if missed[row] < GONE_AFTER]
-    if waited_for:
-        return Verdict(False, False, tuple(waited_for))
+    absent = [row for row, (new, old) in enumerate(pairs) if old.forecasts and not new.forecasts]
+    awaited = [row for row in absent if missed[row] < GONE_AFTER]
+    if awaited:
+        return Comparison(best=False, compared=False, left_out=tuple(awaited))
     both = [(new, old) for new, old in pairs if new.forecasts and old.forecasts]
-    without = tuple(row for row, (new, old) in enumerate(pairs) if bool(new.forecasts) != bool(old.forecasts))
-    if 2 * len(both) < sum(bool(new.forecasts) for new in now):
-        return Verdict(True, True, without)
-    new_mean, old_mean = (
-        sum(one.error for one in side) / sum(one.forecasts for one in side)
-        for side in zip(*both, strict=True)
+    left_out = tuple(
+        row for row, (new, old) in enumerate(pairs) if bool(new.forecasts) != bool(old.forecasts)
     )
-    return Verdict(new_mean < old_mean, True, without)
+    if 2 * len(both) < sum(bool(new.forecasts) for new in now):
+        return Comparison(best=True, left_out=left_out)
+    new_mean = _mean_error([new for new, _ in both])
+    old_mean = _mean_error([old for _, old in both])
+    return Comparison(best=new_mean < old_mean, left_out=left_out)
+
+
+def _mean_error(sensors: Sequence[SensorError]) -> float:
+    return sum(sensor.error for sensor in sensors) / sum(sensor.forecasts for sensor in sensors)

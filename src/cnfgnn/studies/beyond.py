@@ -1,4 +1,4 @@
-"""What goes beyond the paper: errors and bytes beside the bounds, each idea off and alone, error by bytes."""
+"""Beyond the paper: errors and bytes of cnfgnn-plus, its ideas one by one, and error by bytes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BASE, OURS = "at-fedavg", "cnfgnn-plus"
 MB = 1e6
 SHIPPED = "as shipped"
 OF_BYTES = (
-    "MB are millions of bytes that one node sent and received in training, until the best round by"
-    f" validation; shares are of the median of {BASE} on the same data."
+    "MB are millions of bytes that one node sent and received in training until the best round;"
+    f" percentages are relative to the median of {BASE} on the same data."
 )
 METHOD, LABEL = Column("method", "method"), Column("label", "changed")
 RESULT = (
-    Column("bytes", "MB a node until the best round", 1),
-    Column("share", f"of {BASE}'s", 1, True),
+    Column("bytes", "MB per node until the best round", 1),
+    Column("share", f"relative to {BASE}", 1, True),
     Column("rounds", "best round / rounds"),
-    Column("minutes", "minutes a run", 1),
+    Column("minutes", "minutes per run", 1),
 )
 
 
 def beyond(study: Study) -> Outcome:
-    """Masked and unmasked apart: they are different runs, and different tables."""
+    """The methods, each idea off and alone, and fewer bytes; masked and unmasked runs in separate tables."""
     unmasked = [line for line in study.lines if not _masked(line)]
     methods = [line for line in unmasked if not line.cells["group"]]
     tables = [_results(study, methods)]
@@ -44,19 +44,19 @@ def beyond(study: Study) -> Outcome:
     masked = [line for line in study.lines if _masked(line)]
     if masked:
         tables.append(_masked_results(study, masked))
-        title = f"Masked, {study.data.name}: trained on the absolute error of what was observed"
+        title = f"Masked errors on {study.data.name}, trained on the absolute error of observed readings"
         tables.append(masked_table("beyond-masked-steps", title, masked, study.data, [METHOD]))
     curves = {}
     for line in (*methods, *narrow):
         if line.runs and method_of(line.cells["method"]).federated:
             curves[line.cells["label"] or line.cells["method"]] = [_curve(run) for run in line.runs]
-    drawn = partial(error_by_bytes.error_along_bytes, curves, f"Validation error by bytes, {study.data.name}")
+    drawn = partial(error_by_bytes.error_by_bytes, curves, f"Validation error by bytes, {study.data.name}")
     return Outcome(tables, {"bytes": drawn} if curves else {})
 
 
 def _results(study: Study, lines: Sequence[Line]) -> Table:
-    """The methods, and the forecasts that learn nothing."""
-    rows = [line.with_cells(median=_median(line, "rmse"), mae=line.mean("mae")) for line in study.floors]
+    """The methods and the baselines."""
+    rows = [line.with_cells(median=_median(line, "rmse"), mae=line.mean("mae")) for line in study.baselines]
     rows += [
         line.with_cells(
             median=_median(line, "rmse"),
@@ -74,18 +74,18 @@ def _results(study: Study, lines: Sequence[Line]) -> Table:
 
 
 def _ablation(study: Study, lines: Sequence[Line], methods: Sequence[Line]) -> Table:
-    """Each idea left out of what we ship, and each alone where all the others are left out."""
+    """Each idea switched off, and each alone with all others switched off."""
     columns = [Column("group", "ideas"), LABEL, Column("rmse", "RMSE")]
-    columns += [Column("change", "RMSE changes by", 1, True), Column("mae", "MAE")]
+    columns += [Column("change", "change of RMSE", 1, True), Column("mae", "MAE")]
     columns += [Column("validation", "validation RMSE"), *RESULT]
-    notes = ("Changes are of the same seeds, each against what is shipped with its own seed.",)
+    notes = ("Changes compare runs of the same seed with the method as shipped.",)
     title = f"Each idea off and alone, {OURS} on {study.data.name}, unmasked"
     return Table("beyond-ablation", title, columns, _rows(lines, methods), (*study.notes(), *notes))
 
 
 def _bytes(study: Study, lines: Sequence[Line], methods: Sequence[Line]) -> Table:
-    """The same method with more or fewer bytes a round."""
-    columns = [LABEL, Column("rmse", "RMSE"), Column("change", "RMSE changes by", 1, True)]
+    """The same method with more or fewer bytes per round."""
+    columns = [LABEL, Column("rmse", "RMSE"), Column("change", "change of RMSE", 1, True)]
     columns += [Column("validation", "validation RMSE"), *RESULT]
     title = f"More and fewer bytes, {OURS} on {study.data.name}, unmasked"
     return Table("beyond-bytes", title, columns, _rows(lines, methods), (*study.notes(), OF_BYTES))
@@ -104,8 +104,8 @@ def _masked_results(study: Study, lines: Sequence[Line]) -> Table:
     columns = [METHOD, Column("median", "MAE, median"), Column("mae", "MAE"), Column("rmse", "RMSE")]
     columns += [RESULT[0], *RESULT[2:]]
     notes = (
-        "Trained on the absolute error of what was observed, and judged on the windows in which a sensor"
-        " measured anything: nothing here compares with the unmasked table.",
+        "Trained on the absolute error of observed readings, and evaluated on the windows in which a sensor"
+        " measured anything: do not compare these errors with the unmasked table.",
     )
     title = f"Beyond the paper on {study.data.name}, masked"
     return Table("beyond-masked", title, columns, rows, (*study.notes(), *notes))
@@ -115,7 +115,7 @@ def _masked_results(study: Study, lines: Sequence[Line]) -> Table:
 
 
 def _rows(lines: Sequence[Line], methods: Sequence[Line]) -> list[dict[str, Any]]:
-    """What is shipped, if it was run, and each line against it."""
+    """The method as shipped, if it was run, and each line compared with it."""
     shipped = next((line for line in methods if line.cells["method"] == OURS), None)
     rows = [shipped.with_cells(label=SHIPPED, **_figures(shipped, methods))] if shipped else []
     for line in lines:
@@ -130,7 +130,7 @@ def _figures(line: Line, methods: Sequence[Line]) -> dict[str, Any]:
 
 
 def _cost(line: Line, lines: Sequence[Line]) -> dict[str, Any]:
-    """Bytes of one node until the best round, and which share of the paper's method that is, by medians."""
+    """Bytes of one node until the best round, and their ratio to the paper's method, by medians."""
     moved = [_per_node(run, run.progress.best.training_bytes.per_node) for run in line.runs]
     if not moved or not method_of(line.cells["method"]).federated:
         return {}
@@ -148,7 +148,7 @@ def _curve(run: Run) -> error_by_bytes.Curve:
 
 def _per_node(run: Run, moved: int) -> float:
     seen = run.config.training.seen
-    return moved / max(1, int(len(run.data["sensors"]) * seen))
+    return moved / max(1, int(len(run.data.sensors) * seen))
 
 
 def _median(line: Line, figure: str) -> float | None:

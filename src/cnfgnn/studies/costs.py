@@ -1,4 +1,4 @@
-"""What training costs: bytes by the paper's formulas and as counted, and operations of a node."""
+"""The cost of training: bytes by the paper's formulas and by our ledger, and operations of a node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cnfgnn.studies.tables import Column, Mean, Table
 
 
 def cost(study: Study | None) -> Outcome:
-    """The published totals recomputed, operations, and (with runs) our own bytes until the best round."""
+    """The published totals recomputed, operations and, with runs, our own bytes until the best round."""
     tables = [recomputed(), operations_of_a_node()]
     return Outcome(tables if study is None else [*tables, counted(study)])
 
 
 def recomputed() -> Table:
-    """The paper's totals, from its own formulas and the sizes it lists."""
+    """The published totals, recomputed from the paper's formulas and sizes."""
     rows: list[dict[str, Any]] = []
     for cost in (*COSTS, AT_METR_LA_AS_LISTED):
         network = NETWORKS[cost.data]
@@ -44,8 +44,9 @@ def recomputed() -> Table:
     columns += [Column("rounds", "best round"), Column("server_rounds", "R_s")]
     columns += [Column("gib", "GiB by formula"), Column("published", "GiB published")]
     notes = (
-        "The paper rounds node models to 63,000, 64,000 and 727,000 parameters before it multiplies.",
-        "`at` on METR-LA was published with R_s = 20, although the paper lists 1: the last line is that.",
+        "The paper rounds the sizes of node models to 63,000, 64,000 and 727,000 parameters.",
+        "The published total of `at` on METR-LA corresponds to R_s = 20, although the paper lists"
+        " R_s = 1, as in the last line.",
     )
     return Table("cost-published", "Published bytes of training, recomputed", columns, rows, notes)
 
@@ -58,24 +59,24 @@ def operations_of_a_node() -> Table:
         count = operations(NodeModel(model.hidden, model.layers, model.embedding))
         each = {"method": method, "size": size, "node": count / 1e6}
         rows.append({**each, "summed": nodes * count / 1e9, "published": published})
-    columns = [*METHOD, Column("node", "million multiply-adds a window, one node")]
-    columns += [Column("summed", f"thousand million over {nodes} nodes"), Column("published", "published")]
+    columns = [*METHOD, Column("node", "million multiply-adds per window, one node")]
+    columns += [Column("summed", f"billion over {nodes} nodes"), Column("published", "published")]
     note = (
-        "The paper calls the sum over METR-LA's 207 nodes GFLOPS on device: a node does a 207th of it, and a"
-        " multiply-add is two operations."
+        "The paper calls the sum over METR-LA's 207 nodes 'GFLOPS on device'. One node performs a 207th of"
+        " it, and a multiply-add is two operations."
     )
     return Table("cost-operations", "Operations to forecast one window", columns, rows, (note,))
 
 
 def counted(study: Study) -> Table:
-    """Our own runs, by formula and by the ledger."""
+    """The bytes of our own runs, by formula and by the ledger."""
     published = {
         (c.method, "727k" if c.parameters == 727_000 else "63k"): c.gib
         for c in COSTS
         if c.data == study.network
     }
     rows = []
-    for line in (*study.floors, *study.lines):
+    for line in (*study.baselines, *study.lines):
         key = line.cells["method"], line.cells.get("size") or "63k"
         moved = [run.progress.best.training_bytes for run in line.runs]
         rows.append(
@@ -93,34 +94,34 @@ def counted(study: Study) -> Table:
         )
     columns = [*METHOD, Column("rmse", "RMSE, unmasked"), Column("best", "best round", 1)]
     columns += [Column("formula", "GiB by formula"), Column("per_node", "GiB counted per node")]
-    columns += [Column("same", "to the byte"), Column("per_site", "GiB counted per site")]
+    columns += [Column("same", "equal to the byte"), Column("per_site", "GiB counted per site")]
     if study.network:
         columns.append(Column("published", f"GiB {study.published()}"))
     notes = (
-        "Per node: a tensor shared by all nodes counts once for each node, as in the paper. Per site: what a"
-        " wire carries when one site holds all of them, as here.",
-        "FMTL's formula is of peers that send their weights along every edge; what was counted is a star, in"
-        " which a server sends each node one anchor.",
+        "Per node: a tensor shared by all nodes counts once for each node, as in the paper. Per site: it"
+        " counts once for each site, as on the wire; here, one site holds all nodes.",
+        "The formula of FMTL assumes peers that send their weights along every edge; our implementation has a"
+        " server that sends each node one anchor.",
     )
     title = f"Bytes of training until the best round, {study.data.name}"
     return Table("cost", title, columns, rows, (*study.notes(), *notes))
 
 
 def _by_formula(run: Run, study: Study) -> int:
-    """With the true number of parameters."""
+    """The paper's formula with the true number of parameters."""
     start, graph = run.events()[0], study.data.graph
     try:
         parameters, windows = int(start["parameters"]["node"]), int(start["windows"]["train"])
     except (KeyError, TypeError, ValueError) as error:
         path = run.folder / "events.jsonl"
-        raise RunError(path, "is damaged: an entry is missing or of the wrong kind") from error
+        raise RunError(path, "is damaged: an entry is missing or has the wrong type") from error
     edges = int((graph.senders != graph.receivers).sum())
     size = Size(graph.nodes, edges, parameters, windows * run.config.model.hidden)
     return training_bytes(run.config.method, size, run.progress.best.r_g, run.config.training.server_rounds)
 
 
 def _has_formula(line: Line) -> bool:
-    """The paper has none for what is beyond it."""
+    """Whether the paper has a formula for the method."""
     return bool(line.runs) and method_of(line.runs[0].config.method).in_paper
 
 

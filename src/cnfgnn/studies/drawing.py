@@ -1,4 +1,4 @@
-"""What all figures share: size, colours and type, labels that do not cover each other, and files."""
+"""Common parts of all figures: style, labels that do not overlap, and files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cnfgnn.files import make_folder, write_whole
 Floats = npt.NDArray[np.float64]
 SIZE = (7.0, 4.0)  # inches
 DPI = 160
-HALF_MARK = 7  # pixels that a mark reaches to each side
+HALF_MARK = 7  # pixels from the centre of a mark to its edge
 INK, FAINT = "#222222", "#c4c8cc"
-# Okabe and Ito's colours, told apart by everybody; yellow is left out, since paper is white
+# The colour-blind safe palette of Okabe and Ito, without yellow, which is faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))  # for more lines than colours
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))  # if there are more lines than colours
 STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -49,10 +49,10 @@ STYLE: Any = {
     "grid.linewidth": 0.7,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
-    "svg.hashsalt": "cnfgnn",  # names of parts come from this and the content: the same figure, the same file
+    "svg.hashsalt": "cnfgnn",  # makes the ids in SVG files reproducible
     "svg.fonttype": "path",
 }
-styled = matplotlib.rc_context(STYLE)  # as a decorator: the style holds while a function draws or writes
+styled = matplotlib.rc_context(STYLE)  # a decorator: the style holds while the function runs
 
 
 def figure(size: tuple[float, float] = SIZE) -> Figure:
@@ -69,14 +69,14 @@ def dash(number: int) -> Any:
 
 @styled
 def svg(figure: Figure) -> str:
-    """The figure as an <svg> element, to stand inside an HTML page."""
+    """The figure as an <svg> element for an HTML page."""
     text = _written(figure, "svg", {"Date": None, "Creator": None}).decode()
     return text[text.index("<svg") :]
 
 
 @styled
 def save(figure: Figure, path: Path) -> tuple[Path, Path]:
-    """Write a PNG and an SVG beside each other, named `path` and the suffix; each is whole or not there."""
+    """Write `path`.png and `path`.svg, each atomically."""
     make_folder(path.parent)
     png, vector = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     write_whole(png, _written(figure, "png", {"Software": None}))
@@ -84,21 +84,21 @@ def save(figure: Figure, path: Path) -> tuple[Path, Path]:
     return png, vector
 
 
-def settle(figure: Figure) -> None:
-    """Lay the figure out once for all: each kind of file would do it a little differently."""
+def freeze_layout(figure: Figure) -> None:
+    """Fix the layout: otherwise each file format would compute a slightly different one."""
     if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
 
 
 def _written(figure: Figure, kind: str, metadata: Mapping[str, str | None]) -> bytes:
-    settle(figure)
+    freeze_layout(figure)
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=DPI, metadata=dict(metadata))
     return content.getvalue()
 
 
-# Places for a label around its point, in points from it: near ones first, the right side before others.
+# Offsets of a label from its point, in points: near ones first, to the right before other sides.
 PLACES = [
     (round(r * np.cos(angle), 1), round(r * np.sin(angle), 1))
     for r in (8.0, 16.0, 26.0, 38.0)
@@ -107,8 +107,8 @@ PLACES = [
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """A point with its bar, from y - spread to y + spread, and what is to be written beside it."""
+class LabelledPoint:
+    """A point with an error bar from y - spread to y + spread, and its label."""
 
     x: float
     y: float
@@ -117,9 +117,9 @@ class Labelled:
     colour: str
 
 
-def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> list[Annotation]:
-    """Write each label beside its point, where it covers neither a point nor a bar nor another label."""
-    settle(figure)  # only then is it known what covers what
+def label_points(figure: Figure, axes: Axes, points: Sequence[LabelledPoint]) -> list[Annotation]:
+    """Place each label beside its point where it covers no point, error bar or other label, if possible."""
+    freeze_layout(figure)  # overlaps are known only once the layout is fixed
     at = axes.transData.transform([(p.x, p.y) for p in points])
     tops = axes.transData.transform([(p.x, p.y + p.spread) for p in points])[:, 1]
     bars = [max(HALF_MARK, top - y) for (_, y), top in zip(at, tops, strict=True)]
@@ -129,26 +129,26 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[Labelled]) -> list
     ]
     inside = axes.get_window_extent()
     labels = []
-    for k in np.argsort(-at[:, 0], kind="stable"):  # from the right, where there is least room
+    for k in np.argsort(-at[:, 0], kind="stable"):  # from the right, where room is scarce
         p = points[k]
         label = axes.annotate(
             p.text, (p.x, p.y), (0, 0), textcoords="offset points", color=p.colour, fontsize=8.5, va="center"
         )
         crowding = []
         for place in PLACES:
-            _put(label, place)
+            _move(label, place)
             box = label.get_window_extent()
             crowding.append(_overlap(box, taken) + 4 * _outside(box, inside))
             if crowding[-1] == 0:
                 break
         best = int(np.argmin(crowding))
-        _put(label, PLACES[best])
+        _move(label, PLACES[best])
         taken.append(label.get_window_extent().padded(1))
         labels.append(label)
     return labels
 
 
-def _put(label: Annotation, place: tuple[float, float]) -> None:
+def _move(label: Annotation, place: tuple[float, float]) -> None:
     label.set_position(place)
     label.set_horizontalalignment("left" if place[0] > 1 else "right" if place[0] < -1 else "center")
 
@@ -163,6 +163,6 @@ def _outside(box: Bbox, frame: Bbox) -> float:
     return float(box.width * box.height - (0 if kept is None else kept.width * kept.height))
 
 
-def headroom(low: float, high: float, share: float) -> float:
-    """A margin for an axis from low to high, also where they are the same."""
+def axis_margin(low: float, high: float, share: float) -> float:
+    """The margin of an axis from low to high; not zero even if they are equal."""
     return share * (high - low) or 0.02 * abs(high) or 1.0

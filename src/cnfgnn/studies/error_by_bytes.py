@@ -1,4 +1,4 @@
-"""How far each method gets with how many bytes."""
+"""A figure of the validation error that each method reaches with a number of bytes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from cnfgnn.studies.drawing import INK, colour, dash, figure, headroom, styled
+from cnfgnn.studies.drawing import INK, axis_margin, colour, dash, figure, styled
 
 Curve = Sequence[tuple[float, float]]
 """Bytes of one node so far, and the validation error then, round by round."""
 
 
 @styled
-def error_along_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figure:
-    """The least validation error that so many bytes of a node have bought; a dot: nothing better came."""
+def error_by_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figure:
+    """The lowest validation error so far against the bytes of a node; a dot marks the best round."""
     fig = figure()
     axes = fig.subplots()
     lows, highs = [], []
@@ -30,14 +30,16 @@ def error_along_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figu
             axes.plot(moved[best], least[best], "o", color=colour(k), markersize=4.5, markeredgecolor="white")
             lows.append(least[best])
             highs.append(least[0])
-    top = float(max(np.median(highs), *lows))  # the first round of the slowest would flatten all the others
+    top = float(
+        max(np.median(highs), *lows)
+    )  # the first rounds of the slowest method would flatten all curves
     low = float(min(lows))
-    axes.set_ylim(low - headroom(low, top, 0.08), top + headroom(low, top, 0.08))
+    axes.set_ylim(low - axis_margin(low, top, 0.08), top + axis_margin(low, top, 0.08))
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _amount(x)))
-    axes.set(title=title, xlabel="bytes of a node in training", ylabel="least validation RMSE so far")
+    axes.set(title=title, xlabel="bytes per node in training", ylabel="lowest validation RMSE so far")
     handles = [
         Line2D([], [], color=colour(k), linestyle=dash(k), label=name) for k, name in enumerate(curves)
     ]

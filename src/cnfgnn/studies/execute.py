@@ -1,4 +1,4 @@
-"""A plan of runs carried out, in turn or several processes at a time; whatever is done is kept."""
+"""Execute a plan of runs, one after the other or in several processes; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -19,116 +19,118 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.process_setup import PARENT
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.train import Watcher, carry_on
+from cnfgnn.runs.train import Watcher, train_run
 from cnfgnn.studies.plan import Plan, Row, ended_early, runs_of
 
-POLL_S = 0.2  # how often processes are asked whether they have ended
-DOCUMENTED = range(2, 7)  # exit codes of what a person can mend
+POLL_S = 0.2  # seconds between checks of the processes
+DOCUMENTED = range(2, 7)  # exit codes of errors that a user can correct
 
 
 class Observer(Protocol):
-    """Whoever waits for a plan."""
+    """Follows a plan, for example to show its progress."""
 
     def plan(self, runs: int, done: int) -> None:
-        """So many runs there are, and so many were done before."""
+        """The plan starts: the number of runs, and how many of them are finished already."""
 
     def watcher(self, run: Run) -> Watcher:
-        """For a run in this process."""
+        """A watcher for a run in this process."""
 
     def process(self, run: Run) -> None:
-        """A run in another process has got one round further, or has just begun."""
+        """A run in another process has started or completed a round."""
 
-    def done(self, run: Run, problem: str | None) -> None: ...
+    def done(self, run: Run, problem: str | None) -> None:
+        """A run has finished, or failed with a problem."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """All runs have ended, or the plan was interrupted."""
 
 
-def perform(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: int = 1) -> list[Row]:
-    """A row for each case of the plan, once all its runs are done; those that were done before are kept.
+def run_plan(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: int = 1) -> list[Row]:
+    """Train every run of a plan that is not finished, and return a row for each case.
 
-    One that was begun for fewer rounds than the plan has now goes on, as if it had never ended. A run that
-    fails does not hold up the others; the first failure is raised when they have ended.
+    A finished run that was begun for fewer rounds than the plan has now resumes as if it had never ended. A
+    run that fails does not stop the others; the first error is raised when they have ended.
     """
     cases = plan.cases(data)
-    for case in cases:  # all of them before the first is begun
+    for case in cases:  # check all cases before the first run starts
         d = case.config.data
         windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
         fit_batches(case.config, method_of(case.method), windows.count("train"))
     lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in cases]
     for case, runs in lines:
         for run in runs:
-            if run.finished and ended_early(run, case) and _has_its_states(run):
+            if run.finished and ended_early(run, case) and _has_checkpoints(run):
                 run.extend(case.config.training.rounds, case.config.training.patience)
-    # seed by seed: whoever stops a long plan early has every line with the seeds that are done
+    # Seed by seed: a long plan that is stopped early has every case with the same seeds.
     in_turn = [runs[k] for k in range(len(plan.seeds)) for _, runs in lines]
     waiting = [run for run in in_turn if not run.finished]
     observer.plan(len(in_turn), len(in_turn) - len(waiting))
     try:
         if jobs == 1:
-            problems = _in_turn(waiting, data, observer)
+            problems = _run_in_turn(waiting, data, observer)
         else:
             path = lines[0][0].config.data.path
-            problems = at_once([(run, path) for run in waiting], observer, jobs)
+            problems = run_in_parallel([(run, path) for run in waiting], observer, jobs)
     finally:
         observer.end()
         for run in waiting:
-            _forget_unless_used(run)
+            _discard_if_unused(run)
     if problems:
         raise problems[0]
     return [Row(case, tuple(Run.open(run.folder) for run in runs)) for case, runs in lines]
 
 
-def done(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
-    """A row for each case that has finished runs, with those; nothing is started."""
+def finished_rows(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
+    """A row for each case that has finished runs; nothing is started."""
     rows = []
     for case in plan.cases(data):
         there = [seed for seed in plan.seeds if (case.folder(folder, seed) / "manifest.json").exists()]
-        # in whichever precision they were computed: tables say so
+        # Runs may have any precision: tables name it.
         found = runs_of(case, there, folder, data, plan.source, ["compute.precision"])
         runs = [run for run in found if run.finished]
         rows += [Row(case, tuple(runs))] if runs else []
     if not rows:
-        raise RunError(folder, f"holds no finished run of {plan.source.name}")
+        raise RunError(folder, f"has no finished run of {plan.source.name}")
     return rows
 
 
-def _has_its_states(run: Run) -> bool:
-    """Whether every owner's last state is there: a run that was copied for its results alone has none."""
+def _has_checkpoints(run: Run) -> bool:
+    """Whether every owner's last checkpoint exists; a run that was copied for its results may have none."""
     owners = [folder.name for folder in (run.folder / "checkpoints").glob("*")]
     tag = run.progress.history[-1].tag
     return "server" in owners and all(run.store(owner).has(tag) for owner in owners)
 
 
-def _forget_unless_used(run: Run) -> None:
-    """A run that we began and that nobody got to leaves nothing: it would hold the plan to its settings."""
-    with suppress(CnfgnnError):  # gone, damaged or in use by now: not ours to mend
+def _discard_if_unused(run: Run) -> None:
+    """Remove a run that was begun but never started: it would tie the plan to its settings."""
+    with suppress(CnfgnnError):  # it may be gone, damaged or in use by now
         run.manifest = Run.open(run.folder).manifest
-        if run.manifest["events"] == 0:
+        if not run.started:
             with run.locked():
                 run.discard_if_unused()
 
 
-def _in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
+def _run_in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
     problems: list[CnfgnnError] = []
     for run in runs:
-        said = None
+        message = None
         try:
-            carry_on(run, data, observer.watcher(run))
+            train_run(run, data, observer.watcher(run))
         except CnfgnnError as problem:
             problems.append(problem)
-            said = str(problem)
-        observer.done(run, said)
+            message = str(problem)
+        observer.done(run, message)
     return problems
 
 
 @dataclass
 class _Process:
-    """A run in a process of its own, which says what happens in the run's log."""
+    """A run in a process of its own, whose output goes to log.txt in the run folder."""
 
     run: Run
-    path: str  # of its readings, wherever they lay when it was begun
+    path: str  # of its readings, which may have moved since it was begun
     threads: int
-    changed: int = 0  # when its manifest was written last
+    changed: int = 0  # time of the last change of its manifest
     log: IO[bytes] = field(init=False)
     process: subprocess.Popen[bytes] = field(init=False)
 
@@ -140,29 +142,31 @@ class _Process:
         except OSError as error:
             raise StorageError(path, error) from error
         command = [sys.executable, "-m", "cnfgnn", "train", "--resume", str(self.run.folder), *data]
-        # processes with as many threads as there are cores each would stand in each other's way
+        # Share the cores: processes with a thread per core each would slow each other down.
         threads = {"OMP_NUM_THREADS": str(self.threads)} | os.environ
-        around = threads | {PARENT: str(os.getpid())}
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=around)
+        environment = threads | {PARENT: str(os.getpid())}
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)
 
     def problem(self) -> RunError | None:
-        """What it failed with: the sentence it said, and its exit code; None if it did not."""
+        """The error that the process ended with, from its last line of output; None if it succeeded."""
         self.log.close()
         code = self.process.returncode
         if code == 0:
             return None
         lines = (self.run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-        said = [line for line in lines if line.strip()] if code > 0 else []  # who is killed says nothing
-        sentence = said[-1].removeprefix("cnfgnn: ") if said else f"its process ended with code {code}"
+        message = (
+            [line for line in lines if line.strip()] if code > 0 else []
+        )  # a killed process has no message
+        sentence = message[-1].removeprefix("cnfgnn: ") if message else f"its process ended with code {code}"
         problem = RunError(self.run.folder, sentence)
         problem.exit_code = code if code in DOCUMENTED else RunError.exit_code
         return problem
 
 
-def at_once(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> list[CnfgnnError]:
-    """Runs and where their readings are, as many processes at a time as there are jobs.
+def run_in_parallel(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: int) -> list[CnfgnnError]:
+    """Train runs, given with the paths of their readings, in up to `jobs` processes at a time.
 
-    When we are stopped, so are they, politely: each keeps its last round.
+    If this process is interrupted, it terminates the others; each keeps its last completed round.
     """
     waiting, working = list(runs), list[_Process]()
     threads = max(1, (os.cpu_count() or 1) // jobs)

@@ -1,6 +1,6 @@
-"""The figures of the paper, and of what we measure, from plain data.
+"""The figures of the paper and of our own measurements, from plain data.
 
-Each function returns a Figure; `save` writes one to files, `svg` gives it for a page.
+Each function returns a Figure; `save` writes it to files, `svg` returns it for a page.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from cnfgnn.studies.drawing import (
     INK,
     SIZE,
     Floats,
-    Labelled,
+    LabelledPoint,
+    axis_margin,
     colour,
     dash,
     figure,
-    headroom,
     label_points,
     styled,
 )
 from cnfgnn.studies.drawing import save as save
 from cnfgnn.studies.drawing import svg as svg
 
-SHOWN = 0.9  # of a curve's rounds that the axis must take in; the wildest may leave it
-FEW = 3  # rounds: a curve of fewer is shown whole
+SHOWN = 0.9  # share of a curve's rounds that the axis must cover; extreme ones may be cut off
+FEW = 3  # curves of fewer rounds are never cut off
 COLUMNS = 10  # of small multiples
 
 
 @styled
 def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], title: str) -> Figure:
-    """Validation RMSE by global round: thin for each seed, thick for their mean as far as all seeds go.
+    """Validation RMSE by global round: thin for each seed, thick for the mean while all seeds last.
 
-    A dot marks each seed's best round, the one that counts.
+    A dot marks the best round of each seed.
     """
     fig = figure()
     axes = fig.subplots()
@@ -77,12 +77,12 @@ def validation_curves(curves: Mapping[str, Sequence[Sequence[float]]], title: st
 
 
 def _crop(axes: Axes, curves: Sequence[Floats]) -> None:
-    """Leave off the top what only a few wild rounds reach, and say so: they would flatten all the others."""
+    """Cut off extreme rounds, which would flatten all curves, and say so in the figure."""
     curves = [values[np.isfinite(values)] for values in curves if np.isfinite(values).any()]
     low, most = min(v.min() for v in curves), max(v.max() for v in curves)
     top = max(float(np.quantile(v, SHOWN, method="lower")) if len(v) >= FEW else v.max() for v in curves)
-    top = min(most, top + headroom(low, top, 0.2))
-    margin = headroom(low, top, 0.04)
+    top = min(most, top + axis_margin(low, top, 0.2))
+    margin = axis_margin(low, top, 0.04)
     axes.set_ylim(low - margin, top + margin)
     if most > top + margin:
         first = "the first rounds reach" if _early(curves, top) else "up to"
@@ -91,13 +91,13 @@ def _crop(axes: Axes, curves: Sequence[Floats]) -> None:
 
 
 def _early(curves: Sequence[Floats], top: float) -> bool:
-    """Whether all that is left off comes before the first tenth of a curve is over."""
+    """Whether everything that is cut off lies in the first tenth of its curve."""
     return all(np.flatnonzero(v > top).max(initial=0) <= len(v) // 10 + 1 for v in curves)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A method in the plane of cost and error; `spread` is the half-width of its bar, `bytes` may be 0."""
+    """The cost and error of a method; `spread` is half the length of its error bar, `bytes` may be 0."""
 
     label: str
     group: str
@@ -108,12 +108,12 @@ class Point:
 
 @styled
 def error_against_bytes(points: Sequence[Point], title: str) -> Figure:
-    """RMSE against the bytes that training moved, a colour for each group; what moves nothing stands at 0."""
+    """RMSE against the bytes that training moved, one colour per group; 0 bytes have their own tick."""
     fig = figure()
     axes = fig.subplots()
     axes.set_xscale("log")
     moved = [p.bytes / GIB for p in points if p.bytes > 0]
-    free = 10.0 ** (math.floor(math.log10(min(moved, default=1.0))) - 1)  # where 0 stands
+    free = 10.0 ** (math.floor(math.log10(min(moved, default=1.0))) - 1)  # the position of 0
     groups = list(dict.fromkeys(p.group for p in points))
     places = [(p.bytes / GIB if p.bytes > 0 else free, p.rmse) for p in points]
     for k, group in enumerate(groups):
@@ -133,20 +133,22 @@ def error_against_bytes(points: Sequence[Point], title: str) -> Figure:
     ends = 10 ** (0.12 * (math.log10(max(moved, default=1.0) / free) or 1.0))
     axes.set_xlim(free / ends**0.5, max(moved, default=1.0) * ends)
     low, high = min(p.rmse - (p.spread or 0) for p in points), max(p.rmse + (p.spread or 0) for p in points)
-    axes.set_ylim(low - headroom(low, high, 0.12), high + headroom(low, high, 0.12))
+    axes.set_ylim(low - axis_margin(low, high, 0.12), high + axis_margin(low, high, 0.12))
     axes.xaxis.set_major_locator(LogLocator(numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     nothing = any(p.bytes <= 0 for p in points)
-    if nothing:  # a logarithmic axis has no 0: it stands apart
+    if nothing:  # a logarithmic axis has no 0: mark the break
         axes.text(free * 10**0.5, 0, "//", transform=axes.get_xaxis_transform(), ha="center", va="center")
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda x, _: "nothing" if nothing and x <= 1.001 * free else _gib(x))
+        FuncFormatter(lambda x, _: "0" if nothing and x <= 1.001 * free else _gib(x))
     )
     if len(groups) > 1:
         fig.legend(loc="outside right upper")
     inks = {group: colour(k) for k, group in enumerate(groups)}
     both = zip(places, points, strict=True)
-    label_points(fig, axes, [Labelled(*place, p.spread or 0.0, p.label, inks[p.group]) for place, p in both])
+    label_points(
+        fig, axes, [LabelledPoint(*place, p.spread or 0.0, p.label, inks[p.group]) for place, p in both]
+    )
     return fig
 
 
@@ -159,7 +161,7 @@ def _gib(gib: float) -> str:
 
 @styled
 def histograms(data: Dataset, title: str, limit: int = 100) -> Figure:
-    """How the observed readings of each sensor are distributed: the first sensors by id, on shared axes."""
+    """Histograms of the observed readings of the first sensors by id, on shared axes."""
     readings = data.readings
     ids = readings.ids
     numbers = all(sensor.isdigit() for sensor in ids)
@@ -185,7 +187,9 @@ def histograms(data: Dataset, title: str, limit: int = 100) -> Figure:
         axes.tick_params(labelbottom=place + columns >= len(order))
         axes.xaxis.set_major_locator(MaxNLocator(2))
     shares = np.concatenate([axes.patches[0].get_data()[0] for axes in grid[: len(order)]])
-    grid[0].set_ylim(0, 1.25 * float(np.quantile(shares, 0.998)))  # a sensor that stands still would rule
+    grid[0].set_ylim(
+        0, 1.25 * float(np.quantile(shares, 0.998))
+    )  # ignore sensors whose readings hardly change
     fig.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, wspace=0.03, hspace=0.02)
     fig.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     fig.supxlabel("reading", fontsize=9)
@@ -195,13 +199,13 @@ def histograms(data: Dataset, title: str, limit: int = 100) -> Figure:
 
 @styled
 def subgraphs(data: Dataset, shares: Sequence[float], title: str) -> Figure:
-    """The sensors that train at each share, with the edges among them; what they never see is faint."""
+    """The sensors that train at each share, with the edges among them; all others are faint."""
     positions, graph = data.readings.positions, data.graph
     if positions is None:
-        raise DataError(data.name, "a map needs positions, and there are none")
+        raise DataError(data.name, "a map needs positions: add sensors.csv (id, latitude, longitude)")
     places = positions[:, ::-1]  # longitude to the right
     ends = np.sort(np.stack([graph.senders, graph.receivers]), axis=0)
-    senders, receivers = np.unique(ends[:, ends[0] != ends[1]], axis=1)  # there and back is one line
+    senders, receivers = np.unique(ends[:, ends[0] != ends[1]], axis=1)  # both directions as one line
     stretch = 1 / math.cos(math.radians(float(positions[:, 0].mean())))  # of a degree of latitude
     width, height = np.ptp(places, axis=0)
     columns = min(3, len(shares))
@@ -225,7 +229,7 @@ def subgraphs(data: Dataset, shares: Sequence[float], title: str) -> Figure:
         axes.spines[:].set_visible(True)
         axes.spines[:].set_color(FAINT)
     fig.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    marks = (("trains, with the edges among them", COLOURS[0]), ("first met when judged", FAINT))
+    marks = (("trained on, with the edges among them", COLOURS[0]), ("only evaluated", FAINT))
     fig.legend(
         handles=[Line2D([], [], color=ink, marker="o", markersize=4, label=text) for text, ink in marks],
         loc="outside lower left",
@@ -235,13 +239,13 @@ def subgraphs(data: Dataset, shares: Sequence[float], title: str) -> Figure:
 
 
 def _joined(starts: Floats, ends: Floats) -> Floats:
-    """Lines between points (e 2) as one with gaps, (2 3e): a thousand of them would make a large file."""
+    """Lines between points (e 2) as one line with gaps (2 3e), which keeps files small."""
     return np.stack([starts, ends, np.full_like(starts, np.nan)], axis=1).reshape(-1, 2).T
 
 
 @dataclass(frozen=True)
 class Inductive:
-    """Test RMSE of a method that trained on a share of the sensors: of all, of the seen, of the unseen."""
+    """Test RMSE of a method that trained on a share of the sensors: of all, of seen and of unseen ones."""
 
     share: float
     rmse: float
@@ -251,7 +255,7 @@ class Inductive:
 
 @styled
 def inductive(rows: Mapping[str, Sequence[Inductive]], title: str) -> Figure:
-    """Test RMSE against the share of sensors that trained: all of them, and apart the unseen and the seen."""
+    """Test RMSE against the share of sensors that trained: of all sensors, of unseen and of seen ones."""
     kinds: dict[str, tuple[str, Any, str]] = {
         "rmse": ("all sensors", "-", "o"),
         "unseen": ("unseen", "--", "^"),
@@ -274,7 +278,7 @@ def inductive(rows: Mapping[str, Sequence[Inductive]], title: str) -> Figure:
                     markersize=5 if kind == "rmse" else 4,
                     linewidth=width,
                 )
-    axes.set(title=title, xlabel="share of the sensors that trained", ylabel="test RMSE, unmasked")
+    axes.set(title=title, xlabel="share of sensors that trained", ylabel="test RMSE, unmasked")
     axes.set_xticks(sorted({p.share for points in rows.values() for p in points}))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     handles = [Line2D([], [], color=colour(k), linewidth=1.9, label=name) for k, name in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""What came out of runs as lines of tables: means over seeds, both kinds of errors, never in one table."""
+"""Results of runs as lines of tables: means over seeds; masked and unmasked errors in separate tables."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.baselines import daily_average, last_value
-from cnfgnn.runs.folder import Run, plain
-from cnfgnn.runs.scores import Scores
-from cnfgnn.runs.train import scores_as_dict
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Scores, scores_as_dict
 from cnfgnn.studies.plan import Row, ended_early, network_of
 from cnfgnn.studies.published import NETWORKS
 from cnfgnn.studies.tables import Column, Mean, Table
@@ -24,7 +24,7 @@ METHOD = (Column("method", "method"), Column("size", "size"))
 
 @dataclass(frozen=True)
 class Line:
-    """What it is, and the errors on the test split, one entry a seed."""
+    """One line of a table: what it is, and its test errors, one entry per seed."""
 
     cells: Mapping[str, Any]
     tests: Sequence[Mapping[str, Any]]  # as in a run's last event: overall, per_step, seen, unseen
@@ -39,7 +39,7 @@ class Line:
         return None if None in values else Mean.of(values)
 
     def by_seed(self, figure: str) -> dict[int, float]:
-        """Overall, of each seed for which it is known: it is not where nothing was observed."""
+        """The overall error of each seed; seeds for which it is unknown are left out."""
         tests = zip(self.runs, self.tests, strict=True)
         found = {run.config.seed: test["overall"][figure] for run, test in tests}
         return {seed: value for seed, value in found.items() if value is not None}
@@ -51,17 +51,17 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The rows of a plan on some data, and the forecasts that learn nothing as their floor."""
+    """The results of a plan on some data, and the baselines to compare them with."""
 
     name: str
     data: Dataset
     like: Like
     rows: Sequence[Row]
-    floors: Sequence[Line]
+    baselines: Sequence[Line]
 
     @property
     def network(self) -> Like | None:
-        """Which of the paper's networks the data are, at least in part; whatever settings were used."""
+        """The network of the paper that the data are from, at least in part."""
         return network_of(self.data)
 
     @cached_property
@@ -69,36 +69,34 @@ class Study:
         return [line_of(row) for row in self.rows]
 
     def published(self) -> str:
-        """The heading over published figures, where there are any: they are of the whole network."""
+        """The heading of published figures, which are of the whole network; empty if there are none."""
         return f"published, all {NETWORKS[self.network].nodes} sensors" if self.network else ""
 
     def notes(self) -> tuple[str, ...]:
-        """What has to be known to read any of its tables."""
+        """The notes below each of its tables."""
         nodes, rows = len(self.data.readings.ids), len(self.data.readings.times)
-        said = [f"Data: {self.data.name}, {nodes} sensors, {self.data.graph.edges} edges, {rows:,} rows."]
+        notes = [f"Data: {self.data.name}, {nodes} sensors, {self.data.graph.edges} edges, {rows:,} rows."]
         if self.network is not None:
             whole = NETWORKS[self.network]
             span = whole.train + whole.validation + whole.test + 23
             if (nodes, rows) != (whole.nodes, span):
-                said.append(
-                    f"A part of {NAMES[self.network]}: the paper's figures are of all {whole.nodes} sensors"
-                    f" and {span:,} rows, so compare the order of the methods, not the digits."
+                notes.append(
+                    f"A part of {NAMES[self.network]}: the published figures are of all {whole.nodes} sensors"
+                    f" and {span:,} rows, so compare the order of the methods, not the numbers."
                 )
             if self.like != self.network:
-                said.append(f"Trained with the settings that were published for {NAMES[self.like]}.")
+                notes.append(f"Trained with the settings that were published for {NAMES[self.like]}.")
         precisions = sorted({run.config.compute.precision for row in self.rows for run in row.runs})
         seeds = sorted({run.config.seed for row in self.rows for run in row.runs})
         if seeds:
-            said.append(
+            notes.append(
                 f"Computed in {', '.join(precisions)}; {_counted('seed', seeds)} (mean ± standard deviation"
                 " where a line has several)."
             )
         short = [row.case.name for row in self.rows if any(ended_early(run, row.case) for run in row.runs)]
         if short:
-            said.append(
-                f"Begun for fewer rounds than the plan has now, and kept as they are: {', '.join(short)}."
-            )
-        return tuple(said)
+            notes.append(f"Trained for fewer rounds than the plan has now: {', '.join(short)}.")
+        return tuple(notes)
 
 
 def line_of(row: Row) -> Line:
@@ -122,8 +120,8 @@ def _minutes(run: Run) -> float:
     return sum(float(event.get("seconds", 0)) for event in run.events() if event["event"] == "round") / 60
 
 
-def floors(data: Dataset, config: DataConfig) -> list[Line]:
-    """The last reading repeated, and each sensor's average at that time of day."""
+def baselines(data: Dataset, config: DataConfig) -> list[Line]:
+    """The baselines: the last reading repeated, and each sensor's average at that time of day."""
 
     def line(name: str, scores: Scores) -> Line:
         return Line({"method": name}, [plain(scores_as_dict(scores, data.readings.ids))])
@@ -137,7 +135,7 @@ def floors(data: Dataset, config: DataConfig) -> list[Line]:
 def masked_table(
     name: str, title: str, lines: Sequence[Line], data: Dataset, what: Sequence[Column]
 ) -> Table:
-    """The field's metrics, over what was observed: overall and at a quarter, half and all of the horizon."""
+    """Masked errors: overall and at a quarter, half and all of the horizon."""
     horizon = len(lines[0].tests[0]["per_step"])
     minutes = data.readings.step.astype("timedelta64[s]").astype(int) / 60
     steps = sorted({max(1, horizon // 4), max(1, horizon // 2), horizon})
@@ -151,8 +149,8 @@ def masked_table(
             row |= {f"{step}.{figure}": line.ahead(figure, step) for figure in MASKED}
         rows.append(line.with_cells(**row))
     note = (
-        "Masked: missing readings (NaN or 0) are left out, so nothing here compares with the unmasked table."
-        " Means over seeds; their spread is in the CSV file."
+        "Masked: missing readings (NaN or 0) are left out, so do not compare these errors with unmasked ones."
+        " Means over seeds; the CSV file also has their spread."
     )
     return Table(name, title, columns, rows, (note,))
 

@@ -1,4 +1,4 @@
-"""The paper's tables and figures from finished runs, ours beside what was published."""
+"""The paper's tables and figures from finished runs, beside the published figures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cnfgnn.studies.lines import METHOD, Line, Study, masked_table
 from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
-FEWEST_SEEN = 2  # sensors: on a single one a graph network learns nothing
+FEWEST_SEEN = 2  # sensors that must train: with one, a graph network has nothing to learn
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a study ends in; figures are drawn when they are asked for."""
+    """The tables of a study, and functions that draw its figures."""
 
     tables: Sequence[Table]
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
@@ -35,16 +35,16 @@ RESULT = (
     Column("rmse", "RMSE"),
     Column("mae", "MAE"),
     Column("rounds", "best round / rounds"),
-    Column("minutes", "minutes a run", 1),
+    Column("minutes", "minutes per run", 1),
 )
 
 
 def forecasting(study: Study) -> Outcome:
-    """All methods: test RMSE as in the paper, and masked metrics apart."""
+    """All methods: test RMSE as in the paper, and masked errors in a table of their own."""
     published = TEST_RMSE[study.network] if study.network else {}
     rows = [
         _result(line, published=published.get((line.cells["method"], line.cells.get("size") or "63k")))
-        for line in (*study.floors, *study.lines)
+        for line in (*study.baselines, *study.lines)
     ]
     columns = [*METHOD, RESULT[0], *_published(study), *RESULT[1:]]
     unmasked = Table(
@@ -54,11 +54,11 @@ def forecasting(study: Study) -> Outcome:
 
 
 def strategies(study: Study) -> Outcome:
-    """Five ways of training the same model: errors, bytes until the best round, validation by round."""
+    """Training strategies for the same model: errors, bytes until the best round, validation by round."""
     published = TEST_RMSE[study.network] if study.network else {}
     costs = {c.method: c.gib for c in COSTS if c.data == study.network and c.parameters != 727_000}
     rows = []
-    for line in (*study.floors, *study.lines):
+    for line in (*study.baselines, *study.lines):
         method = line.cells["method"]
         rows.append(
             _result(
@@ -73,24 +73,26 @@ def strategies(study: Study) -> Outcome:
         columns.append(Column("published_gib", f"GiB {study.published()}"))
     title = f"Training strategies on {study.data.name}, unmasked"
     table = Table("strategies", title, [*columns, *RESULT[1:]], rows, study.notes())
-    kind = _judged_by(study)
+    kind = _kind_of_errors(study)
     curves = {line.cells["method"]: [_curve(run, kind) for run in line.runs] for line in study.lines}
     drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}, {kind}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
-    shown = {"curves": drawn, "bytes": cost} if points else {"curves": drawn}  # where nothing was moved yet
+    shown = (
+        {"curves": drawn, "bytes": cost} if points else {"curves": drawn}
+    )  # no points if no federated method was run
     return Outcome([table, _masked(study, METHOD[:1])], shown)
 
 
 def rounds(study: Study) -> Outcome:
-    """R_c epochs of the nodes and R_s of the Graph Network in a global round."""
+    """Different numbers of epochs per global round: R_c of the nodes, R_s of the Graph Network."""
     what = (
         Column("method", "method"),
         Column("training.client_rounds", "R_c"),
         Column("training.server_rounds", "R_s"),
     )
     lines = [_with_settings(line, "training.client_rounds", "training.server_rounds") for line in study.lines]
-    rows = [_result(line, gib=_gib(line)) for line in (*study.floors, *lines)]
+    rows = [_result(line, gib=_gib(line)) for line in (*study.baselines, *lines)]
     columns = [*what, RESULT[0], Column("gib", "GiB until the best round"), *RESULT[1:]]
     title = f"Rounds of nodes and Graph Network on {study.data.name}, unmasked"
     table = Table("rounds", title, columns, rows, study.notes())
@@ -100,16 +102,16 @@ def rounds(study: Study) -> Outcome:
         lambda line: f"R_s = {line.cells['training.server_rounds']}",
     )
     drawn = partial(figures.error_against_bytes, points, f"R_c, R_s on {study.data.name}")
-    masked = masked_table("rounds-masked", _masked_title(study), [*study.floors, *lines], study.data, what)
+    masked = masked_table("rounds-masked", _masked_title(study), [*study.baselines, *lines], study.data, what)
     return Outcome([table, masked], {"bytes": drawn})
 
 
 def inductive(study: Study) -> Outcome:
-    """Trained on a share of the sensors, tested on all; the floors are those of all sensors."""
+    """Training on a share of the sensors, testing on all; baselines are of all sensors."""
     what = (Column("method", "method"), Column("training.seen", "share seen", 0, True))
     lines = [_with_settings(line, "training.seen") for line in study.lines]
     rows = []
-    for line in (*study.floors, *lines):
+    for line in (*study.baselines, *lines):
         method, share = line.cells["method"], line.cells.get("training.seen")
         published = INDUCTIVE_RMSE[study.network].get(method) if study.network else None
         rows.append(
@@ -132,12 +134,14 @@ def inductive(study: Study) -> Outcome:
             figures.Inductive(line.cells["training.seen"], means[0] or float("nan"), means[1], means[2])
         )
     drawn = partial(figures.inductive, points, f"Inductive learning on {study.data.name}")
-    masked = masked_table("inductive-masked", _masked_title(study), [*study.floors, *lines], study.data, what)
+    masked = masked_table(
+        "inductive-masked", _masked_title(study), [*study.baselines, *lines], study.data, what
+    )
     return Outcome([table, masked], {"inductive": drawn})
 
 
 def enough_seen(data: Dataset, share: float) -> bool:
-    """Whether so many sensors train at this share that there is something to learn from a neighbour."""
+    """Whether enough sensors train at this share to learn from neighbours."""
     seen = seen_sensors(data, share)
     return seen is None or int(seen.sum()) >= FEWEST_SEEN
 
@@ -145,37 +149,37 @@ def enough_seen(data: Dataset, share: float) -> bool:
 def _left_out(data: Dataset) -> list[str]:
     few = [f"{share:.0%}" for share in FRACTIONS if not enough_seen(data, share)]
     return (
-        [f"Left out, because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."] if few else []
+        [f"Left out because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."] if few else []
     )
 
 
 def deviations(study: Study) -> Outcome:
-    """Each departure alone, against the same method as we ship it."""
+    """Each deviation from the paper alone, compared with the method as shipped."""
     what = (Column("method", "method"), Column("label", "changed"))
     base = {line.cells["method"]: line for line in study.lines if not line.cells["label"]}
     tables = []
     for kind, rmse, mae in (("unmasked", "rmse", "mae"), ("masked", "masked_rmse", "masked_mae")):
-        rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.floors]
+        rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.baselines]
         for line in study.lines:
             shipped, label = base.get(line.cells["method"]), line.cells["label"]
             changed = change(line, shipped, rmse) if shipped and label else None
             figures_of = {rmse: line.mean(rmse), mae: line.mean(mae)}
             rows.append(line.with_cells(**figures_of, change=changed, label=label or "as shipped"))
-        columns = [*what, Column(rmse, "RMSE"), Column("change", "RMSE changes by", 1, True)]
+        columns = [*what, Column(rmse, "RMSE"), Column("change", "change of RMSE", 1, True)]
         columns += [Column(mae, "MAE"), *RESULT[2:]]
         title = f"Deviations on {study.data.name}, {kind}"
         name = "deviations" if kind == "unmasked" else "deviations-masked"
         notes = (
-            "Changes are of the same seeds, each against its own.",
-            "Where missing readings are masked, a sensor is judged on windows in which it measured anything,"
-            " elsewhere on all: that line's errors, of both kinds, are of fewer windows.",
+            "Changes compare runs of the same seed.",
+            "With masked missing readings, a sensor is evaluated only on windows in which it measured"
+            " anything: errors of such a line, of both kinds, cover fewer windows.",
         )
         tables.append(Table(name, title, columns, rows, (*study.notes(), *notes)))
     return Outcome(tables)
 
 
 def histograms(data: Dataset, limit: int) -> Outcome:
-    """How readings are distributed at each sensor."""
+    """The distribution of readings at each sensor."""
     readings = data.readings
     rows = []
     for k, sensor in enumerate(readings.ids):
@@ -209,7 +213,8 @@ def subgraphs(data: Dataset, shares: Sequence[float]) -> Outcome:
         Column("sensors", "sensors seen"),
         Column("edges", "edges seen"),
     ]
-    note = f"Of {graph.nodes} sensors and {int((graph.senders != graph.receivers).sum())} edges between them."
+    between = int((graph.senders != graph.receivers).sum())
+    note = f"The network has {graph.nodes} sensors and {between} edges between them."
     table = Table("subgraphs", f"Visible subgraphs of {data.name}", columns, rows, (note,))
     drawn = partial(figures.subgraphs, data, shares, f"Visible subgraphs, {data.name}")
     return Outcome([table], {"subgraphs": drawn})
@@ -223,9 +228,11 @@ def _result(line: Line, **more: Any) -> dict[str, Any]:
 
 
 def change(line: Line, shipped: Line, figure: str) -> Mean | None:
-    """By which share a figure differs from what is shipped, of the same seeds."""
+    """The relative change of an error from the method as shipped, over the same seeds."""
     ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
-    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]  # none of an error of 0
+    changes = [
+        ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)
+    ]  # undefined for an error of 0
     return Mean.of(changes) if changes else None
 
 
@@ -234,7 +241,7 @@ def _published(study: Study) -> list[Column]:
 
 
 def _masked(study: Study, what: Sequence[Column]) -> Table:
-    lines = [*study.floors, *study.lines]
+    lines = [*study.baselines, *study.lines]
     return masked_table(f"{study.name}-masked", _masked_title(study), lines, study.data, what)
 
 
@@ -243,26 +250,26 @@ def _masked_title(study: Study) -> str:
 
 
 def _gib(line: Line) -> Mean | None:
-    """As the paper counts, until the best round; nothing where readings were pooled instead."""
+    """Bytes until the best round, counted as in the paper; None for methods that pool readings."""
     if not line.runs or not method_of(line.cells["method"]).federated:
         return None
     return Mean.of([run.progress.best.training_bytes.per_node / GIB for run in line.runs])
 
 
-def _judged_by(study: Study) -> str:
-    """By which kind of errors rounds were compared."""
+def _kind_of_errors(study: Study) -> str:
+    """The kind of errors by which rounds were compared."""
     kinds = {run.config.data.missing for row in study.rows for run in row.runs}
     return "masked" if kinds == {"masked"} else "unmasked"
 
 
 def _curve(run: Run, kind: str) -> list[float]:
-    """By the errors that decide which round is best."""
+    """Validation RMSE by round, of the kind by which rounds were compared."""
     rounds = [done.validation for done in run.progress.history]
     return [errors.masked_rmse if kind == "masked" else errors.rmse for errors in rounds]
 
 
 def _with_settings(line: Line, *keys: str) -> Line:
-    """With what the plan varies in its cells, also where the preset had that value already."""
+    """The line with these settings as cells, even those that equal the preset's."""
     config = line.runs[0].config
     return Line({**line.cells, **{key: config.setting(key) for key in keys}}, line.tests, line.runs)
 

@@ -1,4 +1,4 @@
-"""Several methods on the same data, over several seeds: what a comparison file says, as cases and runs."""
+"""Plans: a comparison file of methods, settings and seeds on the same data, as cases and runs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors
 
-# where a run's readings lie, where it computes and how long it may take do not make it another run
+# Settings that may differ between a plan and a run that exists: paths, devices and limits.
 CIRCUMSTANCES = ("data.path", "compute.device", "compute.memory", "training.rounds", "training.patience")
-BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # of a run without a manifest
-PER_RUN = ("method", "size", "seed")  # settings that the plan gives each run
+BEGINNING = {"config.toml", ".config.toml.partial", ".manifest.json.partial"}  # files before the manifest
+PER_RUN = ("method", "size", "seed")  # settings that the plan chooses for each run
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a comparison: a method at a size, with the settings in which it differs from its preset."""
+    """One line of a comparison: a method at a size, with its settings."""
 
     method: str
     size: str
-    config: Config  # of any seed
-    varied: Mapping[str, Any] = field(default_factory=dict)  # what the plan sets this line apart by
+    config: Config  # for any seed
+    varied: Mapping[str, Any] = field(default_factory=dict)  # settings that distinguish this line from others
     label: str = ""
-    group: str = ""  # of variants that belong together
+    group: str = ""  # a name for variants that belong together
 
     @property
     def name(self) -> str:
-        """Of its runs' folders: the same case has the same name in every plan."""
+        """The name of its run folders; the same case has the same name in every plan."""
         size = [] if self.size == "63k" else [self.size]
         varied = [f"{key.rpartition('.')[2]}-{value}" for key, value in self.varied.items()]
         return "-".join([self.method, *size, *varied])
@@ -53,19 +53,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison file says.
+    """The content of a comparison file.
 
         methods = ["at-fedavg", "gru-local 727k"]   the lines: a method, and its size if that is not 63k
         seeds = [1, 2, 3]
-        like = "data"       the published settings of the data set (or "metr-la", "pems-bay"); else one's own
-        inductive = true    ... those of the inductive experiment
+        like = "data"       start from the settings published for the data set (or "metr-la", "pems-bay")
+        inductive = true    ... for those of the inductive experiment
         [grid]              settings with a list of values each: a line for every combination
-        [[variants]]        one more line for each method (or those it names), with other settings, a label
-                            and the group of variants that it belongs to
+        [[variants]]        another line for each method (or those named by `methods`) with other settings, a
+                            `label` and the `group` of variants that it belongs to
         [only.METHOD]       settings of one method
-        [quick]             settings with which to see whether all of it works
+        [quick]             settings for a quick check that everything works
 
-    Every other key is a setting for all of them.
+    Every other key is a setting for all lines.
     """
 
     methods: tuple[tuple[str, str], ...]
@@ -83,13 +83,13 @@ class Plan:
         if not isinstance(methods, list) or not methods or not all(isinstance(m, str) for m in methods):
             raise ConfigError("methods", f"{path} needs a list of methods")
         if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
-            raise ConfigError("seeds", f"{path} needs a list of whole numbers")
+            raise ConfigError("seeds", f"{path} needs a list of integers")
         like, inductive = changes.pop("like", None), changes.pop("inductive", False)
         if like not in (None, "data", *LIKES):
             raise ConfigError("like", f"no settings were published for {like!r}", ["data", *LIKES])
         variants = changes.pop("variants", [])
         if not isinstance(variants, list) or not all(isinstance(v, dict) for v in variants):
-            raise ConfigError("variants", f"{path} needs [[variants]], a table each")
+            raise ConfigError("variants", f"{path} needs variants as tables: [[variants]]")
         plan = cls(
             methods=tuple(map(_method_and_size, methods)),
             seeds=tuple(seeds),
@@ -111,21 +111,20 @@ class Plan:
         return replace(self.with_changes(self._under("quick.")), seeds=self.seeds[:1])
 
     def with_changes(self, changes: Mapping[str, Any]) -> Plan:
-        """With other settings, for all methods alike: they win over what the file says, but for what sets its
-        lines apart, or a line would not be what it is called."""
+        """The plan with other settings for all lines, but not those in which its lines differ."""
         varied = {*PER_RUN, *self._under("grid.")}.union(*self.variants)
         for key in changes:
             if key in varied:
-                raise ConfigError(key, f"{self.source.name} sets this for each of its lines")
+                raise ConfigError(key, f"{self.source.name} chooses this for each of its lines")
         return replace(self, changes=self.changes | {f"all.{key}": value for key, value in changes.items()})
 
     def cases(self, data: Dataset | None = None) -> list[Case]:
-        """The lines, with the settings published for what `data` is of if the plan asks for that."""
+        """The lines; `data` decides which published settings they start from, if the plan asks for that."""
         like = None if self.like is None else like_of(data, self.like)
         return [case for method in self.methods for case in self._cases(*method, like)]
 
     def like_published(self, name: str) -> Plan:
-        """With the settings that were published for this data set, whatever the data are."""
+        """The plan with the settings published for this data set, whatever the data are."""
         if name not in LIKES:
             raise ConfigError("like", f"no settings were published for {name!r}", LIKES)
         return replace(self, like=name)
@@ -156,14 +155,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison with what came out, one entry a seed."""
+    """One line of a comparison with its runs, one per seed."""
 
     case: Case
     runs: tuple[Run, ...]
 
     @property
     def tests(self) -> list[dict[str, Any]]:
-        """The last event of each run: its best round on the test split."""
+        """The test event of each run."""
         return [run.test() for run in self.runs]
 
     @property
@@ -172,7 +171,7 @@ class Row:
 
     @property
     def training_bytes(self) -> list[Bytes]:
-        """Until the best round."""
+        """The bytes that each run moved until its best round."""
         return [run.progress.best.training_bytes for run in self.runs]
 
     def median(self, figure: str) -> float:
@@ -182,29 +181,28 @@ class Row:
 def runs_of(
     case: Case, seeds: Sequence[int], folder: Path, data: Dataset, source: Path, but_for: Sequence[str] = ()
 ) -> list[Run]:
-    """A run for each seed, begun now where it is not there yet; settings in `but_for` may differ in one that
-    is there."""
+    """Open or begin a run for each seed; settings in `but_for` may differ in a run that exists."""
     return [_run(case.folder(folder, seed), case.of_seed(seed), data, source, but_for) for seed in seeds]
 
 
 def like_of(data: Dataset | None, name: str | None = "data") -> Like:
-    """Whose published settings suit: those of that name, else PEMS-BAY's for a file of that name, else
-    METR-LA's."""
+    """Whose published settings to use: those of `name`, or else of the network that the data are from, or
+    else METR-LA's."""
     if name in LIKES:
         return name
     return (network_of(data) if data is not None else None) or "metr-la"
 
 
 def network_of(data: Dataset) -> Like | None:
-    """Which of the paper's networks the data are, at least in part, by their name."""
+    """The network of the paper that the data are from, at least in part, by their name."""
     letters = re.sub("[^a-z]", "", data.name.lower())
     return next((like for like in LIKES if like.replace("-", "") in letters), None)
 
 
 def ended_early(run: Run, case: Case) -> bool:
-    """Whether the plan has more rounds for a finished run than it was begun for."""
+    """Whether a finished run would train longer with the rounds and patience of the plan."""
     wanted, rounds = case.config.training, len(run.progress.history)
-    return rounds < wanted.rounds and run.progress.in_vain < wanted.patience
+    return rounds < wanted.rounds and run.progress.rounds_without_improvement < wanted.patience
 
 
 def _method_and_size(text: str) -> tuple[str, str]:
@@ -219,33 +217,38 @@ def _case(method: str, size: str, config: Config, settings: dict[str, Any], last
 
 
 def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Sequence[str] = ()) -> Run:
-    """The run of that name, begun now if it is not there."""
+    """Open the run in a folder, or begin it."""
     if not (folder / "manifest.json").exists():
         _clear_beginning(folder)
         return Run.create(folder, config, data)
     run = Run.open(folder)
     keys = {*CIRCUMSTANCES, *but_for}
-    if config.training.schedule == "cosine":  # how long it may take decides how fast it learns
+    if config.training.schedule == "cosine":  # the number of rounds determines the learning rates
         keys.remove("training.rounds")
     circumstances = {key: config.setting(key) for key in keys}
     if run.config.with_changes(circumstances) not in (config, _settled(config, run)):
-        raise RunError(folder, f"was begun with other settings than {source} has now: move it away")
+        raise RunError(
+            folder,
+            f"was begun with other settings than {source} has now: move it away or choose another folder",
+        )
     try:
         run.check_same_data(data)
     except DataError as error:
-        raise RunError(folder, f"was begun with other readings: move it away ({error})") from error
+        raise RunError(
+            folder, f"was begun with other readings: move it away or choose another folder ({error})"
+        ) from error
     return run
 
 
 def _settled(config: Config, run: Run) -> Config:
-    """What a run that has begun made of these settings: minibatches fit the windows it found."""
-    if run.manifest["events"] == 0:
+    """These settings as a started run uses them: minibatches are limited to the number of windows."""
+    if not run.started:
         return config
     return fit_batches(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
 
 
 def _clear_beginning(folder: Path) -> None:
-    """Remove what a kill left of a run that was just being begun: it would be in the way for good."""
+    """Remove what is left of a run whose process was killed while it was being created."""
     try:
         there = list(folder.iterdir()) if folder.is_dir() else []
         if {path.name for path in there} <= BEGINNING:

@@ -1,4 +1,4 @@
-"""The figures of the KDD'21 paper that ours are held against, with the errata found by recomputing them."""
+"""The published figures of the KDD'21 paper, with the errata found by recomputing them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ INDUCTIVE_RMSE: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """A data set as the paper counts it (Table 1); edges are directed and without self loops."""
+    """The size of a data set (Table 1 of the paper); edges are directed and without self-loops."""
 
     nodes: int
     edges: int
@@ -76,9 +76,9 @@ NETWORKS: Mapping[str, Network] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Rounds until the best one and the bytes they moved, as published.
+    """The published number of rounds until the best one, and the bytes that they moved.
 
-    The paper rounds node models to 63,000, 727,000 and 64,000 parameters before it multiplies.
+    The paper rounds the sizes of node models to 63,000, 727,000 and 64,000 parameters.
     """
 
     data: Like
@@ -105,11 +105,11 @@ COSTS: tuple[Cost, ...] = (
     Cost("metr-la", "at", 64_000, 49, 20, 2434.985),
 )
 AT_METR_LA_AS_LISTED = Cost("metr-la", "at", 64_000, 49, 1, 231.903)
-"""What `at` on METR-LA comes to with the one server round that the paper lists; it was not published."""
+"""The total of `at` on METR-LA with the one server round that the paper lists; it was not published."""
 
 GFLOPS_ON_DEVICE: Mapping[Row, float] = {
     ("gru-fmtl", "63k"): 0.159,
     ("gru-fmtl", "727k"): 1.821,
     ("at-fedavg", "63k"): 0.162,
 }
-"""Erratum: multiply-adds of one window summed over METR-LA's 207 nodes, not operations of a device."""
+"""Erratum: these are multiply-adds of one window summed over METR-LA's 207 nodes, not those of a device."""

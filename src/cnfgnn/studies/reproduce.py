@@ -1,4 +1,4 @@
-"""The paper's tables and figures by one command each: runs, tables, figures and a page in one folder."""
+"""Reproduce a table or figure of the paper: runs, tables, figures and a page in one folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.report.page import Section, page
 from cnfgnn.report.views import views
-from cnfgnn.runs.folder import Run, plain
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.folder import Run
 from cnfgnn.studies.beyond import beyond
 from cnfgnn.studies.costs import cost
-from cnfgnn.studies.execute import Observer, done, perform
+from cnfgnn.studies.execute import Observer, finished_rows, run_plan
 from cnfgnn.studies.figures import save, svg
-from cnfgnn.studies.lines import Study, floors
+from cnfgnn.studies.lines import Study, baselines
 from cnfgnn.studies.paper import (
     Outcome,
     deviations,
@@ -35,7 +36,7 @@ from cnfgnn.studies.paper import (
 )
 from cnfgnn.studies.plan import Plan, like_of
 
-TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
+WITH_TRAINING: Mapping[str, Callable[[Study], Outcome]] = {
     "forecasting": forecasting,
     "cost": cost,
     "inductive": inductive,
@@ -44,14 +45,17 @@ TRAINED: Mapping[str, Callable[[Study], Outcome]] = {
     "deviations": deviations,
     "beyond": beyond,
 }
-DRAWN = ("histograms", "subgraphs")
-NAMES = (*TRAINED, *DRAWN)
-SHOWN_RUNS = 6  # on the page
+WITHOUT_TRAINING = ("histograms", "subgraphs")
+NAMES = (*WITH_TRAINING, *WITHOUT_TRAINING)
+SHOWN_RUNS = 6  # runs on the page
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person asks for beside the name of the table."""
+class Request:
+    """The options of `cnfgnn reproduce`.
+
+    start  whether to start runs that are missing; otherwise only finished runs are shown
+    """
 
     data: Path | None = None
     out: Path | None = None
@@ -60,86 +64,90 @@ class Wish:
     like: str | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     jobs: int = 1
-    start: bool = True  # runs that are not there yet; else only what is done is shown
+    start: bool = True
 
 
-def reproduce(name: str, wish: Wish, observer: Observer) -> tuple[Outcome, Path]:
-    """Run what is not done yet, write every file, and return what came out and where it lies."""
+def reproduce(name: str, request: Request, observer: Observer) -> tuple[Outcome, Path]:
+    """Run what is missing, write every file, and return the outcome and its folder."""
     if name not in NAMES:
         raise ConfigError("TABLE", f"there is no table {name!r}", NAMES)
     source = _experiment(name)
-    if name in DRAWN:
-        outcome, data, runs = _drawn(name, source, wish)
+    if name in WITHOUT_TRAINING:
+        outcome, data, runs = _from_data(name, source, request)
     else:
-        outcome, data, runs = _trained(name, source, wish, observer)
-    folder = _folder(wish, data)
+        outcome, data, runs = _from_runs(name, source, request, observer)
+    folder = _folder(request, data)
     _write(name, outcome, folder, runs, data)
     return outcome, folder
 
 
 def _experiment(name: str) -> Path:
-    """The file that says what is run: beside the package, or in the checkout it was installed from."""
+    """The plan of a table: installed with the package, or in the checkout."""
     here = Path(__file__).parents[1]
     for folder in (here / "experiments", here.parents[1] / "experiments"):
         if (folder / f"{name}.toml").is_file():
             return folder / f"{name}.toml"
-    raise ConfigError("TABLE", f"experiments/{name}.toml is not there: was it installed with the package?")
+    raise ConfigError("TABLE", f"experiments/{name}.toml is missing: reinstall the package")
 
 
-def _drawn(name: str, source: Path, wish: Wish) -> tuple[Outcome, Dataset | None, list[Run]]:
-    """From the data alone."""
+def _from_data(name: str, source: Path, request: Request) -> tuple[Outcome, Dataset | None, list[Run]]:
+    """Tables and figures that need no training."""
     plan = Plan(methods=(("at-fedavg", "63k"),), seeds=(1,), changes={}, source=source)
-    data = _data(wish, plan.with_changes(wish.changes))
+    data = _data(request, plan.with_changes(request.changes))
     settings = read_changes(source)
     if name == "histograms":
         return histograms(data, int(settings["sensors"])), data, []
     return subgraphs(data, [float(share) for share in settings["shares"]]), data, []
 
 
-def _trained(
-    name: str, source: Path, wish: Wish, observer: Observer
+def _from_runs(
+    name: str, source: Path, request: Request, observer: Observer
 ) -> tuple[Outcome, Dataset | None, list[Run]]:
-    plan = _plan(source, wish)
-    if name == "cost" and wish.quick:
-        plan.cases()  # refuses settings that do not exist, although nothing is trained with them
+    plan = _plan(source, request)
+    if name == "cost" and request.quick:
+        plan.cases()  # checks the settings, although nothing is trained
         return cost(None), None, []
-    data = _data(wish, plan)
+    data = _data(request, plan)
     plan = _without_single_sensors(plan, data)
-    folder = _folder(wish, data)
-    if wish.start:
-        rows = perform(plan, data, folder / "runs", observer, wish.jobs)
+    folder = _folder(request, data)
+    if request.start:
+        rows = run_plan(plan, data, folder / "runs", observer, request.jobs)
     else:
-        rows = done(plan, data, folder / "runs")
-    study = Study(name, data, like_of(data, plan.like), rows, floors(data, plan.cases(data)[0].config.data))
-    first = sorted(rows, key=lambda row: row.case.method != "at-fedavg")  # what the paper is about
-    return TRAINED[name](study), data, [row.runs[0] for row in first]
+        rows = finished_rows(plan, data, folder / "runs")
+    study = Study(
+        name, data, like_of(data, plan.like), rows, baselines(data, plan.cases(data)[0].config.data)
+    )
+    first = sorted(
+        rows, key=lambda row: row.case.method != "at-fedavg"
+    )  # the method of the paper comes first
+    return WITH_TRAINING[name](study), data, [row.runs[0] for row in first]
 
 
-def _plan(source: Path, wish: Wish) -> Plan:
+def _plan(source: Path, request: Request) -> Plan:
     plan = Plan.read(source)
-    if wish.quick:
+    if request.quick:
         plan = plan.quick()
-    if wish.seeds is not None:
-        plan = replace(plan, seeds=tuple(range(1, wish.seeds + 1)))
-    if wish.like is not None:
-        plan = plan.like_published(wish.like)
-    changes = dict(wish.changes)
-    if wish.data is not None:
-        changes["data.path"] = str(wish.data.absolute())
+    if request.seeds is not None:
+        plan = replace(plan, seeds=tuple(range(1, request.seeds + 1)))
+    if request.like is not None:
+        plan = plan.like_published(request.like)
+    changes = dict(request.changes)
+    if request.data is not None:
+        changes["data.path"] = str(request.data.absolute())
     return plan.with_changes(changes)
 
 
-def _data(wish: Wish, plan: Plan) -> Dataset:
-    return load(wish.data) if wish.data is not None else open_data(plan.cases()[0].config)
+def _data(request: Request, plan: Plan) -> Dataset:
+    return load(request.data) if request.data is not None else open_data(plan.cases()[0].config)
 
 
-def _folder(wish: Wish, data: Dataset | None) -> Path:
+def _folder(request: Request, data: Dataset | None) -> Path:
     stem = "paper" if data is None else data.name.replace(" ", "-")
-    return wish.out or Path("runs") / "reproduce" / (f"{stem}-quick" if wish.quick else stem)
+    return request.out or Path("runs") / "reproduce" / (f"{stem}-quick" if request.quick else stem)
 
 
 def _without_single_sensors(plan: Plan, data: Dataset) -> Plan:
-    """Leave out shares of so few sensors that there is nothing to learn from a neighbour."""
+    """Leave out shares of sensors that are too small to learn from neighbours."""
     shares = plan.changes.get("grid.training.seen")
     if shares is None:
         return plan
@@ -167,9 +175,9 @@ def _write(name: str, outcome: Outcome, folder: Path, runs: Sequence[Run], data:
         pictures = [f"<figure>{svg(figure)}</figure>" for figure in drawn.values()]
         sections.insert(1, Section("Figures", f'<div class="split even">{"".join(pictures)}</div>'))
     if len(runs) > SHOWN_RUNS:
-        said = f"<p>{SHOWN_RUNS} of {len(runs)}, one seed each; cnfgnn report shows any others.</p>"
-        sections.append(Section("Runs", said))
+        text = f"{SHOWN_RUNS} of {len(runs)} runs, one seed each; use cnfgnn report to see the others."
+        sections.append(Section("Runs", f"<p>{text}</p>"))
     where = "the paper" if data is None else data.name
     shown = views(runs[:SHOWN_RUNS], data) if runs and data is not None else []
-    shown.sort(key=lambda view: view.look is None)  # the page begins with the first one
+    shown.sort(key=lambda view: view.predictions is None)  # the page opens with the first one
     write_whole(folder / f"{name}.html", page(f"{name}: {where}", shown, sections).encode())

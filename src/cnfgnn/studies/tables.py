@@ -1,4 +1,4 @@
-"""Tables as values: the same rows for a terminal, Markdown, CSV, JSON and a page."""
+"""Tables that can be written for a terminal, as Markdown, CSV, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Mean(NamedTuple):
-    """The mean over seeds, and their standard deviation if there are several."""
+    """A mean over seeds, with the standard deviation if there are several."""
 
     mean: float
     spread: float | None
@@ -27,8 +27,12 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """`digits` after the point of its numbers; `share` shows them as per cent; `spread` of seeds is shown, or
-    left to the files of raw numbers."""
+    """A column of a table.
+
+    digits  after the decimal point
+    share   whether numbers are shown as per cent
+    spread  whether the spread over seeds is shown; files of raw numbers always have it
+    """
 
     key: str
     label: str
@@ -49,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw values by column; what has to be known to read them is said in the notes."""
+    """Rows of raw values by column, with notes for the reader."""
 
     name: str  # of its files
     title: str
@@ -67,7 +71,7 @@ class Table:
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes), ""])
 
     def csv(self) -> str:
-        """Raw numbers; a mean over seeds takes three columns."""
+        """The table as CSV with raw numbers; a mean over seeds takes three columns."""
         wide = [c for c in self.columns if any(isinstance(row.get(c.key), Mean) for row in self.rows)]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
@@ -82,7 +86,7 @@ class Table:
         return out.getvalue()
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The table as plain values, ready for JSON."""
         rows = [
             {c.key: v._asdict() if isinstance(v := row.get(c.key), Mean) else v for c in self.columns}
             for row in self.rows
@@ -91,7 +95,7 @@ class Table:
         return {"title": self.title, "columns": labels, "rows": rows, "notes": list(self.notes)}
 
     def html(self) -> str:
-        """For a page, under a heading that says the title."""
+        """The table as HTML, without its title."""
         words = [
             not any(isinstance(row.get(c.key), Mean | float | int) for row in self.rows) for c in self.columns
         ]

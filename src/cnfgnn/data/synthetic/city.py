@@ -1,7 +1,8 @@
-"""A synthetic city: freeway traffic simulated with Daganzo's cell transmission model, seen by sensors.
+"""A synthetic city: sensors on freeways whose traffic follows Daganzo's cell transmission model.
 
-Demand has daily and weekly rhythms, but its level differs from day to day and incidents come at random, so
-that a sensor's next hour is written in the readings of its downstream neighbours rather than in its own.
+Demand has daily and weekly rhythms, but its level differs from day to day and incidents are random. A
+sensor's next hour is therefore easier to forecast from the readings of its downstream neighbours than from
+its own.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ BOTTLENECKS = 1.0  # per stretch
 BOTTLENECK_CAPACITY = (0.80, 0.92)
 PEAK_FLOW = 0.95  # of capacity
 DAY_SPREAD = 0.12  # standard deviation of a day's demand in a block (logarithm)
-SURGE_SPREAD, SURGE_HOURS = 0.10, 1.0  # the same for a ramp within a day, and how long it lasts
-RAMP_ROOM = 20  # waiting vehicles at the sight of which drivers take another way
+SURGE_SPREAD, SURGE_HOURS = 0.10, 1.0  # the same for a ramp within a day, and how long a surge lasts
+RAMP_ROOM = 20  # with so many vehicles waiting at a ramp, no more drivers join
 INCIDENTS = 8.0  # per stretch and day
 INCIDENT_HOURS = (6, 20)
 INCIDENT_MINUTES = (30, 90)
 INCIDENT_CAPACITY = (0.2, 0.5)
 SILENT_HOURS = 1.0  # mean length of a drop-out
-SLOWEST_MPH = 1.0  # a reading of zero would stand for "no reading" elsewhere
+SLOWEST_MPH = 1.0  # elsewhere, a reading of zero means "no reading"
 
 
 def city(
@@ -45,10 +46,10 @@ def city(
     noise: float = 1.0,
     start: str = "2024-01-01",
 ) -> Dataset:
-    """Speeds in mph of a city's sensors, and the graph of driving distances between them.
+    """Simulate a city: the speeds that its sensors measure, in mph, and the graph of driving distances.
 
-    dropout is the share of readings that are missing, half of them in silences of an hour, noise the
-    standard deviation of a reading's error in mph. The same arguments give the same city.
+    `dropout` is the share of missing readings, half of them in gaps of about an hour; `noise` is the standard
+    deviation of the measurement error in mph. The same arguments always give the same city.
     """
     begin = _checked_start(sensors, days, seed, step_minutes, dropout, noise, start)
     rows = max(1, round(days * 24 * 60 / step_minutes))
@@ -75,14 +76,14 @@ def city(
 def _checked_start(
     sensors: int, days: float, seed: int, step_minutes: int, dropout: float, noise: float, start: str
 ) -> np.datetime64:
-    """The first reading's time, if all arguments are in range."""
+    """Check all arguments; return the time of the first reading."""
     in_range = {
-        "sensors": (sensors >= 1, f"at least 1, not {sensors}"),
-        "days": (days > 0 and isfinite(days), f"more than 0, not {days}"),
-        "seed": (seed >= 0, f"at least 0, not {seed}"),
-        "step_minutes": (step_minutes >= 1, f"at least 1, not {step_minutes}"),
-        "dropout": (0 <= dropout < 1, f"at least 0 and below 1, not {dropout}"),
-        "noise": (noise >= 0 and isfinite(noise), f"at least 0, not {noise}"),
+        "sensors": (sensors >= 1, f"must be at least 1, not {sensors}"),
+        "days": (days > 0 and isfinite(days), f"must be more than 0, not {days}"),
+        "seed": (seed >= 0, f"must be at least 0, not {seed}"),
+        "step_minutes": (step_minutes >= 1, f"must be at least 1, not {step_minutes}"),
+        "dropout": (0 <= dropout < 1, f"must be at least 0 and below 1, not {dropout}"),
+        "noise": (noise >= 0 and isfinite(noise), f"must be at least 0, not {noise}"),
     }
     for key, (fine, problem) in in_range.items():
         if not fine:
@@ -92,7 +93,7 @@ def _checked_start(
         if np.isnat(begin):
             raise ValueError
     except ValueError:
-        raise ConfigError("city.start", f"a date such as 2024-01-01, not {start!r}") from None
+        raise ConfigError("city.start", f"must be a date such as 2024-01-01, not {start!r}") from None
     return begin
 
 
@@ -104,8 +105,8 @@ def _simulated(
     demand_rng: np.random.Generator,
     incident_rng: np.random.Generator,
 ) -> Iterator[Floats]:
-    """Row by row the mean speed (n,) at each sensor; the road is empty some hours before the first row."""
-    minutes = gcd(step_minutes, 5)  # demand and incidents change every so often
+    """Yield the mean speed (n,) at each sensor, row by row, after some hours in which the roads fill."""
+    minutes = gcd(step_minutes, 5)  # how often demand and incidents change
     warm_up = -(-WARM_UP_HOURS * 60 // step_minutes)
     clock = begin + np.arange(-warm_up * step_minutes, rows * step_minutes, minutes) * np.timedelta64(60, "s")
     demand = _demand(town, clock, minutes, demand_rng)
@@ -115,7 +116,9 @@ def _simulated(
         outflow, vehicles = np.zeros((2, len(town.sensors)))
         for _ in range(step_minutes // minutes):
             passing = next(capacity)
-            arriving = np.where(traffic.waiting < RAMP_ROOM, next(demand), 0.0)  # others stay away
+            arriving = np.where(
+                traffic.waiting < RAMP_ROOM, next(demand), 0.0
+            )  # a full ramp turns drivers away
             for _ in range(round(minutes * 60 / STEP_S)):
                 vehicles += traffic.vehicles[town.sensors]
                 traffic.step(arriving, passing)
@@ -133,7 +136,7 @@ def _hours_and_days(clock: npt.NDArray[np.datetime64]) -> tuple[Floats, Ints]:
 
 @dataclass(frozen=True)
 class Rhythm:
-    """Per ramp, the flow of a working day's peaks and when they are, (ramps,) each."""
+    """The peak flows of a working day and their hours, per ramp: (ramps,) each."""
 
     morning: Floats
     evening: Floats
@@ -141,7 +144,7 @@ class Rhythm:
     evening_hour: Floats
 
     def flow(self, hour: float, weekend: bool) -> Floats:
-        """Share of capacity that the road would carry at that hour."""
+        """The flow at that hour, as a share of capacity."""
         day = float(1 / (1 + np.exp((6.0 - hour) / 0.5)) - 1 / (1 + np.exp((21.0 - hour) / 0.8)))
         if weekend:
             return 0.10 + 0.50 * day + 0.15 * _bump(hour, np.full_like(self.morning, 14.0), 2.5)
@@ -156,7 +159,7 @@ def _bump(hour: float, centre: Floats, width: float) -> Floats:
 
 
 def _blocks(town: City) -> Ints:
-    """(c,) A number for each stretch of road of about BLOCK sensors, across which a day is alike."""
+    """(c,) The stretch of road, of about BLOCK sensors, that each cell belongs to; demand is common to it."""
     sensors_before = np.searchsorted(town.sensors, np.arange(town.first[-1]))
     on_road = sensors_before - np.searchsorted(town.sensors, town.first[:-1])[town.road]
     return np.unique(np.stack([town.road, on_road // BLOCK]), axis=1, return_inverse=True)[1].ravel()
@@ -165,7 +168,7 @@ def _blocks(town: City) -> Ints:
 def _demand(
     town: City, clock: npt.NDArray[np.datetime64], minutes: int, rng: np.random.Generator
 ) -> Iterator[Floats]:
-    """Vehicles (c,) that arrive at each on-ramp in a step, one array for each time of the clock."""
+    """Yield the vehicles (c,) that arrive at each on-ramp in a step, for each time of the clock."""
     ramps = town.on_ramps
     block = _blocks(town)[ramps]
     blocks = int(block.max()) + 1
@@ -191,7 +194,7 @@ def _demand(
 
 
 def _capacity(town: City, clock: npt.NDArray[np.datetime64], rng: np.random.Generator) -> Iterator[Floats]:
-    """Vehicles (c,) a cell can pass on in a step: less at lane drops, and less while there is an incident."""
+    """Yield the vehicles (c,) that a cell can pass on in a step; bottlenecks and incidents reduce them."""
     cells = int(town.first[-1])
     stretches = cells * CELL_M / STRETCH_M
     usual = np.full(cells, CAPACITY)
@@ -214,11 +217,11 @@ def _capacity(town: City, clock: npt.NDArray[np.datetime64], rng: np.random.Gene
 def _drop_out(
     values: npt.NDArray[np.float32], share: float, step_minutes: int, rng: np.random.Generator
 ) -> None:
-    """Replace that share of readings by NaN: half in silences of a sensor, the others one by one."""
+    """Replace a share of the readings by NaN: half of them in gaps, the others one by one."""
     in_silence = share / 2
     alone = 1 - (1 - share) / (1 - in_silence)
     wake = min(1.0, step_minutes / (60 * SILENT_HOURS))
-    fall_silent = wake * in_silence / (1 - in_silence)  # keeps the share of silent sensors in balance
+    fall_silent = wake * in_silence / (1 - in_silence)  # keeps the share of silent sensors constant
     sensors = values.shape[1]
     silent = np.less(rng.random(sensors), in_silence)
     for row in values:

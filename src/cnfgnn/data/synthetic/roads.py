@@ -12,7 +12,7 @@ from cnfgnn.data.synthetic.traffic import CELL_M, FREE_MPH, Floats, Ints, Roads
 
 BLOCK = 12  # sensors between two crossings
 LEAD = 5  # cells before a road's first sensor
-TAIL = 18  # cells after its last: queues also come from where nobody measures
+TAIL = 18  # cells after its last sensor: queues may also come from beyond it
 GAPS = (4, 5, 6)  # cells from a sensor to the next: 2.4 to 3.6 km
 RAMP_EVERY = 4  # cells from an exit to the next, each followed by an on-ramp
 EXIT_SHARE = 0.15
@@ -21,7 +21,7 @@ RAMP_PRIORITY = 0.2
 SLOWEST_FREE_MPH = 58.0
 
 KERNEL_KM = 6.5  # width of the graph's Gaussian kernel
-TURN_KM = 0.8  # leave the freeway, turn round, come back
+TURN_KM = 0.8  # to leave the freeway, turn round and come back
 HOPS = 4  # sensors along a road that may lie within the kernel's reach
 CENTRE = (34.05, -118.25)
 KM_PER_DEGREE = 111.195
@@ -57,14 +57,14 @@ class City:
 
     @cached_property
     def on_ramps(self) -> Ints:
-        """Cells where vehicles enter from outside: a road's start and ordinary ramps, no interchanges."""
+        """Cells where vehicles enter from outside: starts of roads and ordinary ramps, not interchanges."""
         ramp = self.place % RAMP_EVERY == 0
         ramp[self.crossings[:, 1]] = False
         return np.flatnonzero(ramp)
 
     @cached_property
     def roads(self) -> Roads:
-        """What traffic needs to know of the map."""
+        """The map as the traffic model needs it."""
         exit_share = np.where(self.place % RAMP_EVERY == RAMP_EVERY - 2, EXIT_SHARE, 0.0)
         exit_share[self.crossings[:, 0]] = INTERCHANGE_SHARE
         exit_share[self.first[1:] - 1] = 1.0
@@ -90,8 +90,8 @@ class City:
     def graph(self) -> Graph:
         """Gaussian kernel of directed driving distances, from sender to receiver.
 
-        Congestion travels upstream, so every sensor also hears those downstream of it; their distance is
-        longer by one turn round, which lets a model tell the two directions apart by weight.
+        Congestion travels upstream, so that every sensor also receives from those downstream of it. Their
+        distance is longer by one turn, so that a model can tell the two directions apart by weight.
         """
         up, down, km = (
             np.concatenate(parts) for parts in zip(self._pairs_along(), self._pairs_across(), strict=True)
@@ -116,7 +116,7 @@ class City:
         return up, down, (self.sensors[down] - self.sensors[up]) * (CELL_M / 1000)
 
     def _pairs_across(self) -> tuple[Ints, Ints, Floats]:
-        """The two last sensors before an interchange and the two first after it, on the other road."""
+        """The last two sensors before an interchange and the first two after it, on the other road."""
         leave, join = self.crossings.T[:, :, None, None]
         up = np.searchsorted(self.sensors, leave, side="right") - np.array([1, 2])[None, :, None]
         down = np.searchsorted(self.sensors, join) + np.array([0, 1])[None, None, :]
@@ -138,7 +138,7 @@ def _lattice_point(roads: int, road: Ints, driven: Floats) -> tuple[Floats, Floa
 
 
 def _crossings(first: Ints) -> Ints:
-    """(x, 2) Every east-west road meets every north-south road, and one may change both ways."""
+    """(x, 2) Every east-west road crosses every north-south road; drivers may change in both directions."""
     roads = len(first) - 1
     if roads == 1:
         return np.empty((0, 2), dtype=np.int64)

@@ -1,8 +1,8 @@
 """Freeway traffic as kinematic waves: the cell transmission model (Daganzo, 1994, 1995).
 
-A road is a row of cells. In a step, a cell sends on at most what it holds at free speed and takes in at
-most what fits in behind the queue's backward wave; both are bounded by its capacity. Queues therefore grow
-against the direction of travel, and no vehicle is ever lost.
+A road is a row of cells. In a step, a cell sends at most what leaves it at free speed, and receives at most
+what the backward wave of a queue leaves room for; its capacity bounds both. Queues therefore grow against the
+direction of travel, and no vehicle is ever lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 MPH = 0.44704  # metres per second
 LANES = 4
 STEP_S = 20.0
-CELL_M = 600.0  # longer than a step at free speed, as the scheme's stability demands (CFL)
+CELL_M = 600.0  # longer than a step at free speed, for stability (CFL condition)
 WAVE_MPH = 12.0
 CAPACITY_VPH = 2000.0  # vehicles per hour and lane
 FREE_MPH = 65.0
@@ -35,7 +35,7 @@ class Roads:
     exit_share  (c,)  share of a cell's outflow that leaves the road there; 1 in a road's last cell
     free_mph    (c,)  speed on an empty road, at most FREE_MPH
     priority    (c,)  share of a full cell's space that its on-ramp may claim
-    leave, join (x,)  what leaves the road at cell leave[k] joins the on-ramp of cell join[k]
+    leave, join (x,)  vehicles that leave the road at cell leave[k] join the on-ramp of cell join[k]
     """
 
     exit_share: Floats
@@ -64,7 +64,7 @@ class Traffic:
         self._last = (roads.exit_share == 1).astype(np.float64)
         self._stay_share = 1 - roads.exit_share
         self._per_stay = (1 - self._last) / (self._stay_share + self._last)
-        self._buffers = np.zeros((6, cells + 1))  # written in place: a step allocates nothing large
+        self._buffers = np.zeros((6, cells + 1))  # reused, so that a step allocates nothing large
 
     @property
     def stock(self) -> float:
@@ -74,9 +74,9 @@ class Traffic:
     def step(self, demand: Floats, capacity: Floats) -> None:
         """Move all vehicles on by STEP_S; demand (c,) arrive at the on-ramps, capacity (c,) per step.
 
-        Merges follow Daganzo's rule: the middle of what is sent, what the other leaves free and the own
-        share of priority. Exits are first in, first out: a blocked road also blocks those about to leave.
-        Who changes roads waits at the other road's ramp, which has room for all.
+        Merges follow Daganzo's rule: a branch gets the median of what it sends, what the other branch leaves
+        free, and its priority share. Exits are first in, first out: a blocked road also blocks vehicles about
+        to leave it. Vehicles that change roads wait at the other road's ramp, which has room for all.
         """
         sending, receiving, ramp, scratch = self._buffers[:4, :-1]
         through, main = self._buffers[4:6]  # into cell i from cell i - 1; entries 0 and c stay 0

@@ -174,7 +174,7 @@ class SiteNodes:
         assert self.terms is not None
         assert self.data is not None
         assert clients.owner.forecasts is not None
-        has = clients.data.has["test"]
+        has = clients.data.available["test"]
         if has is not None and not has.any():
             log.warning(
                 "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"

@@ -1,7 +1,7 @@
-// How every chart looks, in light and in dark.
+// The style of all charts, light and dark.
 
 const RUN_COLOURS = ["#1f83c4", "#e08e00", "#0a9a73", "#c76aa0", "#8a6fd1", "#d0571a", "#7d8794"];
-// Viridis without the end that the ground would swallow; the highest error stands out most.
+// Viridis without the end that is invisible on the background; the highest error stands out most.
 const SCALES = {
   light: ["#9bd93c", "#5ec962", "#27ad81", "#21918c", "#2c728e", "#3b528b", "#472d7b", "#440154"],
   dark: ["#3e4c8a", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"],
@@ -15,12 +15,12 @@ function styleOf(run) {
   const place = runs.indexOf(run);
   if (runs.length <= RUN_COLOURS.length || methods.length === 1)
     return { color: RUN_COLOURS[place % 7], dash: DASHES[Math.floor(place / 7) % 4] };
-  // Many runs: a colour for each method, a dash for each of its runs.
+  // Many runs: one colour per method, one dash per run of it.
   const among = runs.filter((r) => r.method === run.method).indexOf(run);
   return { color: RUN_COLOURS[methods.indexOf(run.method) % 7], dash: DASHES[among % 4] };
 }
 
-// A colour of the style sheet as it is now.
+// A colour of the style sheet in the current theme.
 const probe = document.createElement("i");
 function colour(name) {
   if (!probe.isConnected) document.body.append(probe);
@@ -66,7 +66,7 @@ function draw(place, traces, layout, config = {}) {
   });
 }
 
-// Errors against time ahead, a line a run; the step that is chosen is marked.
+// Errors by time ahead, one line per run; the selected step is marked.
 function aheadChart(place, runs, values, legend) {
   const most = Math.max(...runs.map((run) => minutesOf(run, horizonOf(run))));
   const [unit, factor] = most > 240 ? ["hours", 60] : ["minutes", 1];
@@ -80,7 +80,7 @@ function aheadChart(place, runs, values, legend) {
       mode: "lines+markers",
       line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 },
       marker: { size: 5 },
-      ...spoken(y),
+      ...formatted(y),
     };
   });
   const mark = state.step === 0 ? [] : [{

@@ -1,4 +1,4 @@
-// Unpack, draw everything once, then follow what a person does.
+// Unpack the numbers, draw everything once, then react to the user.
 
 try {
   const [arrays, plotly] = await Promise.all([inflated("arrays"), inflated("plotly")]);
@@ -16,6 +16,6 @@ try {
   document.documentElement.dataset.ready = "yes";
 } catch (problem) {
   at("unsupported").hidden = false;
-  at("unsupported").textContent = "This browser cannot unpack the page's numbers: one from 2023 or later can.";
+  at("unsupported").textContent = "This browser is too old for this page: use one from 2023 or later.";
   throw problem;
 }

@@ -1,6 +1,6 @@
-// Sensors where they are, joined by their edges, coloured by error.
+// The map: sensors at their positions, joined by edges, coloured by error.
 
-// One scale for all steps and runs, so that colours can be compared; the outermost 2 % do not stretch it.
+// One colour scale for all steps and runs, so that colours can be compared; it ignores the extreme 2 %.
 const scales = new Map();
 function scaleOf(figure) {
   const key = `${figure} ${theRun().data}`;
@@ -37,7 +37,7 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
     const some = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === kept);
     return {
       x: some.map((i) => data.x[i]), y: some.map((i) => data.y[i]), mode: "markers", customdata: some,
-      text: some.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (did not train)"}<br>${number(errors[i])}`),
+      text: some.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (not trained)"}<br>${number(errors[i])}`),
       hovertemplate: "%{text}<extra></extra>",
       marker: {
         size, symbol: some.map((i) => (trained(i) ? "circle" : "diamond")),
@@ -45,7 +45,7 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
       },
     };
   };
-  const judged = markers(true, (some) => ({
+  const evaluated = markers(true, (some) => ({
     color: some.map((i) => errors[i]), cmin, cmax,
     colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
     colorbar: {
@@ -54,27 +54,27 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
     },
     showscale: known,
   }));
-  const unjudged = markers(false, () => ({ color: colour("edge") }));
+  const unevaluated = markers(false, () => ({ color: colour("edge") }));
   const chosen = {
     x: [data.x[state.sensor]], y: [data.y[state.sensor]], mode: "markers", hoverinfo: "skip",
     marker: { size: size + 10, symbol: "circle-open", color: colour("ink"), line: { width: 2.5 } },
   };
   const hidden = { visible: false, fixedrange: !matchMedia("(pointer: fine)").matches };
-  draw("map", [edgeLines(data), judged, unjudged, chosen], {
+  draw("map", [edgeLines(data), evaluated, unevaluated, chosen], {
     hovermode: "closest", showlegend: false, margin: { l: 4, r: 4, t: 4, b: 4 },
     dragmode: hidden.fixedrange ? false : "pan",
     xaxis: hidden, yaxis: { ...hidden, scaleanchor: "x" },
-    uirevision: run.data, // zoomed in, one stays there
+    uirevision: run.data, // keeps the zoom
   }, {
     displayModeBar: !hidden.fixedrange,
     modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d"]],
   });
-  const shape = run.seen?.includes(false) ? " Diamonds did not train." : "";
+  const shape = run.seen?.includes(false) ? " Diamonds were not trained on." : "";
   at("map-hint").textContent =
-    (data.located ? "Where they are, north up" : "There are no positions: sensors stand where their edges pull them") +
-    `; lines are edges. Choose one to see its forecasts.${shape}` +
-    (known || !run.test ? "" : " Errors of single sensors are known over all steps only.") +
-    (known && errors.includes(null) ? " Grey: nothing was observed to compare with." : "");
+    (data.located ? "Sensors at their positions, north up" : "Positions are unknown: connected sensors are drawn close together") +
+    `; lines are edges. Select a sensor to see its forecasts.${shape}` +
+    (known || !run.test ? "" : " Errors of single sensors are only available over all steps.") +
+    (known && errors.includes(null) ? " Grey sensors have no readings to compare with." : "");
   worst(errors);
 });
 
@@ -87,7 +87,7 @@ function worst(errors) {
 }
 
 function listenToMap() {
-  // Its height follows the card beside it, which the window knows nothing of.
+  // Its height follows the card beside it, which does not cause a resize event of the window.
   new ResizeObserver(() => Plotly.Plots.resize(at("map"))).observe(at("map"));
   at("map").on("plotly_click", ({ points }) => {
     if (points[0]?.customdata !== undefined) change({ sensor: points[0].customdata });

@@ -1,4 +1,4 @@
-// What is on the page: the runs' numbers, how they are said, and what a person has chosen to see.
+// The numbers of the runs, how they are formatted, and what the user has selected.
 
 const content = JSON.parse(document.getElementById("content").textContent);
 const FIGURES = {
@@ -8,13 +8,13 @@ const FIGURES = {
   mae: "unmasked MAE",
 };
 const state = { run: 0, figure: "masked_mae", step: 0, sensor: 0, days: innerWidth < 620 ? 1 : 2, count: "per_node", theme: "" };
-const parts = []; // [what it depends on, how it is drawn]
+const parts = []; // [keys of the state that it depends on, function that draws it]
 
 function part(keys, draw) {
   parts.push([keys, draw]);
 }
 
-// Only what depends on a change is drawn again.
+// Redraw only the parts that depend on a change.
 function change(changes) {
   const changed = Object.keys(changes).filter((key) => state[key] !== changes[key]);
   Object.assign(state, changes);
@@ -29,10 +29,10 @@ async function inflated(id) {
   return new Response(stream).arrayBuffer();
 }
 
-let buffer = null; // all long arrays end to end
+let buffer = null; // all packed arrays
 const KINDS = { f8: Float64Array, f4: Float32Array, i2: Int16Array };
 
-// One row along the last axis of a packed array; what is absent is null, as Plotly leaves a gap there.
+// One row along the last axis of a packed array; missing values are null, which Plotly draws as gaps.
 function row(spec, ...place) {
   const length = spec.shape.at(-1);
   let at = 0;
@@ -48,10 +48,10 @@ const theRun = () => content.runs[state.run];
 const dataOf = (run) => content.data[run.data];
 const theData = () => dataOf(theRun());
 const horizonOf = (run) => Number(run.settings["data.horizon"]);
-// Runs whose sensors are the same: their figures of one sensor can stand side by side.
+// Runs on the same data: their errors of one sensor can be compared.
 const siblings = () => content.runs.filter((run) => run.data === theRun().data);
 
-// Each sensor's error: over all steps as the run's events have it; null where it is not known.
+// Each sensor's error; over all steps it comes from the run's events. null if unknown.
 function bySensor(run, figure, step) {
   if (!run.test) return dataOf(run).sensors.map(() => null);
   if (step === 0) return run.test.per_node.map((errors) => errors[figure]);
@@ -71,8 +71,8 @@ function number(value) {
   return size > 0 && size < 0.01 ? value.toPrecision(3) : value.toFixed(3);
 }
 
-// So that a chart says numbers as the tables do.
-const spoken = (values) => ({ text: values.map(number), hovertemplate: "%{text}" });
+// Format numbers in charts as in tables.
+const formatted = (values) => ({ text: values.map(number), hovertemplate: "%{text}" });
 
 const count = (amount, one, many = `${one}s`) => `${amount} ${amount === 1 ? one : many}`;
 
@@ -96,7 +96,7 @@ const aheadName = (run, step) => (step === 0 ? "all steps" : `${span(minutesOf(r
 const namedSteps = (horizon) =>
   [...new Set([Math.floor(horizon / 4), Math.floor(horizon / 2), horizon])].filter((step) => step > 0);
 
-// An element with text inside: names come from files, so nothing of theirs is ever read as markup.
+// Make an element; children are inserted as text, because names from files must not become markup.
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,10 +1,10 @@
-// Runs side by side: what they are about, the controls for the whole page, and the table of test errors.
+// Runs side by side: a summary of the data, the controls of the page, and the table of test errors.
 
 function summary() {
   const about = content.data.map((d) => {
     const missing = d.missing > 0 ? `, ${(100 * d.missing).toFixed(1)} % missing` : "";
     const day = (time) => time.replace("T", " ").slice(0, 16);
-    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.edges[0].length, "pair")} joined by edges, ` +
+    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.edges[0].length, "connected pair")}, ` +
       `${day(d.from)} to ${day(d.to)}, a reading every ${span(d.step_seconds / 60)}${missing}`;
   });
   at("summary").textContent = `${about.join("; ")}.`;
@@ -19,11 +19,11 @@ function controls() {
     input.addEventListener("change", () => change({ figure: input.value }));
   for (const input of document.querySelectorAll("input[name=count]"))
     input.addEventListener("change", () => change({ count: input.value }));
-  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // beside the table
+  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // as high as the table beside it
   at("step").addEventListener("input", (event) => change({ step: Number(event.target.value) }));
 }
 
-// Show another run: the sensor stays if that run has it, the step if its horizon reaches so far.
+// Show another run; keep the selected sensor and step if that run has them.
 function pick(run) {
   const sensor = theData().sensors[state.sensor];
   const there = dataOf(content.runs[run]).sensors.indexOf(sensor);
@@ -56,8 +56,8 @@ function errorsHead(first, more) {
   return element("thead", {},
     element("tr", {},
       ...[first, ...more.slice(0, 1)].map((name) => element("th", { rowspan: 2, scope: "col", class: "text" }, name)),
-      kind(3, "masked: over what was observed"),
-      kind(2, "unmasked: over everything"),
+      kind(3, "masked: over observed readings"),
+      kind(2, "unmasked: over all readings"),
       ...more.slice(1).map((name) => element("th", { rowspan: 2, scope: "col", class: "group" }, name))),
     element("tr", {}, ...names));
 }
@@ -85,18 +85,18 @@ function manyRuns() {
   const errors = runs.map((run) => (state.step === 0 ? run.test?.overall : run.test?.per_step[state.step - 1]));
   const least = {};
   for (const figure of [...MASKED, ...UNMASKED]) {
-    // Errors on different data are in different units, perhaps: none of them is the least.
+    // Errors on different data may have different units: no minimum is marked.
     const known = errors.map((e) => e?.[figure]).filter((v) => v !== null && v !== undefined);
     if (content.data.length === 1 && known.length > 1) least[figure] = Math.min(...known);
   }
   at("errors").replaceChildren(
-    errorsHead("run", ["best round", "bytes until then"]),
+    errorsHead("run", ["best round", "bytes until that round"]),
     element("tbody", {}, ...runs.map((run, i) => {
       const best = run.rounds.find((round) => round.round === run.best);
       const style = `background:${styleOf(run).color}`;
       return element("tr", { class: i === state.run ? "shown" : null, "data-row": run.name },
         element("th", { scope: "row" }, element("button", {
-          type: "button", "aria-pressed": String(i === state.run), title: "Show this run on the map", onclick: () => pick(i),
+          type: "button", "aria-pressed": String(i === state.run), title: "Select this run", onclick: () => pick(i),
         }, element("i", { class: "swatch", style }), run.name)),
         element("td", { class: "text" }, `${run.best} of ${run.rounds.length}${run.finished ? "" : ", not finished"}`),
         ...errorCells(errors[i], least),
@@ -107,12 +107,12 @@ function manyRuns() {
 part(["run", "step", "theme"], () => {
   const run = theRun(), single = content.runs.length === 1;
   const ahead = state.step === 0 ? "over all steps ahead" : aheadName(run, state.step);
-  const soFar = run.finished ? "" : " so far; the run is not finished";
+  const soFar = run.finished ? "" : " so far (the run is not finished)";
   at("errors-hint").textContent = single
-    ? `${run.method}, round ${run.best} of ${run.rounds.length}, the best on the validation split${soFar}. In the readings' unit.`
-    : `Each run's best round, ${ahead}, in the readings' unit. ${content.data.length === 1 ? "Least in bold; b" : "B"}ytes are counted per node. ` +
-      "A name chooses the run that the map shows.";
-  if (!run.test) at("errors-hint").textContent += " Test errors come when a run is finished, or with its data.";
+    ? `${run.method}: errors of round ${run.best} of ${run.rounds.length}, the best on the validation split${soFar}, in the unit of the readings.`
+    : `Errors of each run's best round, ${ahead}, in the unit of the readings. ${content.data.length === 1 ? "The lowest are bold. " : ""}Bytes are counted per node. ` +
+      "Select a name to see that run below.";
+  if (!run.test) at("errors-hint").textContent += " Test errors appear once a run is finished or its data are available.";
   single ? oneRun() : manyRuns();
 });
 

@@ -14,8 +14,8 @@ part(["run", "sensor", "step", "figure"], () => {
     element("div", { class: figure === state.figure ? "shown" : null, "data-figure": figure },
       element("dt", {}, name),
       element("dd", {}, number(bySensor(run, figure, state.step)[state.sensor])))));
-  at("without").hidden = !run.without;
-  at("without").textContent = `Forecasts and errors by hour cannot be shown: ${run.without}.`;
+  at("without").hidden = !run.no_predictions;
+  at("without").textContent = `Forecasts and errors by hour are not available: ${run.no_predictions}.`;
   at("days-part").hidden = at("errors-part").hidden = !run.forecasts;
 });
 
@@ -41,7 +41,7 @@ part(["run", "sensor", "days", "theme"], () => {
   const run = theRun(), data = theData();
   if (!run.forecasts) return;
   const { rows, step, first, days } = lastDays(run, data);
-  const behind = rows - run.forecasts.shape[2]; // both end with the last row; they may begin apart
+  const behind = rows - run.forecasts.shape[2]; // both end with the last row but may begin at different ones
   const x = Array.from({ length: rows }, (_, i) => first + i * step);
   const shades = ["#2a9df4", "#e08e00", "#c2548f"];
   const traces = run.steps.map((ahead, j) => ({
@@ -70,7 +70,7 @@ part(["run", "figure", "sensor", "theme"], () => {
     const y = row(run.by_hour, f, state.sensor);
     return {
       name: run.name, x: y.map((_, hour) => hour), y, mode: "lines+markers", marker: { size: 4 },
-      line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 }, ...spoken(y),
+      line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 }, ...formatted(y),
     };
   });
   if (!theRun().forecasts) return;

@@ -1,4 +1,4 @@
-// Light or dark: as the system says, until a person chooses; the choice is kept where the browser allows it.
+// Light or dark: as the system prefers until the user chooses; the choice is stored if the browser allows it.
 {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -20,7 +20,7 @@
     show();
     document.getElementById("theme").addEventListener("click", () => {
       chosen = dark() ? "light" : "dark";
-      try { localStorage.setItem("cnfgnn-theme", chosen); } catch { /* it lasts until the page is closed */ }
+      try { localStorage.setItem("cnfgnn-theme", chosen); } catch { /* then it lasts until the page is closed */ }
       show();
     });
   });

@@ -1,6 +1,6 @@
-// What training did: loss by round, bytes by verb, and the settings it had.
+// Training: loss by round, bytes by verb, and settings.
 
-// The loss of a run that trained on masked errors and of one that did not are different things: a chart each.
+// Masked and unmasked losses cannot be compared: one chart each.
 part(["run", "theme"], () => {
   const masked = (run) => run.settings["data.missing"] === "masked";
   const kinds = [true, false].map((kind) => content.runs.filter((run) => masked(run) === kind)).filter((g) => g.length);
@@ -15,7 +15,7 @@ part(["run", "theme"], () => {
         {
           name: run.name, legendgroup: run.name, x: run.rounds.map((r) => r.round), y: run.rounds.map((r) => r.loss),
           mode: run.rounds.length > 40 ? "lines" : "lines+markers", marker: { size: 4 }, line: { ...style, width },
-          ...spoken(run.rounds.map((r) => r.loss)),
+          ...formatted(run.rounds.map((r) => r.loss)),
         },
         {
           name: `${run.name}, best`, legendgroup: run.name, showlegend: false, hoverinfo: "skip",
@@ -33,17 +33,17 @@ part(["run", "theme"], () => {
     });
   });
   const run = theRun(), best = run.rounds.find((round) => round.round === run.best);
-  at("loss-hint").textContent = `The star is the best round: ${run.name}, round ${run.best} of ${run.rounds.length}, loss ${number(best.loss)}.`;
+  at("loss-hint").textContent = `Stars mark best rounds. ${run.name}: round ${run.best} of ${run.rounds.length}, loss ${number(best.loss)}.`;
 });
 
 part(["run", "count", "theme"], () => {
   const run = theRun(), column = state.count === "per_node" ? 3 : 4;
   const best = run.rounds.find((round) => round.round === run.best);
-  const how = state.count === "per_node" ? "what is shared counted once for each node, as the paper does" : "what is shared counted once for each site, as a wire carries it";
+  const how = state.count === "per_node" ? "shared tensors counted once per node, as in the paper" : "shared tensors counted once per site, as on the wire";
   const none = run.ledger.every((item) => item[column] === 0);
   at("bytes-hint").textContent = none
     ? `${run.name}: nothing was sent.`
-    : `${run.name}, ${how}. Training moved ${bytes(best.training_bytes[state.count])} until the best round; below is the whole run.`;
+    : `${run.name}, ${how}. Training moved ${bytes(best.training_bytes[state.count])} until the best round; the chart shows the whole run.`;
   at("bytes").hidden = at("bytes-details").hidden = none;
   at("bytes").closest(".card").classList.toggle("brief", none);
   if (none) return;
@@ -71,7 +71,7 @@ part(["run", "count", "theme"], () => {
     element("tbody", {}, ...run.ledger.map((item) => element("tr", {}, ...cells(item)))));
 });
 
-// Ticks at round numbers of a unit that people read.
+// Ticks at round numbers of a readable unit.
 function byteTicks(most) {
   const factor = [2 ** 30, 2 ** 20, 2 ** 10, 1].find((f) => most >= f) ?? 1;
   const rough = most / factor / 4, power = 10 ** Math.floor(Math.log10(rough || 1));
@@ -82,13 +82,13 @@ function byteTicks(most) {
 
 function settings() {
   const { runs } = content, keys = Object.keys(runs[0].settings);
-  const said = (value) => (Array.isArray(value) ? value.join(", ") : String(value));
-  const differ = keys.filter((key) => new Set(runs.map((run) => said(run.settings[key]))).size > 1);
+  const shown = (value) => (Array.isArray(value) ? value.join(", ") : String(value));
+  const differ = keys.filter((key) => new Set(runs.map((run) => shown(run.settings[key]))).size > 1);
   const same = keys.filter((key) => !differ.includes(key));
   if (differ.length) {
-    const cells = (key) => runs.map((run) => element("td", {}, said(run.settings[key])));
+    const cells = (key) => runs.map((run) => element("td", {}, shown(run.settings[key])));
     at("settings").append(
-      element("p", { class: "hint" }, "What differs:"),
+      element("p", { class: "hint" }, "Settings that differ:"),
       element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of settings that differ" },
         element("table", {},
           element("thead", {}, element("tr", {}, ...["setting", ...runs.map((run) => run.name)].map((name) =>
@@ -99,5 +99,5 @@ function settings() {
   at("settings").append(element("details", { open: runs.length === 1 },
     element("summary", {}, runs.length > 1 ? `The ${same.length} settings that all runs share` : `All ${same.length} settings`),
     element("dl", { class: "pairs" }, ...same.map((key) =>
-      element("div", { "data-key": key }, element("dt", {}, key), element("dd", {}, said(runs[0].settings[key])))))));
+      element("div", { "data-key": key }, element("dt", {}, key), element("dd", {}, shown(runs[0].settings[key])))))));
 }

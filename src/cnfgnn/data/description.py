@@ -1,0 +1,111 @@
+"""A short description of a data set: enough to recognise it, without a single reading."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cnfgnn.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """What a federation adds to the description of its data.
+
+    first  time of the first row, in seconds since 1970
+    id     random, so that a deleted run and a new one of the same name are not confused
+    sites  the sensors of each site, in the order of their rows
+    """
+
+    first: int
+    id: str
+    sites: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class DataDescription:
+    """What a run remembers of the data that it is trained on.
+
+    fingerprint   digest of everything that a run learns from
+    sensors       sensor ids, in the order of the rows
+    rows          number of times
+    step_seconds  time between two readings
+    edges         number of edges of the graph
+    federation    more about data that are spread over sites; None in the simulator
+    """
+
+    name: str
+    fingerprint: str
+    sensors: list[str]
+    rows: int
+    step_seconds: int
+    edges: int | None = None
+    federation: FederatedData | None = None
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> DataDescription:
+        """Read a description; raises KeyError, TypeError or ValueError if it is damaged."""
+        kinds = {"name": str, "fingerprint": str, "sensors": list, "rows": int, "step_seconds": int}
+        for key, kind in kinds.items():
+            if type(stored[key]) is not kind:
+                raise TypeError(key)
+        if not all(isinstance(sensor, str) for sensor in stored["sensors"]):
+            raise TypeError("sensors")
+        if stored["step_seconds"] < 1:
+            raise ValueError("step_seconds")
+        federation = None
+        if {"first", "id", "sites"} <= stored.keys():
+            federation = FederatedData(stored["first"], stored["id"], stored["sites"])
+        return cls(**{key: stored[key] for key in kinds}, edges=stored.get("edges"), federation=federation)
+
+    def as_json(self) -> dict[str, Any]:
+        """As a flat JSON object."""
+        stored: dict[str, Any] = {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "sensors": self.sensors,
+            "rows": self.rows,
+            "step_seconds": self.step_seconds,
+        }
+        if self.edges is not None:
+            stored["edges"] = self.edges
+        if self.federation is not None:
+            stored |= vars(self.federation)
+        return stored
+
+
+def describe(data: Dataset) -> DataDescription:
+    """Describe a data set that is at hand."""
+    return DataDescription(
+        name=data.name,
+        fingerprint=fingerprint(data),
+        sensors=list(data.readings.ids),
+        rows=len(data.readings.times),
+        step_seconds=step_seconds(data),
+        edges=data.graph.edges,
+    )
+
+
+def step_seconds(data: Dataset) -> int:
+    """The time between two readings, in seconds."""
+    return int(data.readings.step.astype("timedelta64[s]").astype(int))
+
+
+def fingerprint(data: Dataset) -> str:
+    """A digest of everything a run learns from: times, sensors, readings, what is missing, and the graph."""
+    sha = hashlib.sha256("\n".join(data.readings.ids).encode())
+    readings, graph = data.readings, data.graph
+    for array in (
+        readings.times.astype("datetime64[s]").astype(np.int64),
+        np.nan_to_num(readings.values, nan=-1.0),
+        readings.missing,
+        graph.senders,
+        graph.receivers,
+        graph.weights,
+    ):
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
