@@ -53,12 +53,14 @@ class NaiveRound:
     def __init__(self, strategy: Alternating, clients: Clients) -> None:
         self.server, self.clients = strategy, clients
         settings, device, self.n = clients.settings, clients.compute.device, clients.series.nodes
-        self.nodes = [NaiveNode(settings.hidden, settings.embedding).to(device) for _ in range(self.n)]
+        self.nodes = [
+            NaiveNode(settings.model.hidden, model.embedding).to(device) for _ in range(self.n)
+        ]
         self.adams = [torch.optim.Adam(node.parameters(), lr=1e-3) for node in self.nodes]
         assert strategy.gn is not None
         self.gn = strategy.gn.gn
         self.gn_adam = torch.optim.Adam(self.gn.parameters(), lr=1e-3)
-        self.embedding = settings.embedding
+        self.embedding = model.embedding
 
     def pieces(self) -> dict[str, tuple[Callable[[], object], float]]:
         """For each phase, a function that runs one minibatch (or as many windows), and how many it has."""
@@ -69,7 +71,7 @@ class NaiveRound:
         trained = client[next(client.epoch(1, 0))]
         served = server[next(server.epoch(1, 0))]
         validation = torch.arange(chunk, device=trained.device)
-        h_c = torch.randn(self.n, len(served), self.clients.settings.hidden, device=trained.device)
+        h_c = torch.randn(self.n, len(served), self.clients.settings.model.hidden, device=trained.device)
         return {
             "(1) update": (lambda: self.update(trained), s.client_rounds * len(client)),
             "average": (lambda: average(self.nodes), 1),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.errors import EVERYBODY, DataError, NodeError, RunError, StorageError
+from cnfgnn.errors import DataError, NodeError, NoSiteAnswered, RunError, StorageError
 from tests.commands import COMMAND, ENVIRONMENT
 
 NOT_UTF_8 = b"caf\xe9"  # as Latin-1 writes it
@@ -17,7 +17,7 @@ NOT_UTF_8 = b"caf\xe9"  # as Latin-1 writes it
 
 def test_a_site_that_failed_is_told_from_no_site_at_all() -> None:
     assert str(NodeError("north", "weights", "no space")) == "site 'north' failed at 'weights': no space"
-    assert str(NodeError(EVERYBODY, "weights", "all absent")) == "no site answered 'weights': all absent"
+    assert str(NoSiteAnswered("weights")) == "no site answered 'weights': every site is absent or failed"
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from cnfgnn.errors import (
     DataError,
     DivergedError,
     NodeError,
+    NoSiteAnswered,
     RunError,
     StorageError,
 )
@@ -168,6 +169,7 @@ __all__ = [
     "Method",
     "Missing",
     "ModelConfig",
+    "NoSiteAnswered",
     "NodeError",
     "Phase",
     "Precision",

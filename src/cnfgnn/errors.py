@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-EVERYBODY = "everybody"  # in place of a site's name, if no site answered
-
 
 class CnfgnnError(Exception):
     """A problem that the user can understand and correct; its message is one sentence."""
@@ -64,15 +62,12 @@ class DataError(CnfgnnError):
 
 
 class NodeError(CnfgnnError):
-    """A site that failed while it carried out a verb, or a verb that no site answered."""
+    """A site that failed while it carried out a verb."""
 
     exit_code = 3
 
     def __init__(self, site: str, verb: str, reason: str) -> None:
-        if site == EVERYBODY:
-            super().__init__(f"no site answered {verb!r}: {reason}")
-        else:
-            super().__init__(f"site {site!r} failed at {verb!r}: {reason}")
+        super().__init__(f"site {site!r} failed at {verb!r}: {reason}")
         self.site = site
         self.verb = verb
         self.reason = reason
@@ -82,7 +77,7 @@ class NoSiteAnswered(NodeError):
     """A verb that not a single site answered."""
 
     def __init__(self, verb: str) -> None:
-        CnfgnnError.__init__(self, f"no site answered {verb!r}")
+        CnfgnnError.__init__(self, f"no site answered {verb!r}: every site is absent or failed")
         self.site, self.verb, self.reason = "", verb, "no site answered"
 
 

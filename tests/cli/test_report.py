@@ -19,8 +19,6 @@ from cnfgnn.runs.folder import Run
 from tests.conftest import network
 from tests.tiny_runs import tiny
 
-MAKEFILE = Path(__file__).parents[2] / "Makefile"
-
 
 def refused(*arguments: object) -> tuple[int, str]:
     """The exit code and the one sentence."""
@@ -111,7 +109,3 @@ def test_the_process_ends_with_that_code(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.decode() == f"cnfgnn: {tmp_path}: is not a run: it has no manifest.json\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_demo_ends_with_a_page() -> None:
-    assert "cnfgnn report $(DEMO)/*-seed* --out $(DEMO)/report.html" in MAKEFILE.read_text()

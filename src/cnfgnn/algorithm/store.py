@@ -33,7 +33,7 @@ class MemoryStore:
 
     def read(self, tag: str) -> dict[str, Tensor]:
         if tag not in self.states:
-            raise RunError(f"{tag} in memory", "no state was saved under this tag")
+            raise RunError(f"{tag} in memory", "this checkpoint is missing")
         return {name: tensor.clone() for name, tensor in self.states[tag].items()}
 
 
