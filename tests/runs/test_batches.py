@@ -128,9 +128,7 @@ def test_every_split_has_a_window_and_rounding_decides_where_it_can(rows: int) -
 def test_a_share_of_nothing_stays_without_windows_and_is_named() -> None:
     assert Windows.of(100, shares=(0.8, 0.0, 0.2)).count("validation") == 0
     config = small("at-fedavg", **{"data.shares": [0.8, 0.0, 0.2]})
-    with pytest.raises(
-        DataError, match=r"no validation windows .* each of the three data.shares above 0"
-    ):
+    with pytest.raises(DataError, match=r"no validation windows .* each of the three data.shares above 0"):
         simulate(network(), config)
 
 
