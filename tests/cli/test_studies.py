@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["rounds", "--set", "training.server_rounds=2"], "rounds.toml sets this"),
         (["inductive", "--set", "training.seen=0.5"], "inductive.toml sets this"),
         (["deviations", "--set", "training.sampling=0"], "deviations.toml sets this"),
-        (["strategies", "--done"], "holds no finished run"),
+        (["strategies", "--done"], "has no finished run"),
     ],
 )
 def test_an_error_is_one_sentence(
@@ -119,7 +119,7 @@ def test_runs_of_fewer_rounds_than_the_plan_has_are_named(made: Path) -> None:
         )
 
     assert "fewer rounds" not in notes(plan)
-    assert "fewer rounds than the plan has now, and kept as they are: gru-central," in notes(
+    assert "fewer rounds than the plan has now: gru-central," in notes(
         plan.with_changes({"training.rounds": 500})
     )
 
@@ -138,7 +138,7 @@ def test_a_damaged_test_event_is_said_in_one_sentence(made: Path, tmp_path: Path
     events = out / "runs" / "gru-local-seed1" / "events.jsonl"
     events.write_text(events.read_text().replace('"per_step"', '"per_stop"'))
     told = said("forecasting", *TINY, "--out", out, fails=True)
-    assert told == f"{events}: is damaged: an entry is missing or of the wrong kind"
+    assert told == f"{events}: is damaged: an entry is missing or has the wrong type"
 
 
 def test_data_without_positions_are_refused_before_anything_is_begun(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_learning_curves_show_the_errors_that_decide_the_best_round(made: Path) 
 def test_the_page_shows_the_papers_method_and_says_what_it_leaves_out(made: Path) -> None:
     page = (made / "forecasting.html").read_text()
     assert '"name":"at-fedavg-seed1"' in page
-    assert "6 of 10, one seed each" in page
+    assert "6 of 10 runs, one seed each" in page
 
 
 def _tiny(name: str) -> Plan:

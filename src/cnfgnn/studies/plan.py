@@ -115,7 +115,7 @@ class Plan:
         varied = {*PER_RUN, *self._under("grid.")}.union(*self.variants)
         for key in changes:
             if key in varied:
-                raise ConfigError(key, f"{self.source.name} chooses this for each of its lines")
+                raise ConfigError(key, f"{self.source.name} sets this for each of its lines")
         return replace(self, changes=self.changes | {f"all.{key}": value for key, value in changes.items()})
 
     def cases(self, data: Dataset | None = None) -> list[Case]:
