@@ -52,10 +52,8 @@ class NaiveRound:
 
     def __init__(self, strategy: Alternating, clients: Clients) -> None:
         self.server, self.clients = strategy, clients
-        settings, device, self.n = clients.settings, clients.compute.device, clients.series.nodes
-        self.nodes = [
-            NaiveNode(settings.model.hidden, model.embedding).to(device) for _ in range(self.n)
-        ]
+        model, device, self.n = clients.settings.model, clients.compute.device, clients.series.nodes
+        self.nodes = [NaiveNode(model.hidden, model.embedding).to(device) for _ in range(self.n)]
         self.adams = [torch.optim.Adam(node.parameters(), lr=1e-3) for node in self.nodes]
         assert strategy.gn is not None
         self.gn = strategy.gn.gn

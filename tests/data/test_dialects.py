@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.data.adjacency import read_edges, read_positions, understood
+from cnfgnn.data.adjacency import detected, read_edges, read_positions
 from cnfgnn.data.columns import ID_NAMES, TIME_NAMES, VALUE_NAMES
 from cnfgnn.data.folder import load, load_readings
 from cnfgnn.data.formats import read_readings
@@ -332,8 +332,8 @@ def test_sensors_and_edges_are_read_in_any_dialect(tmp_path, separator, decimal,
     write("readings.csv", [["time", "Zürich", "Köln"], *([f"2024-01-0{k}", "1", "2"] for k in (1, 2))])
     told = "; ".join(load(tmp_path).readings.notes)
     for file in (sensors, edges):
-        assert understood(file) == () or understood(file)[0] in told
-    assert ("decimal commas" in understood(edges)[0] if understood(edges) else False) == (decimal == ",")
+        assert detected(file) == () or detected(file)[0] in told
+    assert ("decimal commas" in detected(edges)[0] if detected(edges) else False) == (decimal == ",")
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
