@@ -8,7 +8,7 @@ READY_DEV := $(VENV)/.ready-dev
 LOWEST := .venv-lowest
 PIP := -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all test-slow test-lowest chaos test-kernels check lint types docs clean
+.PHONY: help demo test test-all test-slow test-lowest chaos chaos-quick test-kernels check lint types docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ test-slow: $(READY_DEV)  ## longer tests: federations of real processes, whole p
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
 	$(BIN)/python -m pytest -m chaos
+
+chaos-quick: $(READY_DEV)  ## the part of chaos that .ci/run includes: a killed server, a site that leaves for good
+	$(BIN)/python -m pytest -m chaos -k 'killed_server and 3 or never_rejoins' tests/chaos
 
 test-all: test test-slow chaos  ## all tests
 

@@ -13,7 +13,7 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.source import fingerprint
+from cnfgnn.data.description import fingerprint
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import STATES
 from cnfgnn.runs.checkpoints import FolderStore
