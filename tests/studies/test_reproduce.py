@@ -164,7 +164,7 @@ def test_published_costs_need_no_training(tmp_path: Path) -> None:
 def test_a_deviation_is_held_against_its_own_seed(everything: Path) -> None:
     rows = json.loads((everything / "deviations.json").read_text())["deviations"]["rows"]
     ours = {(row["method"], row["label"]): row for row in rows}
-    free = ours["at-fedavg", "free running instead of scheduled sampling"]
+    free = ours["at-fedavg", "no scheduled sampling"]
     runs = [Run.open(everything / "runs" / f"at-fedavg{kind}-seed1") for kind in ("", "-sampling-0.0")]
     shipped, changed = (run.test()["overall"]["rmse"] for run in runs)
     assert free["change"]["mean"] == pytest.approx(changed / shipped - 1)
@@ -187,7 +187,7 @@ def test_beyond_holds_each_idea_off_and_alone_and_bytes_of_one_node(everything: 
     assert ours["mlp-central"]["bytes"] is None
     ablation = tables["beyond-ablation"]["rows"]
     assert [row["group"] for row in ablation] == [""] + ["off"] * 10 + ["alone"] * 7
-    week = next(row for row in ablation if row["label"] == "without the usual week")
+    week = next(row for row in ablation if row["label"] == "without the weekly profile")
     runs = [Run.open(folder / "runs" / f"cnfgnn-plus{kind}-seed1") for kind in ("", "-profile-False")]
     shipped, without = (run.test()["overall"]["rmse"] for run in runs)
     assert week["change"]["mean"] == pytest.approx(without / shipped - 1)
