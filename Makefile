@@ -35,7 +35,7 @@ test-slow: $(READY_DEV)  ## longer tests: federations of real processes, whole p
 	$(BIN)/python -m pytest -m slow -n auto
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
-	$(BIN)/python -m pytest -m chaos
+	$(BIN)/python -m pytest -m chaos -n 2
 
 chaos-quick: $(READY_DEV)  ## the part of chaos that .ci/run includes: a killed server, a site that leaves for good
 	$(BIN)/python -m pytest -m chaos -k 'killed_server and 3 or never_rejoins' tests/chaos

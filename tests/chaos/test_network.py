@@ -9,7 +9,7 @@ import pytest
 
 from cnfgnn.federation import processes
 from tests.federation.proxy import proxied
-from tests.federation.reference_training import assert_within_noise, config
+from tests.federation.reference_training import assert_as_good_as_undisturbed, config
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation, wait_until
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
@@ -37,4 +37,4 @@ def test_a_site_rejoins_after_a_network_failure(seconds: int, tmp_path: Path) ->
         exchanges = sites.status["exchanges"]
         proxy.cut()
         sites.wait_for_rejoin("south", exchanges)
-        assert_within_noise(sites.end(600)["scores"]["overall"]["rmse"], data, c)
+        assert_as_good_as_undisturbed(sites.end(600)["scores"]["overall"]["rmse"], data, c)
