@@ -158,8 +158,11 @@ class Outlook:
             return None
         self.announced = True
         training, rounds = self.config.training, self.pace.rounds - self.pace.done
-        count = "1 round" if rounds == 1 else f"{rounds} rounds"
-        line = f"about {duration(each)} a round, roughly {duration(left)} for {count}"
+        if rounds == 0:  # the last round ended before there was an estimate
+            return None
+        if rounds == 1:
+            return f"about {duration(each)} for 1 round"
+        line = f"about {duration(each)} a round, roughly {duration(left)} for {rounds} rounds"
         if training.patience < training.rounds:
             line += f", or until {training.patience} rounds in a row bring no improvement"
         is_new = self.done == 0  # a resumed run keeps its settings, so there is nothing to suggest
