@@ -65,8 +65,8 @@ class BarWatcher:
         )
         self.outlook = Outlook(experiment.config, done, experiment.strategy.phases)
         self.bar.start()
-        if experiment.keeping.how != "full":
-            self.bar.print(str(experiment.keeping))
+        if experiment.memory_plan.state_format != "full":
+            self.bar.print(str(experiment.memory_plan))
 
     def tick(self) -> None:
         self.outlook.pace.tick()
@@ -103,8 +103,8 @@ class LineWatcher:
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
         self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)
-        if experiment.keeping.how != "full":
-            self._say(str(experiment.keeping))
+        if experiment.memory_plan.state_format != "full":
+            self._say(str(experiment.memory_plan))
         if self.done:
             self._say(f"resuming after round {self.done}")
 
@@ -272,8 +272,8 @@ class RunOfPlan:
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks = len(progress.history), 0
-        if experiment.keeping.how != "full":
-            self.plan._say(f"{self.name}: {experiment.keeping}")
+        if experiment.memory_plan.state_format != "full":
+            self.plan._say(f"{self.name}: {experiment.memory_plan}")
         self._show()
 
     def tick(self) -> None:

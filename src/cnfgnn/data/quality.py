@@ -218,9 +218,9 @@ def _listed(readings: Readings, far: Mapping[int, Ints]) -> str:
         return f"sensor {readings.ids[column]}: {len(rows)} readings, the first {shown(column, rows[0])},"
     total = sum(len(rows) for rows in far.values())
     first = [f"{readings.ids[column]}: {shown(column, rows[0])}" for column, rows in far.items()]
-    some = "; ".join(first[:SENSORS_NAMED])
+    named = "; ".join(first[:SENSORS_NAMED])
     more = f"; and {len(far) - SENSORS_NAMED} more" if len(far) > SENSORS_NAMED else ""
-    return f"{total} readings of {len(far)} sensors ({some}{more})"
+    return f"{total} readings of {len(far)} sensors ({named}{more})"
 
 
 def _codes(readings: Readings) -> dict[float, list[int]]:

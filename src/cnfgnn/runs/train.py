@@ -178,7 +178,7 @@ def _start_event(experiment: Experiment, data: dict[str, Any]) -> dict[str, Any]
         "data": data,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),
-        "memory": vars(experiment.keeping),
+        "memory": experiment.memory_plan.as_json(),
         "parameters": {
             "node": size(model_of(experiment.config).init(torch.Generator())),
             "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),

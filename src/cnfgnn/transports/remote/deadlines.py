@@ -60,8 +60,8 @@ def _units_by_verb(calls: Sequence[CallHeader], known: Sizes) -> dict[str, float
 def _units(request: Verb, call: CallHeader, known: Sizes) -> float:
     """How much work a call is: minibatches or windows if it is about any, else 1."""
     if isinstance(request, Update):
-        if request.some is not None:
-            return request.some.until - request.some.first
+        if request.minibatches is not None:
+            return request.minibatches.until - request.minibatches.first
         return request.r_c * math.ceil(known.windows.get("train", 1) / known.client_batch)
     if request.minibatch is not None and known.prepared:
         return known.drawn(request.minibatch)
