@@ -29,7 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A processor that says of itself what the test wants to hear."""
 
     def be(machine: str, usable: bool, avx512_bf16: bool = False, amx_tile: bool = False) -> None:
-        compute._say_once.cache_clear()
+        compute._warn_once.cache_clear()
         monkeypatch.setattr(platform, "machine", lambda: machine)
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: usable)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)

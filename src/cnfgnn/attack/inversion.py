@@ -29,7 +29,7 @@ class Target:
     starts  (w,)     the first row of each window
     encode           the hidden states (n b s) of some windows, given their unknown numbers (n b p)
     rows    (p,)     the row of each unknown number, counted from the start of its window
-    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may be told
+    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
     """
 
     h_c: Tensor

@@ -157,9 +157,8 @@ def _rows_that_fit(runs: Sequence[RunView]) -> int:
         4 * predictions.sums[..., 0].size * 8 + 4 * predictions.hours[..., 0].size * 4
         for predictions in shown
     )
-    a_row = sum(
-        2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown
-    )  # as if no readings were shared
+    # As if no readings were shared.
+    a_row = sum(2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown)
     most = max((len(predictions.times) for predictions in shown), default=1)
     return max(1, min(most, (MOST_BYTES - errors) // max(1, a_row)))
 

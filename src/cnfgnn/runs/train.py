@@ -109,7 +109,7 @@ def train_watched(
     save_round: Callable[[Progress, float], None] | None = None,
     on_phase: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Train to the end and keep `watcher` informed; a round is saved before the watcher hears of it."""
+    """Train to the end and keep `watcher` informed; a round is saved before the watcher is called."""
     since = time.perf_counter()
 
     def on_round(progress: Progress) -> None:

@@ -78,9 +78,9 @@ def strategies(study: Study) -> Outcome:
     drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}, {kind}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
-    shown = (
-        {"curves": drawn, "bytes": cost} if points else {"curves": drawn}
-    )  # no points if no federated method was run
+    shown = {"curves": drawn}
+    if points:  # there are none if no federated method was run
+        shown["bytes"] = cost
     return Outcome([table, _masked(study, METHOD[:1])], shown)
 
 
@@ -148,9 +148,9 @@ def enough_seen(data: Dataset, share: float) -> bool:
 
 def _left_out(data: Dataset) -> list[str]:
     few = [f"{share:.0%}" for share in FRACTIONS if not enough_seen(data, share)]
-    return (
-        [f"Left out because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."] if few else []
-    )
+    if not few:
+        return []
+    return [f"Left out because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."]
 
 
 def deviations(study: Study) -> Outcome:
@@ -224,15 +224,14 @@ def subgraphs(data: Dataset, shares: Sequence[float]) -> Outcome:
 
 
 def _result(line: Line, **more: Any) -> dict[str, Any]:
-    return line.with_cells(**({"rmse": line.mean("rmse"), "mae": line.mean("mae")} | more))
+    return line.with_cells(rmse=line.mean("rmse"), mae=line.mean("mae"), **more)
 
 
 def change(line: Line, shipped: Line, figure: str) -> Mean | None:
     """The relative change of an error from the method as shipped, over the same seeds."""
     ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
-    changes = [
-        ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)
-    ]  # undefined for an error of 0
+    # Undefined for an error of 0.
+    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]
     return Mean.of(changes) if changes else None
 
 

@@ -106,13 +106,11 @@ def _from_runs(
         rows = run_plan(plan, data, folder / "runs", observer, request.jobs)
     else:
         rows = finished_rows(plan, data, folder / "runs")
-    study = Study(
-        name, data, like_of(data, plan.like), rows, baselines(data, plan.cases(data)[0].config.data)
-    )
-    first = sorted(
-        rows, key=lambda row: row.case.method != "at-fedavg"
-    )  # the method of the paper comes first
-    return WITH_TRAINING[name](study), data, [row.runs[0] for row in first]
+    compared = baselines(data, plan.cases(data)[0].config.data)
+    study = Study(name, data, like_of(data, plan.like), rows, compared)
+    # The method of the paper comes first.
+    shown = sorted(rows, key=lambda row: row.case.method != "at-fedavg")
+    return WITH_TRAINING[name](study), data, [row.runs[0] for row in shown]
 
 
 def _plan(source: Path, request: Request) -> Plan:
