@@ -1,4 +1,4 @@
-"""The graph network with its optimiser: the only weights of the server, which never travel."""
+"""The Graph Network with its optimiser: the only weights of the server, which never travel."""
 
 from __future__ import annotations
 

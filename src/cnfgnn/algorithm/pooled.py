@@ -20,7 +20,7 @@ from cnfgnn.models.params import Params, part
 
 
 class Pooled:
-    """One node model for all (m = 1), and the graph network if there is one, trained end to end."""
+    """One node model for all (m = 1), and the Graph Network if there is one, trained end to end."""
 
     def __init__(
         self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store

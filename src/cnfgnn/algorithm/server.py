@@ -1,6 +1,6 @@
 """Algorithm 1: what the server does in a global round, in alternating training or in joint split learning.
 
-The server sees nodes only through the verbs of `nodes.py`. Without a graph network only the first step of
+The server sees nodes only through the verbs of `nodes.py`. Without a Graph Network only the first step of
 `Alternating` is left: these are the federated GRU baselines.
 """
 
@@ -140,11 +140,11 @@ class Server(ABC):
 
 
 class Alternating(Server):
-    """CNFGNN: the nodes learn while h_G is fixed, then the graph network learns while the nodes are fixed."""
+    """CNFGNN: the nodes learn while h_G is fixed, then the Graph Network learns while the nodes are fixed."""
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Minibatches of the nodes, and of the graph network."""
+        """Minibatches of the nodes, and of the Graph Network."""
         of_nodes = self.client_rounds * len(self.client_batches)
         if self.gn is None:
             return (of_nodes,)

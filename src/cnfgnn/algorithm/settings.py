@@ -22,7 +22,7 @@ _SENT_BESIDES_MODEL = [setting for setting in _SENT if not setting.key.startswit
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node needs to know. `model` has only the node's part: the graph network stays at the server."""
+    """What a node needs to know. `model` has only the node's part: the Graph Network stays at the server."""
 
     seed: int
     missing: Missing
@@ -82,8 +82,9 @@ _DERIVED_RULES: Mapping[str, Callable[[object], bool]] = {
     "decay_rounds": lambda value: type(value) is int and 0 <= value <= LARGEST,
     "keeping": lambda value: isinstance(value, str) and value in get_args(StateFormat),
 }
+_SENT_RULES = {setting.name: setting.accepts for setting in _SENT}
 # Which values a site accepts for each number: of exactly the right type (true is not 1) and in range.
 NODE_SETTING_RULES: Mapping[str, Callable[[object], bool]] = {
-    **{setting.name: setting.accepts for setting in _SENT},
+    **_SENT_RULES,
     **_DERIVED_RULES,
 }

@@ -138,9 +138,9 @@ def _print_site(report: Mapping[str, Any]) -> None:
     from cnfgnn.federation.site_status import local_time
 
     if report["heard"] is not None:
-        print(f"  the server at {report['server']} heard this site {report['heard']:.0f} s ago")
+        print(f"  the server at {report['server']} received a heartbeat {report['heard']:.0f} s ago")
     else:
-        print("  the server does not hear this site")
+        print("  the server receives no heartbeats")
     if forecast := report["forecast"]:
         span = f"from {forecast['from']} to {forecast['to']}"
         print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")

@@ -77,39 +77,39 @@ class GraphConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The node model, and the graph network at the server (gn_*)."""
+    """The node model, and the Graph Network at the server (gn_*)."""
 
     hidden: int = setting(
         64, "Width of a node's hidden state.", at_least=1, at_most=MOST_UNITS, sent_to_nodes=True
     )
     layers: int = setting(
         1,
-        "Number of GRU layers; more than one only for the GRU baselines without a graph network.",
+        "Number of GRU layers; more than one only for the GRU baselines without a Graph Network.",
         at_least=1,
         at_most=MOST_LAYERS,
         sent_to_nodes=True,
     )
     embedding: int = setting(
         64,
-        "Width of the embedding that the graph network returns to a node; 0 without a graph network.",
+        "Width of the embedding that the Graph Network returns to a node; 0 without a Graph Network.",
         at_least=0,
         at_most=MOST_UNITS,
         sent_to_nodes=True,
     )
     gn_widths: tuple[int, ...] = setting(
         (256, 256, 128),
-        "Widths of the hidden layers of the graph network's perceptrons.",
+        "Widths of the hidden layers of the Graph Network's perceptrons.",
         at_least=1,
         at_most=MOST_UNITS,
         not_empty=True,
     )
     gn_layers: int = setting(
-        2, "Number of graph network layers: how many edges information crosses.", at_least=1
+        2, "Number of Graph Network layers: how many edges information crosses.", at_least=1
     )
-    gn_mean: bool = setting(False, "Average messages and nodes in the graph network; the paper sums them.")
+    gn_mean: bool = setting(False, "Average messages and nodes in the Graph Network; the paper sums them.")
     global_input: Literal["empty", "zero"] = setting(
         "empty",
-        "Global attribute at the graph network's input: left out, or zeros (deviation D2).",
+        "Global attribute at the Graph Network's input: left out, or zeros (deviation D2).",
         hidden=True,
     )
     encoder: Literal["gru", "perceptron"] = setting(
@@ -193,7 +193,7 @@ class TrainingConfig:
         1, "Epochs that each node trains on its own readings per global round (R_c).", at_least=1
     )
     server_rounds: int = setting(
-        1, "Epochs that the server trains the graph network per global round (R_s).", at_least=1
+        1, "Epochs that the server trains the Graph Network per global round (R_s).", at_least=1
     )
     client_batch: int = setting(
         128,
@@ -208,7 +208,7 @@ class TrainingConfig:
         sent_to_nodes=True,
     )
     client_lr: float = setting(1e-3, "Learning rate of the nodes.", above=0, sent_to_nodes=True)
-    server_lr: float = setting(1e-3, "Learning rate of the graph network.", above=0)
+    server_lr: float = setting(1e-3, "Learning rate of the Graph Network.", above=0)
     optimizer_state: Literal["fresh", "kept"] = setting(
         "fresh", "Reset the nodes' optimisers at each round, or keep their state.", hidden=True
     )
@@ -338,7 +338,7 @@ def settings_table(include_hidden: bool = False) -> list[Setting]:
 
 
 def _check_layers(model: ModelConfig) -> None:
-    """Allow several layers only in the paper's GRU without a graph network."""
+    """Allow several layers only in the paper's GRU without a Graph Network."""
     if model.layers == 1:
         return
     single = dict(model.extensions)

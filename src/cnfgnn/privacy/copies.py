@@ -49,7 +49,7 @@ class Copies(Protocol):
 
 
 class SimulatedCopies:
-    """Copies of a simulation: drawn anew each time, always the same, because the key follows from a seed."""
+    """Copies of a simulation: drawn again each time, always the same, because the key follows from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.key = key_from_seed(seed)

@@ -1,4 +1,4 @@
-"""Train a run to its end, from wherever it stands, and record every event."""
+"""Train a run to its end, from its last checkpoint on, and record every event."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cnfgnn.studies.lines import METHOD, Line, Study, masked_table
 from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
-FEWEST_SEEN = 2  # sensors that must train: with one, a graph network has nothing to learn
+FEWEST_SEEN = 2  # sensors that must train: with one, a Graph Network has nothing to learn
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,15 @@ def deviations(study: Study) -> Outcome:
     base = {line.cells["method"]: line for line in study.lines if not line.cells["label"]}
     tables = []
     for kind, rmse, mae in (("unmasked", "rmse", "mae"), ("masked", "masked_rmse", "masked_mae")):
-        rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.baselines]
+        rows = []
+        for line in study.baselines:
+            errors = {rmse: line.mean(rmse), mae: line.mean(mae)}
+            rows.append(line.with_cells(**errors))
         for line in study.lines:
             shipped, label = base.get(line.cells["method"]), line.cells["label"]
             changed = change(line, shipped, rmse) if shipped and label else None
-            figures_of = {rmse: line.mean(rmse), mae: line.mean(mae)}
-            rows.append(line.with_cells(**figures_of, change=changed, label=label or "as shipped"))
+            errors = {rmse: line.mean(rmse), mae: line.mean(mae)}
+            rows.append(line.with_cells(**errors, change=changed, label=label or "as shipped"))
         columns = [*what, Column(rmse, "RMSE"), Column("change", "change of RMSE", 1, True)]
         columns += [Column(mae, "MAE"), *RESULT[2:]]
         title = f"Deviations on {study.data.name}, {kind}"
@@ -270,7 +273,8 @@ def _curve(run: Run, kind: str) -> list[float]:
 def _with_settings(line: Line, *keys: str) -> Line:
     """The line with these settings as cells, even those that equal the preset's."""
     config = line.runs[0].config
-    return Line({**line.cells, **{key: config.setting(key) for key in keys}}, line.tests, line.runs)
+    settings = {key: config.setting(key) for key in keys}
+    return Line({**line.cells, **settings}, line.tests, line.runs)
 
 
 def _points(

@@ -89,7 +89,8 @@ class Endpoint:
             note = unpack(request)
             if note.kind == "hello":
                 busy = self._work.begun and not self._work.done.is_set()
-                return pack("hello", **{**self.about(), "clock": time.time(), "busy": busy})
+                about = {**self.about(), "clock": time.time(), "busy": busy}
+                return pack("hello", **about)
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):

@@ -5,7 +5,7 @@ is gone. Requests are numbered: one that is sent twice, because its answer was l
 allows short timeouts and many tries, and a site that crashed while working is noticed on the first try after
 its restart.
 
-Nothing waits for ever. A site that sends neither an answer nor a hello for `silent_for` seconds is
+Nothing waits forever. A site that sends neither an answer nor a hello for `silent_for` seconds is
 unreachable. A site that keeps answering "working" is late after the deadline of its request.
 """
 

@@ -246,7 +246,7 @@ class RemoteTransport:
                 self._norm = norm(request.model().init(generator(request.settings.seed, NODE_WEIGHTS)))
 
     def _placed(self, verb: str, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Hidden states and gradients go to the device of the graph network."""
+        """Hidden states and gradients go to the device of the Graph Network."""
         states = VERBS[verb].states
         return {
             name: tensor.to(self.device) if name.removesuffix(SCALE) in states else tensor
