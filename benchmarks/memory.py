@@ -63,7 +63,7 @@ def main() -> None:
     seconds, peak = time.perf_counter() - start, peak_bytes(host)
     rows, nodes = data.readings.values.shape
     print(f"{nodes} x {rows}, {data.graph.edges} edges, {experiment.windows.count('train')} training windows")
-    print(experiment.keeping)
+    print(experiment.memory_plan)
     print(f"host: {peak / GIB:.2f} GiB at the peak, {before / GIB:.2f} before training; {seconds:.0f} s")
     if options.device.startswith("cuda"):
         print(f"device: {peak_bytes(torch.device(options.device)) / GIB:.2f} GiB at the peak")

@@ -120,7 +120,7 @@ def measured(data: Dataset, config: Config, options: argparse.Namespace, bandwid
         "ledger_bytes": crossed(experiment, before, options.server_rounds / epochs),
         "peak_gib": peak_bytes(compute.device) / GIB,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
-        "kept": experiment.keeping.how,
+        "kept": experiment.memory_plan.state_format,
     }
 
 

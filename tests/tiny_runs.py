@@ -70,7 +70,12 @@ def large_view(n: int = 325, t: int = 12, days: int = 7, seed: int = 0) -> RunVi
         rounds=[{"round": 1, "loss": 1.0, "validation": errors, "training_bytes": moved, "best": True}],
         test=test | {"per_node": dict.fromkeys(sensors, errors)},
         ledger=[["training", "encode", "up", 5, 5]],
-        settings={"method": "at-fedavg", "data.horizon": t, "data.missing": "masked"},
+        settings={
+            "method": "at-fedavg",
+            "data.horizon": t,
+            "data.missing": "masked",
+            "training.loss": "square",
+        },
         fingerprint="noise",
         data={"name": "large", "from": "2017-01-01", "to": "2017-07-01", "rows": 52116, "missing": 0.0},
         step_seconds=300,

@@ -67,7 +67,7 @@ def fit(
         data: The readings and the graph, from `load` or `city`.
         config: The name of a method, which stands for its preset, or a whole configuration.
         out: A new or empty folder for the run. Without it, the run is kept in memory only.
-        watcher: Told when training begins and ends, and after every minibatch and round.
+        watcher: Called when training begins and ends, and after every minibatch and round.
         **changes: Settings by name, with two underscores for the dot: `training__rounds=3, seed=2`.
 
     Returns:
@@ -95,7 +95,7 @@ def resume(run: Run | str | Path, data: Dataset | None = None, watcher: Watcher 
     Args:
         run: The run or its folder.
         data: The data that it was trained on; by default they are read again from where they were.
-        watcher: Told when training begins and ends, and after every minibatch and round.
+        watcher: Called when training begins and ends, and after every minibatch and round.
 
     Returns:
         The result of the whole run. A run that has finished is only evaluated again.

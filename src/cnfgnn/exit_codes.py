@@ -1,4 +1,4 @@
-"""The exit codes of the command line, in one table: the documentation and the README are held to it."""
+"""The exit codes of the command line, in one table; tests compare the docs and the README with it."""
 
 from __future__ import annotations
 

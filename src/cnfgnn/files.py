@@ -1,12 +1,14 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and small JSON files."""
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from cnfgnn.errors import StorageError
+from cnfgnn.errors import RunError, StorageError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -31,6 +33,31 @@ def write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):  # it may not exist
             aside.unlink()
         raise StorageError(path, error) from error
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no such file.
+
+    Raises:
+        RunError: The file cannot be read or does not hold a JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(path, "is damaged and cannot be read") from error
+    if not isinstance(content, dict):
+        raise RunError(path, "is damaged and cannot be read")
+    return content
+
+
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is missing or damaged."""
+    try:
+        return read_json(path) or {}
+    except RunError:
+        return {}
 
 
 def make_folder(folder: Path) -> Path:

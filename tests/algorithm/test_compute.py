@@ -29,7 +29,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A processor that says of itself what the test wants to hear."""
 
     def be(machine: str, usable: bool, avx512_bf16: bool = False, amx_tile: bool = False) -> None:
-        compute._say_once.cache_clear()
+        compute._warn_once.cache_clear()
         monkeypatch.setattr(platform, "machine", lambda: machine)
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: usable)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
@@ -85,7 +85,7 @@ def test_a_limit_on_instructions_is_respected(
 @pytest.mark.parametrize(("nodes", "windows"), [(1, 1), (7, 3), (5, 100), (6, 0)])
 def test_every_node_has_its_turn_once(nodes: int, windows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compute.SEQUENCES_AT_ONCE, "cpu", 8)
-    groups = list(Compute(torch.device("cpu")).some(nodes, windows))
+    groups = list(Compute(torch.device("cpu")).node_slices(nodes, windows))
     assert [i for group in groups for i in range(nodes)[group]] == list(range(nodes))
 
 

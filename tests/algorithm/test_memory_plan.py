@@ -63,13 +63,13 @@ def test_by_default_half_of_the_device_s_memory_may_be_taken(monkeypatch: pytest
     monkeypatch.setattr(Compute, "memory", lambda _: 2 * FULL)
     assert plan_memory(FLOAT32, 0, H_C, H_G) == MemoryPlan("full", FULL, FULL)
     monkeypatch.setattr(Compute, "memory", lambda _: 2 * FULL - 2)
-    assert plan_memory(FLOAT32, 0, H_C, H_G).how == "bf16"
+    assert plan_memory(FLOAT32, 0, H_C, H_G).state_format == "bf16"
 
 
 def test_fp64_takes_twice_as_much() -> None:
     float64 = Compute(torch.device("cpu"), torch.float64)
-    assert plan_memory(float64, 2 * FULL / GIB, H_C, H_G).how == "full"
-    assert plan_memory(float64, FULL / GIB, H_C, H_G).how == "bf16"
+    assert plan_memory(float64, 2 * FULL / GIB, H_C, H_G).state_format == "full"
+    assert plan_memory(float64, FULL / GIB, H_C, H_G).state_format == "bf16"
 
 
 def test_the_choice_is_one_that_every_site_can_hold() -> None:
@@ -116,7 +116,7 @@ def final(experiment: Experiment) -> torch.Tensor:
 @pytest.mark.parametrize("how", HOWS)
 def test_a_small_memory_forces_each_choice(how: StateFormat, data: Dataset) -> None:
     experiment = simulate(data, kept(data, how))
-    assert experiment.keeping.how == how
+    assert experiment.memory_plan.state_format == how
     train(experiment)
     clients = transport(experiment).groups[0][1]
     server(experiment).nodes.flush()
@@ -176,7 +176,7 @@ def test_however_nodes_are_grouped_the_result_is_the_same(how: StateFormat, data
     finals = []
     for groups in (None, [[0, 4], [1, 2, 3], [5]]):
         experiment = simulate(data, kept(data, how), groups)
-        assert experiment.keeping.how == how
+        assert experiment.memory_plan.state_format == how
         train(experiment)
         finals.append(final(experiment))
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=1e-4)  # a last bit may turn in bf16
@@ -200,7 +200,7 @@ def test_the_ledger_counts_what_is_really_sent(data: Dataset) -> None:
 @pytest.mark.parametrize("method", ["sl", "gru-fedavg", "gru-gn-central"])
 def test_methods_that_keep_nothing_need_no_memory_for_it(method: str, data: Dataset) -> None:
     experiment = simulate(data, small(method, **{"compute.memory": 1e-9}))
-    assert experiment.keeping == MemoryPlan()
+    assert experiment.memory_plan == MemoryPlan()
 
 
 def test_a_run_says_how_it_keeps_them(
@@ -208,8 +208,8 @@ def test_a_run_says_how_it_keeps_them(
 ) -> None:
     for how in HOWS:
         run = Run.create(tmp_path / how, kept(data, how, **{"training.rounds": 1}), data)
-        keeping = train_run(run, data, LineWatcher()).experiment.keeping
-        assert run.events()[0]["memory"] == vars(keeping)
+        plan = train_run(run, data, LineWatcher()).experiment.memory_plan
+        assert run.events()[0]["memory"] == plan.as_json()
         told = capsys.readouterr().err
-        assert (str(keeping) in told) == (how != "full")
+        assert (str(plan) in told) == (how != "full")
     assert "not kept: nodes encode again for each minibatch" in told

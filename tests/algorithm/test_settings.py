@@ -47,7 +47,7 @@ def test_settings_survive_the_way_to_a_node(method: str) -> None:
     assert all(NODE_SETTING_RULES[name](value) for name, value in numbers.items())
 
 
-def test_a_setting_that_is_told_reaches_the_node_and_others_do_not() -> None:
+def test_a_setting_that_is_sent_reaches_the_node_and_others_do_not() -> None:
     changes: dict[str, Any] = {
         "seed": 5,
         "data.missing": "as-truth",
@@ -64,8 +64,8 @@ def test_a_setting_that_is_told_reaches_the_node_and_others_do_not() -> None:
     assert (settings.missing, settings.wire) == ("as-truth", "bf16")
     assert (settings.decay_rounds, settings.keep_optimizer) == (4, True)
     assert settings.model.gn_widths == Config().model.gn_widths
-    told = {setting.name for setting in settings_table(include_hidden=True) if setting.told}
-    assert told | {"keep_optimizer", "decay_rounds", "keeping"} == ON_THE_WIRE
+    sent = {setting.name for setting in settings_table(include_hidden=True) if setting.sent_to_nodes}
+    assert sent | {"keep_optimizer", "decay_rounds", "keeping"} == ON_THE_WIRE
 
 
 @pytest.mark.parametrize(

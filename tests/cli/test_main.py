@@ -208,7 +208,7 @@ def test_methods_and_version_are_printed() -> None:
         (["forecast", "nowhere"], "is not a run"),
         (["compare", "nowhere.toml"], "nowhere.toml"),
         (["data", "describe", "nowhere"], "no such file or folder"),
-        (["data", "synthesize", ".", "--sensors", "3"], "is there already"),
+        (["data", "synthesize", ".", "--sensors", "3"], "already exists"),
         (["data", "synthesize", "new", "--sensors", "0"], "city.sensors"),
     ],
 )

@@ -21,7 +21,7 @@ def carried_through(plan: PlanWatcher, name: str) -> list[float]:
     experiment: Any = SimpleNamespace(
         config=SimpleNamespace(training=SimpleNamespace(rounds=ROUNDS)),
         strategy=SimpleNamespace(minibatches=MINIBATCHES),
-        keeping=SimpleNamespace(how="full"),
+        memory_plan=SimpleNamespace(state_format="full"),
     )
     watcher, full = plan.watcher(run), []
     watcher.begin(experiment, Progress())

@@ -20,10 +20,10 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies.execute import finished_rows, run_in_parallel
+from cnfgnn.studies.experiments import experiment_file
 from cnfgnn.studies.lines import Study
 from cnfgnn.studies.paper import _curve, forecasting, inductive
 from cnfgnn.studies.plan import Plan, network_of
-from cnfgnn.studies.reproduce import _experiment
 from cnfgnn.studies.tables import Column, Table
 from tests import commands
 from tests.commands import ENVIRONMENT, Unobserved
@@ -173,7 +173,7 @@ def test_the_page_shows_the_papers_method_and_says_what_it_leaves_out(made: Path
 
 def _tiny(name: str) -> Plan:
     changes = {"city.sensors": 4, "city.days": 2.0, "model.hidden": 4}
-    return Plan.read(_experiment(name)).quick().with_changes(changes)
+    return Plan.read(experiment_file(name)).quick().with_changes(changes)
 
 
 # ---- what is printed --------------------------------------------------------------------------------------

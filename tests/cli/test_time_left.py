@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from tests.commands import said
 from tests.conftest import small
 
 PHASES, MINIBATCH_S = (4, 11), (0.5, 2.0)
-ENCODE_S, JUDGE_S, WARM_UP_S = 1.5, 2.0, 30.0
+ENCODE_S, EVALUATE_S, WARM_UP_S = 1.5, 2.0, 30.0
 UNEVEN = (0.8, 1.2)  # minibatches take turns
-ROUND_S = ENCODE_S + JUDGE_S
+ROUND_S = ENCODE_S + EVALUATE_S
 ROUND_S += sum(s * UNEVEN[k % 2] for n, s in zip(PHASES, MINIBATCH_S, strict=True) for k in range(n))
 
 
@@ -46,7 +47,7 @@ class Training:
         begun = self.now
         for _ in self.minibatches(r_g):
             pass
-        self.now += JUDGE_S + (300.0 if r_g in self.held_up else 0)
+        self.now += EVALUATE_S + (300.0 if r_g in self.held_up else 0)
         self.pace.round_done(self.now - begun)
 
 
@@ -114,6 +115,21 @@ def test_the_estimate_is_announced_once_with_quicker_options() -> None:
     assert "\n" not in line
     training.round(1)
     assert training.outlook.announcement() is None
+
+
+def test_the_estimate_for_one_round_is_its_whole_duration() -> None:
+    training = Training(1)
+    lines = [training.outlook.announcement() for _ in training.minibatches(1)]
+    (line,) = [line for line in lines if line is not None]
+    seconds = re.fullmatch(r"about (\d+) s for 1 round", line)
+    assert seconds is not None
+    assert int(seconds[1]) == pytest.approx(WARM_UP_S + ROUND_S, rel=0.1)
+
+
+def test_nothing_is_announced_after_the_last_round() -> None:
+    outlook = Outlook(preset("cnfgnn").with_changes({"training.rounds": 1}), 0, PHASES, lambda: 0.0)
+    outlook.pace.round_done(13.0)
+    assert outlook.announcement() is None
 
 
 def test_the_time_left_is_also_given_without_improvement() -> None:

@@ -91,7 +91,12 @@ def test_the_servers_answer_is_explained_to_the_owner() -> None:
 def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Path) -> None:
     kit = kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
     told = said("federation", "status", kit)
-    for part in ("site north: does not run", "does not hear", "no forecast yet", "cannot be reached"):
+    for part in (
+        "site north: does not run",
+        "receives no heartbeats",
+        "no forecast yet",
+        "cannot be reached",
+    ):
         assert part in told
     SiteStatus(kit).record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
     SiteStatus(kit).record_problem("save", "states/x: cannot be written (No space left on device)")

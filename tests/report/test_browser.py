@@ -359,7 +359,7 @@ def test_without_states_a_sentence_says_so(
     path = tmp_path / "report.html"
     path.write_text(page("copy", views([Run.open(copy)], city_data)), encoding="utf-8")
     browser.open(path)
-    assert "are not available" in browser.find("#without").text
+    assert "are not available" in browser.find("#no-predictions").text
     assert not browser.find("#last-days").is_displayed()
     browser.click("#shortcuts [data-step='6']")
     browser.until(lambda: "only available over all steps" in browser.find("#map-hint").text)

@@ -70,6 +70,20 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert content_of(made)["data"][0]["sensors"][0] == evil
 
 
+@pytest.mark.parametrize(
+    ("missing", "loss", "name"),
+    [
+        ("masked", "square", "masked mean squared error"),
+        ("masked", "absolute", "masked mean absolute error"),
+        ("as-truth", "absolute", "unmasked mean absolute error"),
+    ],
+)
+def test_the_loss_is_named_after_what_was_trained_on(missing: str, loss: str, name: str) -> None:
+    view = large_view(n=3)
+    trained = replace(view, settings=view.settings | {"data.missing": missing, "training.loss": loss})
+    assert content_of(page("loss", [trained]))["runs"][0]["loss_name"] == name
+
+
 def test_the_same_runs_give_the_same_page() -> None:
     assert page("again", [large_view(n=5)]) == page("again", [large_view(n=5)])
 

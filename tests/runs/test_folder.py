@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,13 @@ def test_tensorboard_has_the_curves(finished: Path) -> None:
     board.Reload()
     losses = [item.value for item in board.Scalars("validation/loss")]
     assert losses == pytest.approx([done.loss for done in Run.open(finished).progress.history], rel=1e-6)
+
+
+def test_training_works_without_tensorboard(run: Run, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # importing it raises ImportError
+    train_run(run, data, Unwatched())
+    assert Run.open(run.folder).finished
+    assert not (run.folder / "tensorboard").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named(data: Dataset) -> None:

@@ -22,11 +22,12 @@ from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.runs.baselines import daily_average, last_value
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies.execute import finished_rows
+from cnfgnn.studies.experiments import experiment_file
 from cnfgnn.studies.lines import Study
 from cnfgnn.studies.paper import forecasting, inductive
 from cnfgnn.studies.plan import Plan
 from cnfgnn.studies.published import INDUCTIVE_RMSE, TEST_RMSE
-from cnfgnn.studies.reproduce import NAMES, WITH_TRAINING, Request, _experiment, reproduce
+from cnfgnn.studies.reproduce import NAMES, WITH_TRAINING, Request, reproduce
 from tests.commands import Unobserved
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,7 @@ def test_floors_stand_in_every_table_and_masked_figures_in_a_table_of_their_own(
 ) -> None:
     tables = json.loads((place(name, everything) / f"{name}.json").read_text())
     assert list(tables) == [name, f"{name}-masked"]
-    config = Plan.read(_experiment("forecasting")).with_changes(SMALL).cases()[0].config
+    config = Plan.read(experiment_file("forecasting")).with_changes(SMALL).cases()[0].config
     data = open_data(config)
     for kind, figure in ((name, "rmse"), (f"{name}-masked", "masked_rmse")):
         rows = tables[kind]["rows"]
@@ -213,10 +214,10 @@ def test_shares_of_a_single_sensor_are_left_out(everything: Path) -> None:
 def test_published_figures_stand_beside_their_own_line_and_say_whose_they_are(
     like: Any, everything: Path
 ) -> None:
-    config = Plan.read(_experiment("forecasting")).with_changes(SMALL).cases()[0].config
+    config = Plan.read(experiment_file("forecasting")).with_changes(SMALL).cases()[0].config
     data = replace(open_data(config), name=f"{like}-6")
     for name, build in (("forecasting", forecasting), ("inductive", inductive)):
-        plan = replace(Plan.read(_experiment(name)), like="metr-la").with_changes(SMALL)
+        plan = replace(Plan.read(experiment_file(name)), like="metr-la").with_changes(SMALL)
         if name == "inductive":
             plan = replace(plan, changes=plan.changes | {"grid.training.seen": [0.5, 0.9]})
             plan = plan.with_changes({"training.server_rounds": 1})

@@ -37,20 +37,20 @@ class Adam:
         theta: Params,
         grads: Mapping[str, Tensor],
         active: Tensor | None = None,
-        some: slice = slice(None),
+        rows: slice = slice(None),
     ) -> None:
         """Change theta (m, ...) in place; rows that are not `active` (m,) stay exactly as they are.
 
-        All arguments are for `some` of the rows.
+        All arguments are for these `rows` of the weights that Adam was made for.
         """
-        taken = self.steps[some]
+        taken = self.steps[rows]
         moving = torch.ones_like(taken) if active is None else active.to(taken)
         taken += moving
         if kernels.available(taken.device) and all(w.dtype == torch.float32 for w in theta.values()):
             from cnfgnn.models.kernels.adam import adam_step
 
             for name, w in theta.items():
-                moments = self.mean[name][some], self.square[name][some]
+                moments = self.mean[name][rows], self.square[name][rows]
                 # a pooled model has one row, except for personal weights
                 counts = taken.expand(len(w)).contiguous(), moving.expand(len(w)).contiguous()
                 adam_step(w, grads[name], *moments, *counts, self.rate, (BETA_1, BETA_2), EPS)
@@ -61,7 +61,7 @@ class Adam:
         root = (1 - BETA_2**steps).sqrt()
         for name, w in theta.items():
             row = (-1, *[1] * (w.dim() - 1))
-            mean, square, grad = self.mean[name][some], self.square[name][some], grads[name]
+            mean, square, grad = self.mean[name][rows], self.square[name][rows], grads[name]
             mean.lerp_(grad, new_1.view(row).to(w))
             square.lerp_(grad * grad, new_2.view(row).to(w))
             scale = square.sqrt().div_(root.view(row).to(w)).add_(EPS)

@@ -55,8 +55,8 @@ def neighbours(graph: Graph, fmtl_lambda: float) -> Share:
         width = max(1, NUMBERS_AT_ONCE // max(1, len(a)))
 
         def mean(w: Tensor) -> Tensor:
-            columns = w.flatten(1).split(width, dim=1)
-            return torch.cat([ends.sum(share * some[others]) for some in columns], dim=1).view_as(w)
+            pieces = w.flatten(1).split(width, dim=1)
+            return torch.cat([ends.sum(share * piece[others]) for piece in pieces], dim=1).view_as(w)
 
         nodes.pull({name: mean(w) for name, w in theta.items()}, (fmtl_lambda * degree).to(first))
 

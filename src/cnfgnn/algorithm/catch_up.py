@@ -1,4 +1,4 @@
-"""What a site that rejoins has to be told before it can take part again."""
+"""The calls that a site that rejoins has to carry out before it can take part again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CatchUp:
         self._calls: dict[type[Verb], list[Call]] = {}
 
     def note(self, request: Verb, call: Call) -> None:
-        """A call that is about to be sent."""
+        """Remember a call that is about to be sent, if it changes the state of the nodes."""
         match request:
             case Prepare():
                 self._calls = {Prepare: [call]}
@@ -53,6 +53,7 @@ class CatchUp:
 
     def among(self, rows: Tensor) -> CatchUp:
         """The same for some of the rows."""
-        some = CatchUp()
-        some._calls = {verb: [for_rows(call, rows) for call in calls] for verb, calls in self._calls.items()}
-        return some
+        selected = CatchUp()
+        for verb, calls in self._calls.items():
+            selected._calls[verb] = [for_rows(call, rows) for call in calls]
+        return selected

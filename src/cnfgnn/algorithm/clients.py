@@ -41,7 +41,7 @@ from cnfgnn.models.plus import node_model
 
 
 class Clients:
-    """A group of n nodes with their readings, their weights and what the server last told them."""
+    """A group of n nodes with their readings, their weights and the embeddings they received last."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Clients:
         self.memory_limit = memory_limit  # bytes of hidden states and embeddings; 0: no limit
         self.tick = tick  # called after every minibatch
         self.owner = Owner(self)
-        self.wire: Wire = "full"  # until `prepare` says otherwise
+        self.wire: Wire = "full"  # until `prepare` sets it
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the training windows, fixed while the nodes learn
@@ -90,27 +90,28 @@ class Clients:
         self.sent = s.model.sent_width
         self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.h_G, self.regulariser = None, None, None
-        self.stored_dtype = stored_dtype(s.keeping, dtype)
+        self.stored_dtype = stored_dtype(s.state_format, dtype)
         sequences = self.series.nodes * count
         h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
-        self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.keeping]
+        self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.state_format]
 
     # ---- ClientUpdate -------------------------------------------------------------------------------
 
-    def update(self, r_g: int, r_c: int, step: int, some: Minibatches | None = None) -> None:
+    def update(self, r_g: int, r_c: int, step: int, minibatches: Minibatches | None = None) -> None:
         """r_c epochs over the nodes' own windows, with h_G fixed; or some of their minibatches."""
-        in_an_epoch = len(self.client_batches)
-        first, until = 0, r_c * in_an_epoch
-        if some is not None:
-            first, until = some.first, min(some.until, until)
+        per_epoch = len(self.client_batches)
+        first, until = 0, r_c * per_epoch
+        if minibatches is not None:
+            first, until = minibatches.first, min(minibatches.until, until)
         self._own_weights()
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
-        minibatch = Replay(self._learn, self._update_pool)
+        learn = Replay(self._learn, self._update_pool)
         for number in range(first, until):
-            windows = self.client_batches[Draw(r_g, *divmod(number, in_an_epoch))]
-            minibatch(windows, self._at(self.h_G, windows), self.coins[step + number])
+            epoch, in_epoch = divmod(number, per_epoch)
+            windows = self.client_batches[Draw(r_g, epoch, in_epoch)]
+            learn(windows, self._at(self.h_G, windows), self.coins[step + number])
             self.tick()
         self._fix_weights()
 
@@ -118,14 +119,14 @@ class Clients:
         """One minibatch: every node takes a step along the gradient of its own loss."""
         assert self.adam is not None
         batch, has = self.data.batch("train", windows)
-        for some in self.compute.some(*batch.y.shape[:2]):
-            theta = {name: w.detach()[some].requires_grad_() for name, w in self.theta.items()}
-            losses = self.losses(theta, batch.rows(some), _rows(h_G, some), truth)
+        for group in self.compute.node_slices(*batch.y.shape[:2]):
+            theta = {name: w.detach()[group].requires_grad_() for name, w in self.theta.items()}
+            losses = self.losses(theta, batch.rows(group), _rows(h_G, group), truth)
             gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
             grads = dict(zip(theta, gradients, strict=True))
             if self.regulariser is not None:
-                self.regulariser.add(theta, grads, some)
-            self.adam.step(theta, grads, _rows(_active(has), some), some)
+                self.regulariser.add(theta, grads, group)
+            self.adam.step(theta, grads, _rows(_active(has), group), group)
 
     # ---- ClientEncode -------------------------------------------------------------------------------
 
@@ -138,8 +139,8 @@ class Clients:
             self._check_memory()
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
         h_c = torch.empty(shape, dtype=self.stored_dtype, device=self.compute.device)
-        for some in self.data.chunks(split):
-            h_c[:, some] = self._encoded(split, some)
+        for windows in self.data.chunks(split):
+            h_c[:, windows] = self._encoded(split, windows)
         if split == "train":
             self._h_c = h_c
         return h_c[..., : self.sent]
@@ -147,8 +148,8 @@ class Clients:
     def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
         batch, _ = self.data.batch(split, windows)
         with self.compute.autocast(), torch.no_grad():
-            groups = self.compute.some(*batch.x.shape[:2])
-            return torch.cat([self.model.encode(rows(self.theta, s), batch.rows(s)) for s in groups])
+            groups = self.compute.node_slices(*batch.x.shape[:2])
+            return torch.cat([self.model.encode(rows(self.theta, g), batch.rows(g)) for g in groups])
 
     # ---- ClientBackward -----------------------------------------------------------------------------
 
@@ -167,10 +168,10 @@ class Clients:
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         batch, _ = self.data.batch("train", windows)
         grad_h_G = torch.empty_like(h_G)
-        for some in self.compute.some(*h_G.shape[:2]):
-            theta, h_G_of_some = rows(self.theta, some), h_G[some].detach().requires_grad_()
-            losses = self.losses(theta, batch.rows(some), h_G_of_some, truth, h_c[some])
-            grad_h_G[some] = torch.autograd.grad(losses.sum(), h_G_of_some)[0]
+        for group in self.compute.node_slices(*h_G.shape[:2]):
+            theta, own_h_G = rows(self.theta, group), h_G[group].detach().requires_grad_()
+            losses = self.losses(theta, batch.rows(group), own_h_G, truth, h_c[group])
+            grad_h_G[group] = torch.autograd.grad(losses.sum(), own_h_G)[0]
         return grad_h_G
 
     def _backward_to_learn(self, h_G: Tensor, draw: Draw, windows: Tensor, truth: Tensor | None) -> Tensor:
@@ -207,7 +208,7 @@ class Clients:
     def losses(
         self, theta: Params, batch: Batch, h_G: Tensor | None, truth: Tensor | None, h_c: Tensor | None = None
     ) -> Tensor:
-        """(n,): each node's mean squared error over the targets it has, on scaled values."""
+        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
         with self.compute.autocast():
             return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.settings.loss)
 
@@ -219,8 +220,8 @@ class Clients:
         return {name: w.detach().expand(n, *w.shape[1:]) for name, w in shared(self.theta).items()}
 
     def load(self, theta: Params) -> None:
-        """Go on from these weights; personal ones stay as they are, unless they are among them."""
-        # a copy: other groups in this process may have been sent the very same tensors
+        """Continue with these weights; personal weights that they do not include are kept."""
+        # a copy: other groups in this process may hold the same tensors
         loaded = {
             name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
             for name, w in theta.items()
@@ -290,7 +291,7 @@ class Clients:
         self._h_c = None
 
     def _fix_weights(self) -> None:
-        """The weights have changed and now stay the same for a while: forget what depends on the old ones."""
+        """Freeze weights that have changed, and drop what was computed from the old ones."""
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
         self._backward = Replay(self._grad_h_G, self._backward_pool)

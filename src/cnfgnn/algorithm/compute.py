@@ -37,17 +37,15 @@ class Compute:
     @classmethod
     def of(cls, config: ComputeConfig) -> Compute:
         name = config.device
+        has_cuda = torch.cuda.is_available()
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            name = "cuda" if has_cuda else "cpu"
         try:
             device = torch.device(name)
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(
-                "compute.device",
-                f"{name!r} is not available here",
-                ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])],
-            ) from error
+            available = ["auto", "cpu", "cuda"] if has_cuda else ["auto", "cpu"]
+            raise ConfigError("compute.device", f"{name!r} is not available here", available) from error
         _check_precision(config.precision, device)
         # for the whole process: torch has no narrower switch
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
@@ -55,7 +53,7 @@ class Compute:
         bf16 = config.precision == "bf16"
         if bf16 and device.type == "cpu" and not multiplies_bf16():
             bf16 = False
-            _say_once(NO_BF16)
+            _warn_once(NO_BF16)
         return cls(device, dtype, bf16)
 
     def memory(self) -> int:
@@ -73,7 +71,7 @@ class Compute:
         """Matrix products in bf16 if asked for; weights, states and losses keep their type."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def some(self, nodes: int, windows: int) -> Iterator[slice]:
+    def node_slices(self, nodes: int, windows: int) -> Iterator[slice]:
         """All nodes, a few at a time; nodes are independent, so the result is the same."""
         at_once = max(1, SEQUENCES_AT_ONCE.get(self.device.type, nodes * windows) // max(1, windows))
         return (slice(start, min(start + at_once, nodes)) for start in range(0, nodes, at_once))
@@ -102,7 +100,7 @@ def _isa_limited() -> bool:
 
 
 @functools.cache
-def _say_once(sentence: str) -> None:
+def _warn_once(sentence: str) -> None:
     """Log a warning once. It goes to stderr unless the calling program configures logging."""
     logging.getLogger("cnfgnn").warning(sentence)
 

@@ -47,7 +47,7 @@ class Strategy(Protocol):
 
     def ready(self, split: SplitName) -> None: ...
 
-    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
+    def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
 
     def save(self, tag: str, keep: Collection[str]) -> None: ...
 
@@ -72,7 +72,7 @@ class Experiment:
     windows: Windows
     seen: Tensor | None  # (n,) bool; None if every node trains
     owners: Sequence[tuple[Tensor, Clients]] = ()  # the nodes of this process, with their rows
-    keeping: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
+    memory_plan: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
 
 
 def federate(
@@ -85,45 +85,48 @@ def federate(
     store: Store,
     tick: Callable[[], None] = lambda: None,
     scaler: Scaler | None = None,
-    alone: tuple[Tensor, Clients] | None = None,
-    keeping: MemoryPlan | None = None,
+    all_nodes: tuple[Tensor, Clients] | None = None,
+    memory_plan: MemoryPlan | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
-    A resumed run passes its earlier memory plan as `keeping`. `alone` is the group that holds all nodes, if
-    there is one: a study of FMTL needs it.
+    A resumed run passes its earlier `memory_plan`. `all_nodes` is the group that holds all nodes, if there is
+    one: a study of FMTL needs it.
     """
     method = check_method(config)
-    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and alone is None:
+    if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and all_nodes is None:
         raise ConfigError(
             "training.fmtl_norm",
             "plain works only in the simulator, with all nodes in one group",
             ["squared"],
         )
     compute = Compute.of(config.compute)
-    config, everyone, windows, scaler, keeping = _agree(
-        transport, windows, config, method, seen, name, scaler, keeping
+    config, everyone, windows, scaler, memory_plan = _agree(
+        transport, windows, config, method, seen, name, scaler, memory_plan
     )
     nodes, train_graph = everyone, graph
     if seen is not None:
         nodes = everyone.among(seen.nonzero().flatten())
         train_graph = graph.subgraph(nodes.rows.numpy())
     edges = Edges.of(train_graph, compute.device, compute.dtype)
-    strategy = (Alternating if method.strategy == "alternating" else Split)(
+    server_class = Alternating if method.strategy == "alternating" else Split
+    strategy = server_class(
         nodes=nodes,
         graph=edges,
         everyone=everyone,
         whole_graph=edges if seen is None else Edges.of(graph, compute.device, compute.dtype),
         gn=_learner(config, method, compute),
-        share=_share(config.training, method, train_graph, alone),
+        share=_share(config.training, method, train_graph, all_nodes),
         training=config.training,
         seed=config.seed,
         windows=windows.count("train"),
         store=store,
         tick=tick,
-        state_format=keeping.how,
+        state_format=memory_plan.state_format,
     )
-    return Experiment(config, method, strategy, everyone.ledger, scaler, windows, seen, keeping=keeping)
+    return Experiment(
+        config, method, strategy, everyone.ledger, scaler, windows, seen, memory_plan=memory_plan
+    )
 
 
 def pool(
@@ -154,15 +157,18 @@ def _agree(
     seen: Tensor | None,
     name: str,
     scaler: Scaler | None,
-    keeping: MemoryPlan | None = None,
+    memory_plan: MemoryPlan | None = None,
 ) -> tuple[Config, Nodes, Windows, Scaler, MemoryPlan]:
-    """Take the census, keep the windows that at least one node has, and tell all nodes scale and settings."""
+    """Take the census, keep the windows that at least one node has, and send all nodes scale and settings."""
     if scaler is None:
         check_splits(windows, config.data.shares, name)
     everyone = Nodes(transport)
     moments, has = everyone.census(windows, config.data.missing)
     training = torch.ones(len(everyone), dtype=torch.bool) if seen is None else seen
-    kept = {s: (has[s][training] if s == "train" else has[s]).any(dim=0).numpy() for s in SPLITS}
+    kept = {}
+    for split in SPLITS:
+        counted = has[split][training] if split == "train" else has[split]
+        kept[split] = counted.any(dim=0).numpy()
     windows = windows.only(kept)
     if windows.ahead and windows.count("test") == 0:
         raise DataError(name, f"no sensor has a reading in the last {windows.history} steps")
@@ -176,11 +182,12 @@ def _agree(
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
-    if keeping is None:
-        keeping = _keeping(config, method, compute, transport, training, windows.count("train"))
-    everyone.prepare(NodeSettings.of(config, keeping.how), scaler.mean, scaler.std, windows)
+    if memory_plan is None:
+        memory_plan = _memory_plan(config, method, compute, transport, training, windows.count("train"))
+    settings = NodeSettings.of(config, memory_plan.state_format)
+    everyone.prepare(settings, scaler.mean, scaler.std, windows)
     everyone.flush()
-    return config, everyone, windows, scaler, keeping
+    return config, everyone, windows, scaler, memory_plan
 
 
 def fit_batches(config: Config, method: Method, windows: int) -> Config:
@@ -203,17 +210,17 @@ def fit_batches(config: Config, method: Method, windows: int) -> Config:
     return config.with_changes(fitting).with_given(config.given) if fitting else config
 
 
-def _keeping(
+def _memory_plan(
     config: Config, method: Method, compute: Compute, transport: Transport, training: Tensor, windows: int
 ) -> MemoryPlan:
     """How alternating training stores hidden states of so many windows; other strategies store none."""
     if not _stores_states(method):
         return MemoryPlan()
+    sites = []
+    for limit, rows in zip(transport.memory_limits, transport.sites, strict=True):
+        h_c, h_G = _elements(config, int(training[rows].sum()) * windows)
+        sites.append(SiteStates(limit, h_c, h_G))
     m, sequences = config.model, int(training.sum()) * windows
-    sites = [
-        SiteStates(limit, *_elements(config, int(training[rows].sum()) * windows))
-        for limit, rows in zip(transport.memory_limits, transport.sites, strict=True)
-    ]
     h_c, h_G = sequences * m.sent_width, sequences * m.embedding
     return plan_memory(compute, config.compute.memory, h_c, h_G, sites)
 
@@ -228,12 +235,13 @@ def _elements(config: Config, sequences: int) -> tuple[int, int]:
     return sequences * m.state_width, sequences * m.embedding
 
 
-def held_by(experiment: Experiment, nodes: int) -> int:
+def state_bytes(experiment: Experiment, nodes: int) -> int:
     """Bytes that hidden states and embeddings take at a site of so many nodes, in the format of the run."""
     if not _stores_states(experiment.method):
         return 0
-    elements = _elements(experiment.config, nodes * experiment.windows.count("train"))
-    return bytes_needed(*elements, Compute.of(experiment.config.compute).dtype)[experiment.keeping.how]
+    h_c, h_G = _elements(experiment.config, nodes * experiment.windows.count("train"))
+    needed = bytes_needed(h_c, h_G, Compute.of(experiment.config.compute).dtype)
+    return needed[experiment.memory_plan.state_format]
 
 
 def model_of(config: Config) -> NodeModel | PlusModel:
@@ -242,12 +250,13 @@ def model_of(config: Config) -> NodeModel | PlusModel:
 
 
 def _share(
-    training: TrainingConfig, method: Method, graph: Graph, alone: tuple[Tensor, Clients] | None
+    training: TrainingConfig, method: Method, graph: Graph, all_nodes: tuple[Tensor, Clients] | None
 ) -> Share:
     if method.sharing != "neighbours":
         return average if method.sharing == "average" else keep
-    if training.fmtl_norm == "plain" and alone is not None:
-        return each_neighbour(graph, training.fmtl_lambda, *alone)
+    if training.fmtl_norm == "plain" and all_nodes is not None:
+        rows, clients = all_nodes
+        return each_neighbour(graph, training.fmtl_lambda, rows, clients)
     return neighbours(graph, training.fmtl_lambda)
 
 

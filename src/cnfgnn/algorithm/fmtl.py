@@ -15,7 +15,7 @@ NUMBERS_AT_ONCE = 1 << 24  # edges x parameters: bounds memory
 
 
 class Pull(Protocol):
-    def add(self, theta: Params, grads: Params, some: slice) -> None:
+    def add(self, theta: Params, grads: Params, rows: slice) -> None:
         """Add the pull to the gradients of some of the nodes, given their weights."""
 
     def state(self) -> Params:
@@ -32,10 +32,10 @@ class ToAnchor:
     def __init__(self, anchor: Params, weight: Tensor) -> None:
         self.anchor, self.weight = anchor, weight
 
-    def add(self, theta: Params, grads: Params, some: slice) -> None:
+    def add(self, theta: Params, grads: Params, rows: slice) -> None:
         for name, w in theta.items():
-            weight = self.weight[some].view(-1, *[1] * (w.dim() - 1))
-            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][some])
+            weight = self.weight[rows].view(-1, *[1] * (w.dim() - 1))
+            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][rows])
 
     def state(self) -> Params:
         return {f"anchor.{name}": w for name, w in self.anchor.items()} | {"anchor_weight": self.weight}
@@ -59,8 +59,8 @@ class ToEach:
         self._starts: list[int] = self.offsets.tolist()  # a recorded step must not read these from the device
 
     @torch.no_grad()
-    def add(self, theta: Params, grads: Params, some: slice) -> None:
-        start, stop, _ = some.indices(len(self._starts) - 1)
+    def add(self, theta: Params, grads: Params, rows: slice) -> None:
+        start, stop, _ = rows.indices(len(self._starts) - 1)
         edges = slice(self._starts[start], self._starts[stop])
         if edges.start == edges.stop:
             return

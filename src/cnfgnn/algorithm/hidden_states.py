@@ -58,6 +58,8 @@ class Recomputed:
         return h_c, self.nodes.present("train", slice(None) if draw is None else self.batches[draw])
 
 
-def encodings(how: StateFormat, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> Encodings:
+def encodings(state_format: StateFormat, nodes: Nodes, batches: Batches, dtype: torch.dtype) -> Encodings:
     """Phase (2), in the format that was chosen at set-up; if h_c is stored, it is stored in this type."""
-    return Recomputed(nodes, batches) if how == "recomputed" else Stored(nodes, batches, dtype)
+    if state_format == "recomputed":
+        return Recomputed(nodes, batches)
+    return Stored(nodes, batches, dtype)

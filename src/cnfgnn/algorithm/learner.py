@@ -1,4 +1,4 @@
-"""The graph network with its optimiser: the only weights of the server, which never travel."""
+"""The Graph Network with its optimiser: the only weights of the server, which never travel."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class GraphLearner:
         self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        fit = _fit(model.gn_widths) and not model.gn_mean
-        self.by_kernels = kernels.available(compute.device) and compute.bf16 and fit
+        suited = _kernels_support(model.gn_widths) and not model.gn_mean
+        self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
         self.lr, self.adam = lr, Adam({"gn": self.weights}, lr)
         self.compute = compute
         self._graph: Edges | None = None
@@ -71,9 +71,9 @@ class GraphLearner:
             h_G: Tensor = functional_call(self.gn, views, (h_c, graph, present))
         return h_G.to(h_c.dtype)
 
-    def slow_down(self, left: float) -> None:
+    def scale_rate(self, share: float) -> None:
         """Continue with this share of the learning rate."""
-        self.adam.set_rate(self.lr * left)
+        self.adam.set_rate(self.lr * share)
 
     def step(self, grad: Tensor) -> None:
         """Take one step along the gradient of `weights`."""
@@ -97,12 +97,12 @@ class GraphLearner:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
         width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
-        few = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
+        network = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
         for start in range(0, h_c.shape[1], width):
-            some = slice(start, start + width)
-            found = few(h_c[:, some].to(self.compute.dtype), _at(present, some, h_c.device))
-            assert found is not None
-            h_G[:, some] = found
+            windows = slice(start, start + width)
+            part_of_h_G = network(h_c[:, windows].to(self.compute.dtype), _at(present, windows, h_c.device))
+            assert part_of_h_G is not None
+            h_G[:, windows] = part_of_h_G
         return h_G
 
     def state(self) -> dict[str, Tensor]:
@@ -123,6 +123,6 @@ def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -
     return (present if present.shape[1] == 1 else present[:, windows]).to(device)
 
 
-def _fit(widths: Sequence[int]) -> bool:
+def _kernels_support(widths: Sequence[int]) -> bool:
     """Whether the kernels support hidden layers of these widths; embeddings may have any width."""
     return len(widths) > 1 and all(16 <= width <= 512 and width & (width - 1) == 0 for width in widths)

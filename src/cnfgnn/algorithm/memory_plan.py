@@ -6,9 +6,9 @@ bounded by the size of a minibatch or by the weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -24,25 +24,42 @@ SHARE = 0.5  # of the device's memory, if no limit is set: the rest is for minib
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The format that was chosen at set-up, and the sizes in bytes that decided.
+    """The format that was chosen at set-up, and the bytes that decided: how many it needs and may use."""
 
-    Run folders hold these fields under these names.
-    """
-
-    how: StateFormat = "full"
-    takes: int = 0
-    may_take: int = 0
+    state_format: StateFormat = "full"
+    needed: int = 0
+    limit: int = 0
     site: str = ""  # the site whose memory decided; empty if it was the server's
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> MemoryPlan:
+        """From the first event of a run; runs of earlier versions may lack an entry."""
+        plan = cls()
+        return cls(
+            stored.get("how", plan.state_format),
+            stored.get("takes", plan.needed),
+            stored.get("may_take", plan.limit),
+            stored.get("site", plan.site),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys are those of format 1 of a run folder."""
+        return {
+            "how": self.state_format,
+            "takes": self.needed,
+            "may_take": self.limit,
+            "site": self.site,
+        }
 
     def __str__(self) -> str:
         stored = {
             "full": "kept in full",
             "bf16": "kept in bf16",
             "recomputed": "not kept: nodes encode again for each minibatch and keep embeddings in bf16",
-        }[self.how]
-        limit = f"memory of site {self.site}" if self.site else "compute.memory"
-        sizes = f"{self.takes / GIB:.2f} of {self.may_take / GIB:.2f} GiB"
-        return f"hidden states of all training windows are {stored} ({sizes}, {limit})"
+        }[self.state_format]
+        setting = f"memory of site {self.site}" if self.site else "compute.memory"
+        sizes = f"{self.needed / GIB:.2f} of {self.limit / GIB:.2f} GiB"
+        return f"hidden states of all training windows are {stored} ({sizes}, {setting})"
 
 
 class SiteStates(NamedTuple):
@@ -53,9 +70,9 @@ class SiteStates(NamedTuple):
     h_G: int
 
 
-def stored_dtype(how: StateFormat, computed: torch.dtype) -> torch.dtype:
+def stored_dtype(state_format: StateFormat, computed: torch.dtype) -> torch.dtype:
     """The type in which a party that computes in `computed` stores h_c and h_G."""
-    return computed if how == "full" else torch.bfloat16
+    return computed if state_format == "full" else torch.bfloat16
 
 
 def bytes_needed(h_c: int, h_G: int, computed: torch.dtype) -> dict[StateFormat, int]:
@@ -80,26 +97,26 @@ def plan_memory(
     of what its device has: of all of it, not of what is free, because a resumed run must choose the same.
     All parties use the same format, or results would depend on which nodes share a site.
     """
-    may_take = int(memory * GIB) if memory else int(SHARE * compute.memory())
-    chosen = _first_that_fits(bytes_needed(h_c, h_G, compute.dtype), may_take, "")
+    limit = int(memory * GIB) if memory else int(SHARE * compute.memory())
+    chosen = _first_that_fits(bytes_needed(h_c, h_G, compute.dtype), limit, "")
     for site in sites:
         if site.limit.bytes:
             needed = bytes_needed(site.h_c, site.h_G, compute.dtype)
             at_site = _first_that_fits(needed, site.limit.bytes, site.limit.site)
-            if FORMATS.index(at_site.how) > FORMATS.index(chosen.how):
+            if FORMATS.index(at_site.state_format) > FORMATS.index(chosen.state_format):
                 chosen = at_site
     return chosen
 
 
-def _first_that_fits(needed: dict[StateFormat, int], may_take: int, site: str) -> MemoryPlan:
-    for how in FORMATS:
-        if needed[how] <= may_take:
-            return MemoryPlan(how, needed[how], may_take, site)
+def _first_that_fits(needed: dict[StateFormat, int], limit: int, site: str) -> MemoryPlan:
+    for state_format in FORMATS:
+        if needed[state_format] <= limit:
+            return MemoryPlan(state_format, needed[state_format], limit, site)
     key = f"memory of site {site}" if site else "compute.memory"
     raise ConfigError(
         key,
         f"embeddings of all training windows take {needed['recomputed'] / GIB:.3g} GiB even in bf16, and"
-        f" {may_take / GIB:.3g} may be used: allow more, or train on fewer sensors or readings",
+        f" {limit / GIB:.3g} may be used: allow more, or train on fewer sensors or readings",
     )
 
 

@@ -1,4 +1,4 @@
-"""The methods of the paper's tables: a strategy, a way of sharing weights, with or without a graph network.
+"""The methods of the paper's tables: a strategy, a way of sharing weights, with or without a Graph Network.
 
 Their settings are in config/presets.py.
 """

@@ -1,4 +1,4 @@
-"""All the server may ask of the nodes: the verbs, typed. What is not a verb cannot leak and cannot cost."""
+"""All the server may ask of the nodes: the verbs, typed. Nothing else can be sent, or leak."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Nodes:
     def among(self, rows: Tensor) -> Nodes:
         """The same verbs for some of the rows: the nodes that train, for one."""
         self.flush()
-        some = Nodes(self.transport, self.ledger, self.rows[rows])
-        some.has = {split: has[rows.to(has.device)] for split, has in self.has.items()}
-        some._catch_up = self._catch_up.among(rows)
-        some._counted, some.wire = self._counted[rows], self.wire
-        return some
+        selected = Nodes(self.transport, self.ledger, self.rows[rows])
+        selected.has = {split: has[rows.to(has.device)] for split, has in self.has.items()}
+        selected._catch_up = self._catch_up.among(rows)
+        selected._counted, selected.wire = self._counted[rows], self.wire
+        return selected
 
     # ---- ask ----------------------------------------------------------------------------------------
 
@@ -104,16 +104,16 @@ class Nodes:
         purpose: Purpose = "evaluation" if for_evaluation else "training"
         self._tell(verbs.Embed(for_evaluation, draw), {"h_G": h_G}, purpose)
 
-    def update(self, r_g: int, r_c: int, step: int, some: Minibatches | None = None) -> None:
+    def update(self, r_g: int, r_c: int, step: int, minibatches: Minibatches | None = None) -> None:
         """Train for r_c epochs on your own readings, or for some of the minibatches of these epochs."""
-        self._tell(verbs.Update(r_g, r_c, step, some))
+        self._tell(verbs.Update(r_g, r_c, step, minibatches))
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
         """Finish a `backward(learn=True)` with the server's part of the gradient at the encoder's output."""
         self._tell(verbs.Step(draw), {"grad_h_c": grad_h_c})
 
     def pull(self, anchor: Params, weight: Tensor) -> None:
-        """During the next updates, stay near the anchor, as much as this weight says: (n, ...), (n,)."""
+        """During the next updates, stay near the anchor, with the strength `weight`: (n, ...), (n,)."""
         arrays = {verbs.ANCHOR + name: w for name, w in anchor.items()} | {"weight": weight}
         self._tell(verbs.Pull(), arrays)
 
@@ -160,7 +160,9 @@ class Nodes:
         wire: Wire | None = None,
     ) -> Call:
         call = request.call(arrays or {}, wire or self.wire)
-        self._waiting.append(("recovery" if self._recovering else purpose or request.purpose, call))
+        if self._recovering:
+            purpose = "recovery"
+        self._waiting.append((purpose or request.purpose, call))
         self._catch_up.note(request, call)
         return call
 
@@ -202,8 +204,8 @@ class Nodes:
             return self.transport.exchange(calls, self.rows)
         if not len(places):
             return so_far
-        some = self.transport.exchange([for_rows(call, places) for call in calls], self.rows[places])
-        return so_far.joined(some, places)
+        more = self.transport.exchange([for_rows(call, places) for call in calls], self.rows[places])
+        return so_far.joined(more, places)
 
     def _caught_up(self, behind: Tensor) -> Tensor:
         """Bring the nodes in these places up to date; returns the places of those that now are.

@@ -171,7 +171,7 @@ def check_names(expected: Mapping[str, object], found: Mapping[str, object]) -> 
     """Everything that is expected is there, and nothing else."""
     for name in found:
         if name not in expected:
-            raise InvalidCall(f"it carries {name}, which does not belong there")
+            raise InvalidCall(f"it carries {name}, which this verb does not have")
     for name in expected:
         if name not in found:
             raise InvalidCall(f"{name} is missing")

@@ -1,4 +1,4 @@
-"""What the owner of a group of nodes computes for itself: forecasts, and how far off they were."""
+"""What the owner of a group of nodes computes for itself: forecasts and their errors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Owner:
         h_G = None if self.h_G is None else self.h_G[:, windows].to(nodes.compute.dtype)
         parts = []
         with nodes.compute.autocast():
-            for some in nodes.compute.some(*batch.y.shape[:2]):
-                h_G_of_some = None if h_G is None else h_G[some]
-                parts.append(nodes.model.forecast(rows(nodes.theta, some), batch.rows(some), h_G_of_some))
+            for group in nodes.compute.node_slices(*batch.y.shape[:2]):
+                own_h_G = None if h_G is None else h_G[group]
+                parts.append(nodes.model.forecast(rows(nodes.theta, group), batch.rows(group), own_h_G))
             return torch.cat(parts)
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from cnfgnn.models.params import Params, part
 
 
 class Pooled:
-    """One node model for all (m = 1), and the graph network if there is one, trained end to end."""
+    """One node model for all (m = 1), and the Graph Network if there is one, trained end to end."""
 
     def __init__(
         self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store
@@ -37,20 +37,20 @@ class Pooled:
     def round(self, r_g: int) -> None:
         """One epoch over all windows."""
         clients = self.clients
-        self._slow_down(r_g)
+        self._set_rates(r_g)
         for draw in clients.client_batches.epoch(r_g, 0):
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
         clients.load(self.theta)
 
-    def _slow_down(self, r_g: int) -> None:
+    def _set_rates(self, r_g: int) -> None:
         settings = self.clients.settings
         if settings.decay_rounds:
-            left = decay(r_g, settings.decay_rounds)
-            self.adam.set_rate(settings.client_lr * left)
+            share = decay(r_g, settings.decay_rounds)
+            self.adam.set_rate(settings.client_lr * share)
             if self.gn is not None:
-                self.gn.slow_down(left)
+                self.gn.scale_rate(share)
 
     def _learn(self, windows: Tensor, truth: Tensor | None) -> None:
         """One minibatch: all weights take a step along the gradient of the nodes' summed losses."""
@@ -78,7 +78,7 @@ class Pooled:
         self.ready("test")
         self.clients.forecast()
 
-    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+    def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights."""
         self.clients.load(theta)
         if self.gn is not None:
@@ -98,7 +98,7 @@ class Pooled:
 
     @property
     def minibatches(self) -> int:
-        """In a round."""
+        """Minibatches of a round."""
         return len(self.clients.client_batches)
 
     def save(self, tag: str, keep: Collection[str]) -> None:

@@ -33,7 +33,7 @@ def generator(*numbers: int) -> torch.Generator:
 
 
 class Draw(NamedTuple):
-    """Names a minibatch: these three numbers travel, never the windows they stand for."""
+    """The name of a minibatch: these three numbers are sent, never the windows in it."""
 
     r_g: int
     epoch: int
@@ -44,7 +44,7 @@ class Minibatches(NamedTuple):
     """Some of the minibatches of several epochs, counted from the first of the first epoch."""
 
     first: int
-    until: Annotated[int, whole(1)]  # which is not among them
+    until: Annotated[int, whole(1)]  # one more than the last
 
 
 class Batches:
@@ -67,12 +67,12 @@ class Batches:
         key = (draw.r_g, draw.epoch)
         if self._order is None or self._order[0] != key:
             shuffle = generator(self.seed, self.purpose, *key)
-            self._order = key, sent(torch.randperm(self.windows, generator=shuffle), self.device)
+            self._order = key, to_device(torch.randperm(self.windows, generator=shuffle), self.device)
         return self._order[1][draw.number * self.size : (draw.number + 1) * self.size]
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for the work that is queued there."""
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, made without waiting for the work that is queued there."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
@@ -99,7 +99,7 @@ class Coins:
             return None
         if self._block is None or self._block[0] != number:
             tosses = [self._tossed(s) for s in range(first, first + COINS_AT_ONCE)]
-            self._block = number, sent(torch.tensor(tosses), self.device)
+            self._block = number, to_device(torch.tensor(tosses), self.device)
         return self._block[1][step - first]
 
     def _tossed(self, step: int) -> list[bool]:

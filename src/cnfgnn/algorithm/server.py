@@ -1,6 +1,6 @@
 """Algorithm 1: what the server does in a global round, in alternating training or in joint split learning.
 
-The server sees nodes only through the verbs of `nodes.py`. Without a graph network only the first step of
+The server sees nodes only through the verbs of `nodes.py`. Without a Graph Network only the first step of
 `Alternating` is left: these are the federated GRU baselines.
 """
 
@@ -26,7 +26,7 @@ from cnfgnn.models.params import Params, part
 
 
 class Server(ABC):
-    """What both strategies share.
+    """What both strategies have in common.
 
     `nodes` and `graph` are those that train, `everyone` and `whole_graph` those that are evaluated. They
     differ only in inductive training.
@@ -63,9 +63,9 @@ class Server(ABC):
         self.reached: Callable[[int, int], None] = lambda r_g, phase: None
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
-        """R_s epochs of minibatches: each draw, and the windows it stands for."""
+        """R_s epochs of minibatches: each draw, and the windows in it."""
         if self.gn is not None:
-            self.gn.slow_down(decay(r_g, self.decay_rounds))
+            self.gn.scale_rate(decay(r_g, self.decay_rounds))
         for r_s in range(self.server_rounds):
             for draw in self.batches.epoch(r_g, r_s):
                 yield draw, self.batches[draw]
@@ -98,7 +98,7 @@ class Server(ABC):
         self._embed_all(split)
         self.everyone.flush()
 
-    def take(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+    def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights of the nodes (shared or a row each) and the server's saved state."""
         # not quantised again, so that the nodes get exactly the weights of the run
         self.everyone.load(theta, "evaluation", wire="full")
@@ -140,11 +140,11 @@ class Server(ABC):
 
 
 class Alternating(Server):
-    """CNFGNN: the nodes learn while h_G is fixed, then the graph network learns while the nodes are fixed."""
+    """CNFGNN: the nodes learn while h_G is fixed, then the Graph Network learns while the nodes are fixed."""
 
     @property
     def phases(self) -> tuple[int, ...]:
-        """Minibatches of the nodes, and of the graph network."""
+        """Minibatches of the nodes, and of the Graph Network."""
         of_nodes = self.client_rounds * len(self.client_batches)
         if self.gn is None:
             return (of_nodes,)
@@ -173,15 +173,15 @@ class Alternating(Server):
 
     def update(self, r_g: int) -> None:
         """R_c epochs at the nodes, which share their weights at the end or every few minibatches."""
-        minibatches = self.client_rounds * len(self.client_batches)
-        every = self.average_every or minibatches
-        for first in range(0, minibatches, every):
-            some = None
-            if every < minibatches:
-                some = Minibatches(first, min(first + every, minibatches))
-            self.nodes.update(r_g, self.client_rounds, self.step, some)
+        total = self.client_rounds * len(self.client_batches)
+        every = self.average_every or total
+        for first in range(0, total, every):
+            minibatches = None  # all of them
+            if every < total:
+                minibatches = Minibatches(first, min(first + every, total))
+            self.nodes.update(r_g, self.client_rounds, self.step, minibatches)
             self.theta_bar = self.share(self.nodes)
-        self.step += minibatches
+        self.step += total
 
     def _reach(self, r_g: int, phase: int) -> None:
         self.phase = phase

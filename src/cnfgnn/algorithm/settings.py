@@ -1,7 +1,8 @@
 """The settings that every node needs to take part; they travel with `prepare`.
 
 Which settings of the configuration these are, and which values a site accepts, is declared where the settings
-are (config/settings.py: `told=True`). Three more numbers follow from the configuration or the set-up.
+are (config/settings.py: `sent_to_nodes=True`). Three more numbers follow from the configuration and
+the set-up.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from cnfgnn.algorithm.memory_plan import StateFormat
 from cnfgnn.config.declarations import LARGEST, Setting
 from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
 
-_TOLD = [setting for setting in SETTINGS.values() if setting.told]
-_TOLD_OF_MODEL = [setting for setting in _TOLD if setting.key.startswith("model.")]
-_TOLD_BESIDES = [setting for setting in _TOLD if not setting.key.startswith("model.")]
+_SENT = [setting for setting in SETTINGS.values() if setting.sent_to_nodes]
+_SENT_OF_MODEL = [setting for setting in _SENT if setting.key.startswith("model.")]
+_SENT_BESIDES_MODEL = [setting for setting in _SENT if not setting.key.startswith("model.")]
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node is told. Of `model` only the node's part is: the graph network stays with the server."""
+    """What a node needs to know. `model` has only the node's part: the Graph Network stays at the server."""
 
     seed: int
     missing: Missing
@@ -34,33 +35,42 @@ class NodeSettings:
     wire: Wire
     keep_optimizer: bool = False  # from round to round
     decay_rounds: int = 0  # the rounds over which learning rates fall to zero; 0: they are constant
-    keeping: StateFormat = "full"  # the same for all sites, or results would depend on who shares a site
+    state_format: StateFormat = "full"  # the same for all sites: results must not depend on the grouping
 
     @classmethod
-    def of(cls, config: Config, keeping: StateFormat = "full") -> NodeSettings:
-        """The part of a configuration that nodes are told."""
+    def of(cls, config: Config, state_format: StateFormat = "full") -> NodeSettings:
+        """The part of a configuration that is sent to nodes."""
         training = config.training
         return cls(
-            model=ModelConfig(**_values(_TOLD_OF_MODEL, config)),
-            **_values(_TOLD_BESIDES, config),
+            model=ModelConfig(**_values(_SENT_OF_MODEL, config)),
+            **_values(_SENT_BESIDES_MODEL, config),
             keep_optimizer=training.optimizer_state == "kept",
             decay_rounds=training.rounds if training.schedule == "cosine" else 0,
-            keeping=keeping,
+            state_format=state_format,
         )
 
     def to_numbers(self) -> dict[str, int | float | bool | str]:
         """Everything by name, as `prepare` carries it."""
-        numbers = {setting.name: getattr(self.model, setting.name) for setting in _TOLD_OF_MODEL}
-        numbers |= {setting.name: getattr(self, setting.name) for setting in _TOLD_BESIDES}
-        return numbers | {name: getattr(self, name) for name in _DERIVED_RULES}
+        numbers = {setting.name: getattr(self.model, setting.name) for setting in _SENT_OF_MODEL}
+        numbers |= {setting.name: getattr(self, setting.name) for setting in _SENT_BESIDES_MODEL}
+        return numbers | {
+            "keep_optimizer": self.keep_optimizer,
+            "decay_rounds": self.decay_rounds,
+            "keeping": self.state_format,
+        }
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, Any]) -> NodeSettings:
         """The settings among the numbers of `prepare`, which a site has checked against the rules."""
-        model = {setting.name: numbers[setting.name] for setting in _TOLD_OF_MODEL}
-        others = {setting.name: numbers[setting.name] for setting in _TOLD_BESIDES}
-        derived = {name: numbers[name] for name in _DERIVED_RULES}
-        return cls(model=ModelConfig(**model), **others, **derived)
+        model = {setting.name: numbers[setting.name] for setting in _SENT_OF_MODEL}
+        others = {setting.name: numbers[setting.name] for setting in _SENT_BESIDES_MODEL}
+        return cls(
+            model=ModelConfig(**model),
+            **others,
+            keep_optimizer=numbers["keep_optimizer"],
+            decay_rounds=numbers["decay_rounds"],
+            state_format=numbers["keeping"],
+        )
 
 
 def _values(settings: list[Setting], config: Config) -> dict[str, Any]:
@@ -72,8 +82,9 @@ _DERIVED_RULES: Mapping[str, Callable[[object], bool]] = {
     "decay_rounds": lambda value: type(value) is int and 0 <= value <= LARGEST,
     "keeping": lambda value: isinstance(value, str) and value in get_args(StateFormat),
 }
+_SENT_RULES = {setting.name: setting.accepts for setting in _SENT}
 # Which values a site accepts for each number: of exactly the right type (true is not 1) and in range.
 NODE_SETTING_RULES: Mapping[str, Callable[[object], bool]] = {
-    **{setting.name: setting.accepts for setting in _TOLD},
+    **_SENT_RULES,
     **_DERIVED_RULES,
 }

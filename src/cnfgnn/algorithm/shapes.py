@@ -94,4 +94,4 @@ def check_arrays(expected: Expected, found: Arrays) -> None:
             raise InvalidCall(f"{name} cannot be of {str(array.dtype).removeprefix('torch.')}")
         if tuple(array.shape) not in shapes:
             allowed = " or ".join(str(shape) for shape in dict.fromkeys(shapes))
-            raise InvalidCall(f"{name} has the shape {tuple(array.shape)} where {allowed} belongs")
+            raise InvalidCall(f"{name} has the shape {tuple(array.shape)} instead of {allowed}")

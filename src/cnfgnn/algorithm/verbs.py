@@ -64,7 +64,9 @@ ANCHOR = "anchor."  # before the names of weights in `pull`
 Tag = Annotated[str, tag]
 Tags = Annotated[str, tags]
 Steps = Annotated[int, whole(1, MOST_STEPS)]
-Told = Annotated[NodeSettings, Group(NODE_SETTING_RULES, NodeSettings.from_numbers, NodeSettings.to_numbers)]
+SettingsField = Annotated[
+    NodeSettings, Group(NODE_SETTING_RULES, NodeSettings.from_numbers, NodeSettings.to_numbers)
+]
 Reply = dict[str, Tensor]
 
 
@@ -73,7 +75,7 @@ class Verb(ABC):
     """A request: the numbers that one call of a verb carries. The arrays travel beside it, by name."""
 
     name: ClassVar[str]
-    purpose: ClassVar[Purpose] = "training"  # under which the ledger counts its arrays, unless told otherwise
+    purpose: ClassVar[Purpose] = "training"  # of its arrays in the ledger, unless the caller passes another
     before_prepare: ClassVar[bool] = False  # whether a site carries it out before it is prepared
     computes: ClassVar[bool] = False  # whether it may take a site minutes
     states: ClassVar[tuple[str, ...]] = ()  # arrays of hidden states or gradients: may be quantised to int8
@@ -186,7 +188,7 @@ class Census(Ask):
 class Prepare(Tell):
     """Scale the readings, number the windows and draw weights from the seed."""
 
-    settings: Told
+    settings: SettingsField
     mean: float
     std: Annotated[float, real(above=0)]
     plan: WindowPlan
@@ -205,8 +207,10 @@ class Prepare(Tell):
     def after(self, known: Sizes, came: Arrays) -> Sizes:
         with torch.device("meta"):  # shapes alone
             theta = self.model().init(torch.Generator())
-        if known.n * sum(w.numel() for w in theta.values()) > MOST_PARAMETERS:
-            raise InvalidCall("the model is too large")
+        parameters = known.n * sum(w.numel() for w in theta.values())
+        if parameters > MOST_PARAMETERS:
+            problem = f"the model is too large: the nodes of this site would have {parameters} parameters"
+            raise InvalidCall(f"{problem}, and at most {MOST_PARAMETERS} are allowed")
         return replace(
             known,
             prepared=True,
@@ -256,7 +260,8 @@ class Embed(Tell):
         if self.draw is not None:
             return known.states("h_G", (known.n, known.drawn(self.draw), known.embedding))
         splits = SPLITS if self.for_evaluation else ("train",)
-        return known.states("h_G", *((known.n, known.windows[split], known.embedding) for split in splits))
+        shapes = [(known.n, known.windows[split], known.embedding) for split in splits]
+        return known.states("h_G", *shapes)
 
     def tell(self, nodes: Clients, arrays: Params) -> None:
         nodes.embed(h_G=only(arrays, "h_G"), for_evaluation=self.for_evaluation, draw=self.draw)
@@ -269,16 +274,17 @@ class Update(Tell):
     r_g: int
     r_c: Annotated[int, whole(1)]
     step: int
-    some: Minibatches | None = None
+    minibatches: Minibatches | None = None  # None: all of these epochs
 
     computes = True
 
     def __post_init__(self) -> None:
-        if self.some is not None and self.some.until <= self.some.first:
-            raise InvalidCall(f"first cannot be {self.some.first}, which is not before until")
+        chosen = self.minibatches
+        if chosen is not None and chosen.until <= chosen.first:
+            raise InvalidCall(f"first cannot be {chosen.first}: it must be less than until ({chosen.until})")
 
     def tell(self, nodes: Clients, arrays: Params) -> None:
-        nodes.update(r_g=self.r_g, r_c=self.r_c, step=self.step, some=self.some)
+        nodes.update(r_g=self.r_g, r_c=self.r_c, step=self.step, minibatches=self.minibatches)
 
 
 @dataclass(frozen=True)

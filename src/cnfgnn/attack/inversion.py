@@ -29,7 +29,7 @@ class Target:
     starts  (w,)     the first row of each window
     encode           the hidden states (n b s) of some windows, given their unknown numbers (n b p)
     rows    (p,)     the row of each unknown number, counted from the start of its window
-    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may be told
+    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
     """
 
     h_c: Tensor
@@ -134,11 +134,11 @@ def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
     below = found.new_zeros(n, blocks * size * size)
     right = found.new_zeros(n, blocks * size)
     cost = found.new_zeros(n)
-    for some in _pieces(target, n):
-        places = (target.starts[some, None] + target.rows) * series + target.kinds  # (b p)
+    for windows in _pieces(target, n):
+        places = (target.starts[windows, None] + target.rows) * series + target.kinds  # (b p)
         unknown = found.flatten(1)[:, places]  # (n b p)
-        h_c, jacobian = _jacobian(target, unknown, some)  # (n b s), (n b s p)
-        residual = target.h_c[:, some].to(h_c.dtype) - h_c
+        h_c, jacobian = _jacobian(target, unknown, windows)  # (n b s), (n b s p)
+        residual = target.h_c[:, windows].to(h_c.dtype) - h_c
         cost += residual.square().sum(dim=(1, 2))
         gram = jacobian.mT @ jacobian  # (n b p p)
         right.index_add_(1, places.flatten(), (jacobian.mT @ residual[..., None])[..., 0].flatten(1))
@@ -158,11 +158,11 @@ def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
     return system, cost / target.h_c[0].numel()
 
 
-def _jacobian(target: Target, unknown: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+def _jacobian(target: Target, unknown: Tensor, windows: slice) -> tuple[Tensor, Tensor]:
     """h_c (n b s) of these windows, and its derivative (n b s p) by the unknown numbers."""
     unknown = unknown.detach().requires_grad_()
     with torch.enable_grad():
-        h_c = target.encode(unknown, some)
+        h_c = target.encode(unknown, windows)
         rows = []
         for k in range(h_c.shape[-1]):  # a window's hidden state depends on its own numbers alone
             (row,) = torch.autograd.grad(h_c[..., k].sum(), unknown, retain_graph=True)

@@ -128,7 +128,7 @@ def synthesize(
 
     data = city(sensors, days, seed=seed)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(out, "is there already: choose another folder")
+        raise RunError(out, "already exists: choose another folder")
     make_folder(out)
     write_folder(data, out, parquet)
     print(

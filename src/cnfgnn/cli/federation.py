@@ -19,6 +19,7 @@ from cnfgnn.cli.settings import (
     MethodOption,
     SeedOption,
     SizeOption,
+    refuse_with_resume,
     resolve,
 )
 from cnfgnn.config.settings import Config
@@ -137,9 +138,9 @@ def _print_site(report: Mapping[str, Any]) -> None:
     from cnfgnn.federation.site_status import local_time
 
     if report["heard"] is not None:
-        print(f"  the server at {report['server']} heard this site {report['heard']:.0f} s ago")
+        print(f"  the server at {report['server']} received a heartbeat {report['heard']:.0f} s ago")
     else:
-        print("  the server does not hear this site")
+        print("  the server receives no heartbeats")
     if forecast := report["forecast"]:
         span = f"from {forecast['from']} to {forecast['to']}"
         print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")
@@ -231,18 +232,17 @@ def train(
     from cnfgnn.federation.server_task import RUNS, Task, check_federated, settings_of
 
     if resume is not None:
-        options = {
-            "--method": method,
-            "--like": like,
-            "--config": config,
-            "--set": changes,
-            "--seed": seed,
-            "--size": node_size,
-            "--name": name,
-        }
-        for option, value in options.items():
-            if value is not None:
-                raise ConfigError(option, "a resumed run keeps its settings: leave this option out")
+        refuse_with_resume(
+            {
+                "--method": method,
+                "--like": like,
+                "--config": config,
+                "--set": changes,
+                "--seed": seed,
+                "--size": node_size,
+                "--name": name,
+            }
+        )
         task = Task("train", resume, resume=True, wait=wait)
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None)

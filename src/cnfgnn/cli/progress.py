@@ -65,8 +65,8 @@ class BarWatcher:
         )
         self.outlook = Outlook(experiment.config, done, experiment.strategy.phases)
         self.bar.start()
-        if experiment.keeping.how != "full":
-            self.bar.print(str(experiment.keeping))
+        if experiment.memory_plan.state_format != "full":
+            self.bar.print(str(experiment.memory_plan))
 
     def tick(self) -> None:
         self.outlook.pace.tick()
@@ -101,21 +101,21 @@ class LineWatcher:
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
-        self.done, self.ticks, self.said = len(progress.history), 0, time.monotonic()
+        self.done, self.ticks, self.printed_at = len(progress.history), 0, time.monotonic()
         self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)
-        if experiment.keeping.how != "full":
-            self._say(str(experiment.keeping))
+        if experiment.memory_plan.state_format != "full":
+            self._print(str(experiment.memory_plan))
         if self.done:
-            self._say(f"resuming after round {self.done}")
+            self._print(f"resuming after round {self.done}")
 
     def tick(self) -> None:
         self.ticks += 1
         self.outlook.pace.tick()
         self._announce()
-        if time.monotonic() - self.said > HEARTBEAT_S:
+        if time.monotonic() - self.printed_at > HEARTBEAT_S:
             left = self.outlook.left()
             now = f"round {self.done + 1}/{self.rounds}: minibatch {self.ticks} of {self.per_round}"
-            self._say(f"{now}, {left}" if left else now)
+            self._print(f"{now}, {left}" if left else now)
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
         self.done, self.ticks = done.r_g, 0
@@ -124,7 +124,7 @@ class LineWatcher:
         rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
         kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
         left = self.outlook.left(best.r_g)
-        self._say(
+        self._print(
             f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, best {least:.3f} in round"
             f" {best.r_g}, {seconds:.1f} s" + (f", {left}" if left else "")
         )
@@ -134,10 +134,10 @@ class LineWatcher:
 
     def _announce(self) -> None:
         if (line := self.outlook.announcement()) is not None:
-            self._say(line)
+            self._print(line)
 
-    def _say(self, line: str) -> None:
-        self.said = time.monotonic()
+    def _print(self, line: str) -> None:
+        self.printed_at = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 
@@ -158,8 +158,11 @@ class Outlook:
             return None
         self.announced = True
         training, rounds = self.config.training, self.pace.rounds - self.pace.done
-        count = "1 round" if rounds == 1 else f"{rounds} rounds"
-        line = f"about {duration(each)} a round, roughly {duration(left)} for {count}"
+        if rounds == 0:  # the last round ended before there was an estimate
+            return None
+        if rounds == 1:
+            return f"about {duration(each)} for 1 round"
+        line = f"about {duration(each)} a round, roughly {duration(left)} for {rounds} rounds"
         if training.patience < training.rounds:
             line += f", or until {training.patience} rounds in a row bring no improvement"
         is_new = self.done == 0  # a resumed run keeps its settings, so there is nothing to suggest
@@ -173,11 +176,11 @@ class Outlook:
         """
         if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
             return ""
-        said, training = f"at most {duration(seconds)} left", self.config.training
+        text, training = f"at most {duration(seconds)} left", self.config.training
         last = training.rounds if best is None else best + training.patience
         if last < training.rounds and (early := self.pace.left(last)) is not None:
-            said += f" ({duration(early)} without improvement)"
-        return said
+            text += f" ({duration(early)} without improvement)"
+        return text
 
 
 def quicker(config: Config) -> list[str]:
@@ -202,7 +205,7 @@ class PlanWatcher:
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.at_work: dict[str, tuple[float, str]] = {}  # run -> the share that is done, and a few words
-        self.said = time.monotonic()
+        self.printed_at = time.monotonic()
 
     def plan(self, runs: int, done: int) -> None:
         self.runs, self.ended = runs, done
@@ -218,7 +221,7 @@ class PlanWatcher:
             self.task = self.bar.add_task("", total=runs, completed=done, ended=done, now="")
             self.bar.start()
         if done:
-            self._say(f"{done} of {runs} runs are already finished")
+            self._print(f"{done} of {runs} runs are already finished")
 
     def watcher(self, run: Run) -> RunOfPlan:
         return RunOfPlan(self, run.folder.name)
@@ -234,8 +237,8 @@ class PlanWatcher:
         if self.bar is not None:
             done = self.ended + sum(share for share, _ in self.at_work.values())
             self.bar.update(self.task, completed=done, now=words)
-        elif time.monotonic() - self.said > HEARTBEAT_S:
-            self._say(f"{self.ended} of {self.runs} runs finished; {words}")
+        elif time.monotonic() - self.printed_at > HEARTBEAT_S:
+            self._print(f"{self.ended} of {self.runs} runs finished; {words}")
 
     def done(self, run: Run, problem: str | None) -> None:
         self.ended += 1
@@ -243,17 +246,17 @@ class PlanWatcher:
         if self.bar is not None:
             self.bar.update(self.task, completed=self.ended, ended=self.ended, now="")
         if problem is not None:
-            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: {problem}")
+            self._print(f"[{self.ended}/{self.runs}] {run.folder.name}: {problem}")
         elif run.progress.history:
             best, rounds = run.progress.best, len(run.progress.history)
-            self._say(f"[{self.ended}/{self.runs}] {run.folder.name}: best round {best.r_g} of {rounds}")
+            self._print(f"[{self.ended}/{self.runs}] {run.folder.name}: best round {best.r_g} of {rounds}")
 
     def end(self) -> None:
         if self.bar is not None:
             self.bar.stop()
 
-    def _say(self, line: str) -> None:
-        self.said = time.monotonic()
+    def _print(self, line: str) -> None:
+        self.printed_at = time.monotonic()
         if self.bar is not None:
             self.bar.print(line)
         else:
@@ -269,8 +272,8 @@ class RunOfPlan:
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks = len(progress.history), 0
-        if experiment.keeping.how != "full":
-            self.plan._say(f"{self.name}: {experiment.keeping}")
+        if experiment.memory_plan.state_format != "full":
+            self.plan._print(f"{self.name}: {experiment.memory_plan}")
         self._show()
 
     def tick(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,6 +91,13 @@ def resolve(
     if device is not None:
         wanted["compute.device"] = device
     return configured.with_given(chosen).with_changes(wanted)
+
+
+def refuse_with_resume(options: Mapping[str, object]) -> None:
+    """Refuse options that were given together with --resume; an option that was not given is None."""
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(option, "leave it out: a resumed run keeps the settings it began with")
 
 
 def reading_changes(changes: list[str] | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ PHASE_NAMES = {
     0: "",
     1: "(1) training of the nodes",
     2: "(2) encoding",
-    3: "(3) training of the graph network",
+    3: "(3) training of the Graph Network",
     4: "(4) embedding and evaluation",
 }
 

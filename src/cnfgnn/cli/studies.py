@@ -89,9 +89,9 @@ def reproduce(
     from cnfgnn.studies.reproduce import reproduce as run_study
 
     wanted = dict(toml.parse_change(text) for text in changes or [])
-    wish = Request(data, out, quick, seeds, like, wanted, jobs, not done)
+    request = Request(data, out, quick, seeds, like, wanted, jobs, not done)
     with _stoppable():
-        outcome, folder = run_study(table, wish, progress.PlanWatcher())
+        outcome, folder = run_study(table, request, progress.PlanWatcher())
     for made in outcome.tables:
         progress.print_study(made)
         for note in made.notes:

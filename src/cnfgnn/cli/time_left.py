@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-ROUNDS_LOOKED_AT = 5  # only the last ones, because the load of the machine changes
-MINIBATCHES_LOOKED_AT = 50
+RECENT_ROUNDS = 5  # only the last ones, because the load of the machine changes
+RECENT_MINIBATCHES = 50
 ENOUGH_MINIBATCHES = 3  # of each phase of a round, before an estimate is given
 
 
@@ -25,17 +25,16 @@ class Pace:
         self, rounds: int, done: int, phases: Sequence[int], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rounds, self.done, self.phases, self.clock = rounds, done, phases, clock
-        self.seen: deque[float] = deque(maxlen=ROUNDS_LOOKED_AT)
+        self.seen: deque[float] = deque(maxlen=RECENT_ROUNDS)
         self.first = True
         self._begin_round()
 
     def _begin_round(self) -> None:
         self.begun = self.last = self.clock()
         self.ticks = 0
-        self.between = [deque[float](maxlen=MINIBATCHES_LOOKED_AT) for _ in self.phases]
-        self.before: list[float | None] = [
-            None for _ in self.phases
-        ]  # seconds until the first minibatch of the phase
+        self.between = [deque[float](maxlen=RECENT_MINIBATCHES) for _ in self.phases]
+        # Seconds until the first minibatch of each phase.
+        self.before: list[float | None] = [None for _ in self.phases]
 
     def tick(self) -> None:
         """Record the end of a minibatch."""

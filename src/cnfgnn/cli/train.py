@@ -23,6 +23,7 @@ from cnfgnn.cli.settings import (
     SeedOption,
     SizeOption,
     reading_changes,
+    refuse_with_resume,
     resolve,
 )
 from cnfgnn.config.settings import Config
@@ -73,11 +74,18 @@ def train(
     from cnfgnn.runs.folder import Run
 
     if resume is not None:
-        options: dict[str, object] = {"--method": method, "--size": node_size, "--like": like}
-        options |= {"--config": config, "--set": changes, "--seed": seed, "--device": device, "--out": out}
-        for name, value in options.items():
-            if value is not None:
-                raise ConfigError(name, "leave it out: a resumed run keeps the settings it began with")
+        refuse_with_resume(
+            {
+                "--method": method,
+                "--size": node_size,
+                "--like": like,
+                "--config": config,
+                "--set": changes,
+                "--seed": seed,
+                "--device": device,
+                "--out": out,
+            }
+        )
         run = Run.open(resume)
         readings = _data_of(run, data, None)
     else:
@@ -179,11 +187,11 @@ def forecast(
         write_whole(out, frame.to_parquet())
     silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
     if silent:
-        print(f"no forecast without a recent reading: {_some(silent)}", file=sys.stderr)
+        print(f"no forecast without a recent reading: {_listed(silent)}", file=sys.stderr)
     known = set(opened.data.sensors)
     new = [sensor for sensor in frame.columns if sensor not in known]
     if new:
-        print(f"not in the training data, forecast with the shared weights: {_some(new)}", file=sys.stderr)
+        print(f"not in the training data, forecast with the shared weights: {_listed(new)}", file=sys.stderr)
     print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
 
 
@@ -234,7 +242,7 @@ def _print_notes(found: Iterable[Finding]) -> None:
         print(f"note: {finding}", file=sys.stderr, flush=True)
 
 
-def _some(sensors: list[str]) -> str:
+def _listed(sensors: list[str]) -> str:
     more = len(sensors) - SHOWN_SENSORS
     shown = ", ".join(sensors[:SHOWN_SENSORS])
     return f"{shown} and {more} more" if more > 0 else shown

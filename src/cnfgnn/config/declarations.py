@@ -1,7 +1,7 @@
 """How a setting is declared, and what follows from its declaration.
 
-A declaration is one dataclass field: its name, type, default and range, one sentence of help, and whether the
-nodes are told its value. Everything else is derived from it: reading files and `--set`, the checks,
+A declaration is one dataclass field: its name, type, default and range, one sentence of help, and whether
+the server sends it to the nodes. Everything else is derived from it: reading files and `--set`, the checks,
 `cnfgnn settings`, the numbers that travel with `prepare`, and what a site accepts from the wire.
 """
 
@@ -29,7 +29,7 @@ class Declaration:
     above: float | None = None
     at_most: float | None = None
     not_empty: bool = False
-    told: bool = False
+    sent_to_nodes: bool = False
     hidden: bool = False
 
 
@@ -41,7 +41,7 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     not_empty: bool = False,
-    told: bool = False,
+    sent_to_nodes: bool = False,
     hidden: bool = False,
 ) -> T:
     """Declare a setting as a field of a frozen dataclass: `rounds: int = setting(50, "...", at_least=1)`.
@@ -53,16 +53,16 @@ def setting(
         above: All valid values are greater than this one.
         at_most: The largest valid value; for a list, of each item.
         not_empty: Refuse an empty list.
-        told: The server sends the value to the nodes with `prepare`.
+        sent_to_nodes: The server sends the value to the nodes with `prepare`.
         hidden: A study of the paper's deviations: valid everywhere, but listed only on request.
     """
-    declaration = Declaration(help, at_least, above, at_most, not_empty, told, hidden)
+    declaration = Declaration(help, at_least, above, at_most, not_empty, sent_to_nodes, hidden)
     return dataclasses.field(default=default, metadata={"declaration": declaration})
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A declared setting: where it stands in the configuration, and which values it takes."""
+    """A declared setting: its key in the configuration, and the values that it takes."""
 
     key: str  # dotted, as in `--set training.rounds=3`
     name: str  # without its section
@@ -76,9 +76,9 @@ class Setting:
         return self.declaration.help
 
     @property
-    def told(self) -> bool:
-        """Whether the nodes are told the value."""
-        return self.declaration.told
+    def sent_to_nodes(self) -> bool:
+        """Whether the server sends the value to the nodes."""
+        return self.declaration.sent_to_nodes
 
     @property
     def hidden(self) -> bool:

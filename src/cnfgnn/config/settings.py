@@ -38,7 +38,7 @@ class DataConfig:
     missing: Missing = setting(
         "masked",
         "Leave missing readings out of the loss (masked), or learn them as zeros like the paper (as-truth).",
-        told=True,
+        sent_to_nodes=True,
     )
     missing_value: tuple[float, ...] = setting(
         (), "Numbers that stand for a missing reading in the files, such as -999."
@@ -77,77 +77,85 @@ class GraphConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The node model, and the graph network at the server (gn_*)."""
+    """The node model, and the Graph Network at the server (gn_*)."""
 
-    hidden: int = setting(64, "Width of a node's hidden state.", at_least=1, at_most=MOST_UNITS, told=True)
+    hidden: int = setting(
+        64, "Width of a node's hidden state.", at_least=1, at_most=MOST_UNITS, sent_to_nodes=True
+    )
     layers: int = setting(
         1,
-        "Number of GRU layers; more than one only for the GRU baselines without a graph network.",
+        "Number of GRU layers; more than one only for the GRU baselines without a Graph Network.",
         at_least=1,
         at_most=MOST_LAYERS,
-        told=True,
+        sent_to_nodes=True,
     )
     embedding: int = setting(
         64,
-        "Width of the embedding that the graph network returns to a node; 0 without a graph network.",
+        "Width of the embedding that the Graph Network returns to a node; 0 without a Graph Network.",
         at_least=0,
         at_most=MOST_UNITS,
-        told=True,
+        sent_to_nodes=True,
     )
     gn_widths: tuple[int, ...] = setting(
         (256, 256, 128),
-        "Widths of the hidden layers of the graph network's perceptrons.",
+        "Widths of the hidden layers of the Graph Network's perceptrons.",
         at_least=1,
         at_most=MOST_UNITS,
         not_empty=True,
     )
     gn_layers: int = setting(
-        2, "Number of graph network layers: how many edges information crosses.", at_least=1
+        2, "Number of Graph Network layers: how many edges information crosses.", at_least=1
     )
-    gn_mean: bool = setting(False, "Average messages and nodes in the graph network; the paper sums them.")
+    gn_mean: bool = setting(False, "Average messages and nodes in the Graph Network; the paper sums them.")
     global_input: Literal["empty", "zero"] = setting(
         "empty",
-        "Global attribute at the graph network's input: left out, or zeros (deviation D2).",
+        "Global attribute at the Graph Network's input: left out, or zeros (deviation D2).",
         hidden=True,
     )
     encoder: Literal["gru", "perceptron"] = setting(
-        "gru", "Encoder of past readings: the paper's GRU, or a perceptron over all steps at once.", told=True
+        "gru",
+        "Encoder of past readings: the paper's GRU, or a perceptron over all steps at once.",
+        sent_to_nodes=True,
     )
     decoder: Literal["autoregressive", "direct"] = setting(
-        "autoregressive", "Forecast step by step like the paper, or all steps at once (direct).", told=True
+        "autoregressive",
+        "Forecast step by step like the paper, or all steps at once (direct).",
+        sent_to_nodes=True,
     )
     change: bool = setting(
-        False, "Forecast the change since the last reading instead of the reading.", told=True
+        False, "Forecast the change since the last reading instead of the reading.", sent_to_nodes=True
     )
-    gaps: bool = setting(False, "Tell the encoder which past readings are missing.", told=True)
+    gaps: bool = setting(False, "Tell the encoder which past readings are missing.", sent_to_nodes=True)
     profile: bool = setting(
         False,
         "Tell the encoder what the sensor usually reads at the forecast times; it stays at the node.",
-        told=True,
+        sent_to_nodes=True,
     )
     calendar: int = setting(
         0,
         "Width of learned embeddings of the time of day and the day of the week; 0 for none.",
         at_least=0,
         at_most=MOST_UNITS,
-        told=True,
+        sent_to_nodes=True,
     )
     personal: int = setting(
         0,
         "Width of an embedding that each node learns for itself and keeps to itself; 0 for none.",
         at_least=0,
         at_most=MOST_UNITS,
-        told=True,
+        sent_to_nodes=True,
     )
     personal_head: bool = setting(
-        False, "Give each node its own correction of the output layer, which stays at the node.", told=True
+        False,
+        "Give each node its own correction of the output layer, which stays at the node.",
+        sent_to_nodes=True,
     )
     sent: int = setting(
         0,
         "Send only the first so many numbers of each hidden state to the server; 0 sends all.",
         at_least=0,
         at_most=MOST_UNITS,
-        told=True,
+        sent_to_nodes=True,
     )
 
     @property
@@ -167,10 +175,12 @@ class ModelConfig:
         Sizes are not extensions, and neither is `sent`: it does not change the model.
         """
         sizes = ("hidden", "layers", "embedding", "sent")
-        values = {s.name: (getattr(self, s.name), s.default) for s in settings_of(ModelConfig) if s.told}
-        return {
-            name: value for name, (value, default) in values.items() if name not in sizes and value != default
-        }
+        extensions = {}
+        for declared in settings_of(ModelConfig):
+            value = getattr(self, declared.name)
+            if declared.sent_to_nodes and declared.name not in sizes and value != declared.default:
+                extensions[declared.name] = value
+        return extensions
 
 
 @dataclass(frozen=True)
@@ -183,22 +193,22 @@ class TrainingConfig:
         1, "Epochs that each node trains on its own readings per global round (R_c).", at_least=1
     )
     server_rounds: int = setting(
-        1, "Epochs that the server trains the graph network per global round (R_s).", at_least=1
+        1, "Epochs that the server trains the Graph Network per global round (R_s).", at_least=1
     )
     client_batch: int = setting(
         128,
         "Windows in a minibatch of a node; the default is cut to the number of training windows.",
         at_least=1,
-        told=True,
+        sent_to_nodes=True,
     )
     server_batch: int = setting(
         48,
         "Windows in a minibatch of the server; the default is cut to the number of training windows.",
         at_least=1,
-        told=True,
+        sent_to_nodes=True,
     )
-    client_lr: float = setting(1e-3, "Learning rate of the nodes.", above=0, told=True)
-    server_lr: float = setting(1e-3, "Learning rate of the graph network.", above=0)
+    client_lr: float = setting(1e-3, "Learning rate of the nodes.", above=0, sent_to_nodes=True)
+    server_lr: float = setting(1e-3, "Learning rate of the Graph Network.", above=0)
     optimizer_state: Literal["fresh", "kept"] = setting(
         "fresh", "Reset the nodes' optimisers at each round, or keep their state.", hidden=True
     )
@@ -206,9 +216,9 @@ class TrainingConfig:
         0.0,
         "Decay constant k of scheduled sampling; 0 always feeds the decoder its own forecasts.",
         at_least=0,
-        told=True,
+        sent_to_nodes=True,
     )
-    loss: Loss = setting("square", "Train on squared or on absolute errors.", told=True)
+    loss: Loss = setting("square", "Train on squared or on absolute errors.", sent_to_nodes=True)
     schedule: Literal["constant", "cosine"] = setting(
         "constant", "Keep both learning rates constant, or lower them to zero over training.rounds."
     )
@@ -228,7 +238,7 @@ class TrainingConfig:
     wire: Wire = setting(
         "full",
         "Encoding of numbers on the wire: as computed, two bytes (bf16), or one byte (int8; weights two).",
-        told=True,
+        sent_to_nodes=True,
     )
     seen: float = setting(
         1.0,
@@ -261,7 +271,7 @@ class Config:
         "Random seed of initial weights, minibatches and scheduled sampling.",
         at_least=0,
         at_most=LARGEST,
-        told=True,
+        sent_to_nodes=True,
     )
     data: DataConfig = field(default_factory=DataConfig)
     city: CityConfig = field(default_factory=CityConfig)
@@ -328,7 +338,7 @@ def settings_table(include_hidden: bool = False) -> list[Setting]:
 
 
 def _check_layers(model: ModelConfig) -> None:
-    """Allow several layers only in the paper's GRU without a graph network."""
+    """Allow several layers only in the paper's GRU without a Graph Network."""
     if model.layers == 1:
         return
     single = dict(model.extensions)

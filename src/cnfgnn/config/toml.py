@@ -73,8 +73,9 @@ def dump_explained(config: Config, include_hidden: bool = False) -> str:
         value = config.setting(key)
         if setting.hidden and not include_hidden and value == setting.default:
             continue
-        if (its := key.rpartition(".")[0]) != section:
-            section = its
+        section_of_key = key.rpartition(".")[0]
+        if section_of_key != section:
+            section = section_of_key
             lines += ["", f"[{section}]"]
         lines += [*_comment(setting), f"{setting.name} = {toml_value(value)}"]
     return "\n".join([*lines, ""])

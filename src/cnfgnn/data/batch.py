@@ -31,15 +31,15 @@ class Batch:
     gaps: Tensor | None = None
     profile_change: Tensor | None = None
 
-    def rows(self, some: slice) -> Batch:
+    def rows(self, nodes: slice) -> Batch:
         """The same windows of some of the nodes."""
 
         def select(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[some]
+            return None if tensor is None else tensor[nodes]
 
         return Batch(
-            x=self.x[some],
-            y=self.y[some],
+            x=self.x[nodes],
+            y=self.y[nodes],
             clock=self.clock,
             weight=select(self.weight),
             moment=self.moment,

@@ -34,7 +34,7 @@ Positions = Mapping[str, tuple[float, float]]
 def load(
     path: str | Path, *, dates: Dates = "auto", decimal: Decimal = "auto", timezone: str = ""
 ) -> Dataset:
-    """Load a data set from a folder or file; the options settle what a file leaves open, see docs/data.md.
+    """Load a data set from a folder or file; the options are for ambiguous files, see docs/data.md.
 
     A folder with readings.csv, readings.parquet or readings.h5 holds a user's own data. Only empty cells and
     the like are missing, rows are put on a regular time grid, and the graph comes from edges.csv or, without

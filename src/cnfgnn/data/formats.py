@@ -145,7 +145,9 @@ def _by_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
             else:
                 problem = not_a_number(field, decimal)
                 raise DataError(text.path, problem, line=line, column=layout.names[place])
-    columns: dict[int, Any] = {**texts, **{place: np.array(column) for place, column in numbers.items()}}
+    columns: dict[int, Any] = dict(texts)
+    for place, column in numbers.items():
+        columns[place] = np.array(column)
     return pd.DataFrame({str(place): columns[place] for place in range(width)})
 
 

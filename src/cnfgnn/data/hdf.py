@@ -24,7 +24,8 @@ def hdf_frame(file: h5py.File, path: Path) -> pd.DataFrame:
     tables = [node for node in nodes if _attribute(node, "pandas_type") in ("frame", "frame_table")]
     if len(tables) != 1:
         raise DataError(path, f"must hold one pandas table, but holds {len(tables)}")
-    index, names, blocks = (_table_parts if "table" in tables[0] else _fixed_parts)(tables[0])
+    read_parts = _table_parts if "table" in tables[0] else _fixed_parts
+    index, names, blocks = read_parts(tables[0])
     labels = [label for items, _ in blocks for label in items]
     frame = pd.concat([pd.DataFrame(values) for _, values in blocks], axis=1)
     frame.columns, frame.index = pd.Index(labels, dtype=object), pd.Index(index)

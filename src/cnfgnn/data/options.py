@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {"dates": get_args(Dates), "decimal": get_
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How to read what files leave open: the settings data.dates, data.decimal and data.timezone.
+    """How to read ambiguous files: the settings data.dates, data.decimal and data.timezone.
 
     A site of a federation sets them under [reading] in its site.toml; `place` is the path of that file, and
     error messages then refer to it. An empty `place` stands for the settings of a run.

@@ -28,9 +28,9 @@ Ranges = Mapping[str, tuple[float, float] | None]  # lowest and highest training
 
 # Distances are multiples of the range of the sensor's other readings.
 OUTLIER_DISTANCE = 50.0  # beyond it, a reading is treated as missing
-CODE_DISTANCE = 5.0  # the same for a usual code for "missing", such as 99999
+CODE_DISTANCE = 5.0  # the same for a common code for "missing", such as 99999
 SPIKE_DISTANCE = 20.0  # beyond it, a reading is reported
-REPEATED_DISTANCE = 10.0  # beyond it, a number that recurs may be a code for "missing", even an unusual one
+REPEATED_DISTANCE = 10.0  # beyond it, a number that recurs may be a code for "missing", even an uncommon one
 MOST_BEYOND, ONE_BEYOND = 0.5, 5.0  # the newest readings outside the training range: their median, any one
 
 MIN_READINGS = 20  # of a sensor; with fewer, nothing can be called far from the others
@@ -46,7 +46,7 @@ _NINES = [-9, -99, -99.9, -99.99]
 for _size in (999, 999.9, 999.99, 9999, 9999.9, *(10**digits - 1 for digits in range(5, 10))):
     _NINES += [_size, -_size]
 CODES = np.unique(np.array([*_NINES, 32767, -32767, -32768, 65535, 2**31 - 1, -(2**31)], dtype=np.float32))
-"""Numbers that people and devices usually write for a missing reading."""
+"""Numbers that people and devices often write for a missing reading."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def clean(readings: Readings, config: DataConfig) -> Readings:
     """The readings as a run uses them: codes for "missing" (`data.missing_value`) and outliers are missing.
 
     A reading is an outlier if it lies more than OUTLIER_DISTANCE times the range of the sensor's other
-    readings outside that range (CODE_DISTANCE times for a usual code such as 99999 or -999). At most one in
+    readings outside that range (CODE_DISTANCE times for a common code such as 99999 or -999). At most one in
     RARE readings of a sensor, or FEW in a short series, can be outliers: heavy tails and recurring peaks are
     data. With `data.outliers=keep`, none are. Nothing else changes.
     """
@@ -218,9 +218,9 @@ def _listed(readings: Readings, far: Mapping[int, Ints]) -> str:
         return f"sensor {readings.ids[column]}: {len(rows)} readings, the first {shown(column, rows[0])},"
     total = sum(len(rows) for rows in far.values())
     first = [f"{readings.ids[column]}: {shown(column, rows[0])}" for column, rows in far.items()]
-    some = "; ".join(first[:SENSORS_NAMED])
+    named = "; ".join(first[:SENSORS_NAMED])
     more = f"; and {len(far) - SENSORS_NAMED} more" if len(far) > SENSORS_NAMED else ""
-    return f"{total} readings of {len(far)} sensors ({some}{more})"
+    return f"{total} readings of {len(far)} sensors ({named}{more})"
 
 
 def _codes(readings: Readings) -> dict[float, list[int]]:
@@ -240,18 +240,18 @@ def _codes_of(known: npt.NDArray[np.float32]) -> Iterable[float]:
             return
         code = known.min() if lowest else known.max()
         others = known[known != code]
-        usual = bool(np.isin(code, CODES))
-        if len(known) - len(others) < REPEATED or not (usual or 2 * len(others) > len(known)):
+        is_common = bool(np.isin(code, CODES))
+        if len(known) - len(others) < REPEATED or not (is_common or 2 * len(others) > len(known)):
             continue
         if len(others) == 0:
-            if usual:
+            if is_common:
                 yield float(code)
             return
         low, high = float(others.min()), float(others.max())
         gap = low - float(code) if lowest else float(code) - high
-        only_negative = usual and code < 0 <= low
+        only_negative = is_common and code < 0 <= low
         spread = _spread(low, high)
-        if only_negative or (spread > 0 and gap > (1.0 if usual else REPEATED_DISTANCE) * spread):
+        if only_negative or (spread > 0 and gap > (1.0 if is_common else REPEATED_DISTANCE) * spread):
             yield float(code)
             known = others
 

@@ -147,9 +147,8 @@ class PreparedSeries:
     ) -> None:
         def scaled(absent: Bools) -> Tensor:
             values = (fill(series.values, absent) - scaler.mean) / scaler.std
-            return torch.tensor(
-                np.nan_to_num(values), dtype=dtype, device=device
-            )  # before the first: the mean
+            # Before a node's first reading the value is the mean, which is 0 after scaling.
+            return torch.tensor(np.nan_to_num(values), dtype=dtype, device=device)
 
         self.nodes, self.scaler, self.masked = series.nodes, scaler, treatment == "masked"
         self.history, self.horizon, self.length = windows.history, windows.horizon, windows.length

@@ -44,7 +44,8 @@ def readings_of(table: Table, options: ReadingOptions) -> Readings:
     layout = table.layout
     table = replace(table, notes=table.notes + layout.notes)
     is_long = layout.sensor is not None and _is_long(table, stamps)
-    times, readings = (_from_long if is_long else _from_wide)(table, stamps, options)
+    read_table = _from_long if is_long else _from_wide
+    times, readings = read_table(table, stamps, options)
     if table.locations.line_of is not None and len(readings.times) > 1:
         _check_grid(readings, times, table)
     return readings

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import AnyStr
 
 from cnfgnn.errors import DataError
 
@@ -90,25 +91,23 @@ def open_text(path: Path, *, whole: bool = True) -> Text:
 
 
 def _first_lines(path: Path) -> bytes:
-    """The lines up to the second non-blank one."""
-    lines, filled = [], 0
+    """The lines of a file up to the second non-blank one."""
     with path.open("rb") as file:
-        for line in file:
-            lines.append(line)
-            filled += bool(line.strip())
-            if filled == 2:
-                break
-    return b"".join(lines)
+        return b"".join(_until_second_filled(file))
 
 
 def _head(content: str) -> str:
-    lines, filled = [], 0
-    for line in io.StringIO(content, newline=""):
-        lines.append(line)
+    """The same of a text."""
+    return "".join(_until_second_filled(io.StringIO(content, newline="")))
+
+
+def _until_second_filled(lines: Iterable[AnyStr]) -> Iterator[AnyStr]:
+    filled = 0
+    for line in lines:
+        yield line
         filled += bool(line.strip())
         if filled == 2:
-            break
-    return "".join(lines)
+            return
 
 
 def _utf_8(raw: bytes) -> str | None:
@@ -176,7 +175,9 @@ def _holds_another(cell: str, separator: str) -> bool:
 def number(text: str, decimal: str = ".") -> float | None:
     """Parse a number; unlike Python's float, refuse 1_000 and digits of other scripts."""
     if decimal == ",":
-        text = "no number" if "." in text else text.replace(",", ".")
+        if "." in text:
+            return None
+        text = text.replace(",", ".")
     try:
         return float(text) if text.isascii() and "_" not in text else None
     except ValueError:

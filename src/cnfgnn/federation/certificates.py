@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.kits import ISSUED, read_server, role
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json, write_whole
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -85,12 +85,13 @@ def serial_of(certificate: Mapping[str, Any]) -> str:
 
 def issued(server_kit: Path) -> dict[str, dict[str, Any]]:
     """Serial number and expiry of the certificates that were made together with the server's kit, by site."""
-    return _read_json(server_kit / "startup" / ISSUED)
+    return read_json(server_kit / "startup" / ISSUED) or {}
 
 
 def revoked(server_kit: Path) -> dict[str, str]:
     """The sites of revoked certificates, by serial number."""
-    return {serial: str(site) for serial, site in _read_json(server_kit / REVOKED).items()}
+    recorded = read_json(server_kit / REVOKED) or {}
+    return {serial: str(site) for serial, site in recorded.items()}
 
 
 def revoke(server_kit: Path, site: str, seen: Iterable[str] = ()) -> list[str]:
@@ -119,15 +120,3 @@ def revoke(server_kit: Path, site: str, seen: Iterable[str] = ()) -> list[str]:
 def _validity(file: Path) -> Validity:
     found = read(file)
     return Validity(file, found.not_valid_before_utc, found.not_valid_after_utc)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise RunError(path, "is damaged and cannot be read") from error
-    if not isinstance(content, dict):
-        raise RunError(path, "is damaged and cannot be read")
-    return content

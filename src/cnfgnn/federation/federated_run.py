@@ -77,14 +77,12 @@ def windows_of(run: Run) -> Windows:
     return Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
 
 
-def keeping_of(run: Run) -> MemoryPlan | None:
-    """How a run that has begun keeps hidden states: sites that are absent now had a say in that choice."""
+def memory_plan_of(run: Run) -> MemoryPlan | None:
+    """The memory plan of a run that has begun: it also depends on sites that may be absent now."""
     if not run.started:
         return None
-    known = run.events()[0].get("memory", {})
-    if not known:
-        return None
-    return MemoryPlan(**{name: known[name] for name in vars(MemoryPlan()) if name in known})
+    stored = run.events()[0].get("memory", {})
+    return MemoryPlan.from_json(stored) if stored else None
 
 
 def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[Any, Any]) -> dict[str, Any]:

@@ -29,7 +29,8 @@ SILENT_FOR = 60.0  # seconds after which a server that writes no status is repor
 
 
 def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
-    """Whether the server hears the site, its last forecast, and what it refused or could not do."""
+    """When the server last received a heartbeat of the site, its last forecast, and what it refused or could
+    not do."""
     recorded = read_site_status(kit)
     report: dict[str, Any] = {
         "site": read_site(kit).name,

@@ -157,7 +157,7 @@ def _site_kit(site: SitePlan, provisioned: Path, kit: Path, also_allowed: list[s
 
 
 def _any_kit(provisioned: Path, kit: Path, resources: dict[str, Any]) -> None:
-    """What the server's kit and a site's have alike."""
+    """The files that every kit has."""
     _copy_without_scripts(provisioned, kit)
     for default in (kit / "local").iterdir():
         default.unlink()

@@ -146,10 +146,10 @@ def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
         if span.step != step:
             found[name] = f"its readings are {span.step} s apart, and those of the other sites {step} s"
         elif span.utc != utc:
-            own, others = (
-                ("are in UTC", "have no time zone") if span.utc else ("have no time zone", "are in UTC")
-            )
-            found[name] = f"its timestamps {own}, and those of the other sites {others}"
+            if span.utc:
+                found[name] = "its timestamps are in UTC, and those of the other sites have no time zone"
+            else:
+                found[name] = "its timestamps have no time zone, and those of the other sites are in UTC"
         elif span.first % step != offset:
             found[name] = f"its timestamps are shifted against the other sites' steps of {step} s"
     compatible = {name: span for name, span in spans.items() if name not in found}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.federation.process_identity import identity, is_running
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json_or_empty, write_whole
 
 SERVER_STATUS = "server-status.json"
 WRITE_INTERVAL = 5.0  # seconds between writes, at most, so that a reader can tell that the process is alive
@@ -77,11 +77,7 @@ def _refusal(before: dict[str, Any], address: str, reason: str) -> dict[str, Any
 
 def read_server_status(kit: Path) -> dict[str, Any]:
     """What the server's process last wrote about itself; empty if it never did."""
-    try:
-        content = json.loads((kit / SERVER_STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return read_json_or_empty(kit / SERVER_STATUS)
 
 
 def scheduler_ended(kit: Path) -> bool:

@@ -1,6 +1,6 @@
 """The three tasks at the server: train, evaluate and forecast.
 
-The server knows the graph and no readings. How requests reach the sites is the channel's business.
+The server knows the graph and no readings. A channel carries its requests to the sites.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A site's readings: what the server is told about them, and the series that the site's nodes train on.
+"""A site's readings: the description that the server gets, and the series that the site's nodes train on.
 
 The readings never leave the site.
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ class SiteStatus:
 
 def read_site_status(kit: Path) -> dict[str, Any]:
     """The file's content; empty if it is missing or damaged (the next writer replaces it)."""
-    try:
-        content = json.loads((kit / SITE_STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return read_json_or_empty(kit / SITE_STATUS)
 
 
 def recorded_process(kit: Path) -> str:

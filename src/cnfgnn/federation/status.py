@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.errors import RunError, StorageError
+from cnfgnn.errors import StorageError
 from cnfgnn.federation.process_identity import identity
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json, write_whole
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.training_loop import Progress, Round
 from cnfgnn.transports.remote.transport import RemoteTransport
@@ -162,13 +162,4 @@ def stop_requested(kit: Path, token: str) -> bool:
 
 def read_status(kit: Path) -> Mapping[str, Any] | None:
     """The file's content; None if no task has written one yet."""
-    path = kit / STATUS
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise RunError(path, "is damaged and cannot be read") from error
-    if not isinstance(content, dict):
-        raise RunError(path, "is damaged and cannot be read")
-    return content
+    return read_json(kit / STATUS)

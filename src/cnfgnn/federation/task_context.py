@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.experiment import Experiment, federate, held_by
+from cnfgnn.algorithm.experiment import Experiment, federate, state_bytes
 from cnfgnn.algorithm.number_rules import TAG
 from cnfgnn.algorithm.server import Server
 from cnfgnn.algorithm.shapes import Sizes
@@ -22,7 +22,7 @@ from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError
-from cnfgnn.federation.federated_run import keeping_of
+from cnfgnn.federation.federated_run import memory_plan_of
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
 from cnfgnn.federation.spans import Span, covering_span, reading_warnings
@@ -122,10 +122,10 @@ class TaskContext:
             run.store("server"),
             tick,
             scaler,
-            keeping=keeping_of(run),
+            memory_plan=memory_plan_of(run),
         )
         for site, plan in zip(transport.parties, self.project.sites, strict=True):
-            needed = held_by(experiment, len(plan.sensors))
+            needed = state_bytes(experiment, len(plan.sensors))
             site.objection = partial(rejoin_problem, plan=plan, span=self.span, needed=needed)
         transport.setting_up = False
         return experiment

@@ -172,7 +172,10 @@ class EdgeUpdate(torch.autograd.Function):
             edges.receivers.sum(d).to(d.dtype),
             edges.senders.sum(d).to(d.dtype),
             d_by_weight.view(d.shape[1:]).sum(0, dtype=edges.weights.dtype),
-            *(*d_earlier, *d_composed, *d_weights[::-1], *d_biases[::-1]),
+            *d_earlier,
+            *d_composed,
+            *d_weights[::-1],
+            *d_biases[::-1],
         )
 
 

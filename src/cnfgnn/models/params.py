@@ -64,9 +64,9 @@ def take(theta: Mapping[str, Tensor], rows: Tensor) -> Params:
     return {name: w[rows.to(w.device)] for name, w in theta.items()}
 
 
-def rows(theta: Mapping[str, Tensor], some: slice) -> Params:
+def rows(theta: Mapping[str, Tensor], nodes: slice) -> Params:
     """Views of the weights of some nodes, to read or to change in place."""
-    return {name: w if len(w) == 1 else w[some] for name, w in theta.items()}
+    return {name: w if len(w) == 1 else w[nodes] for name, w in theta.items()}
 
 
 def weighted_mean(theta: Mapping[str, Tensor], weight: Tensor) -> Params:

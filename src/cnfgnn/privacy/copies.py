@@ -1,7 +1,7 @@
-"""The blurred copy of an owner's readings: drawn once and kept for ever. All that is sent is made of it.
+"""The blurred copy of an owner's readings: drawn once and kept forever. Whatever is sent is computed from it.
 
-A second copy of the same reading, with fresh noise or with the same noise at another sigma, would give the
-reading away. So the first copy is final: it is on disk before anybody uses it, and a correction of the
+A second copy of the same reading, with fresh noise or with the same noise at another sigma, would reveal the
+reading. So the first copy is final: it is on disk before anybody uses it, and a correction of the
 reading, a change of its unit or another sigma does not change it. A new sigma applies to readings that have
 no copy yet.
 """
@@ -49,7 +49,7 @@ class Copies(Protocol):
 
 
 class SimulatedCopies:
-    """Copies of a simulation: drawn anew each time, always the same, because the key follows from a seed."""
+    """Copies of a simulation: drawn again each time, always the same, because the key follows from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.key = key_from_seed(seed)
@@ -93,7 +93,7 @@ class CopyStore:
     def _copies(
         self, database: sqlite3.Connection, sensor: str, times: Times, values: Values, sigma: float
     ) -> Values:
-        """The copies of a sensor's readings, after those without one have got theirs."""
+        """The copies of a sensor's readings; readings that have none yet get one first."""
         new = np.isnan(_known(database, sensor, times))
         if new.any():
             draws = standard_normal(self.key, sensor, times[new].astype("datetime64[s]"))
@@ -191,7 +191,7 @@ def _known(database: sqlite3.Connection, sensor: str, times: Times) -> Values:
 
 
 def _public_gaps(readings: Readings, column: int) -> Values:
-    """What the copy holds where there is no reading: that there is none is public, and nothing else is."""
+    """The copy where there is no reading: that a reading is missing is public, and nothing else is."""
     values = readings.values[:, column]
     return np.where(np.isnan(values), np.float32("nan"), np.float32(0))
 
@@ -200,8 +200,8 @@ def _fingerprint(key: bytes) -> str:
     return hashlib.blake2b(b"", key=key, digest_size=16, person=b"cnfgnn key 1").hexdigest()
 
 
-def _lost(what: str, how: str = "missing") -> str:
+def _lost(what: str, state: str = "missing") -> str:
     return (
-        f"{what} is {how}: restore this folder from a backup. Copies must not be made anew: two copies"
-        " of a reading give it away"
+        f"{what} is {state}: restore this folder from a backup. Copies must not be made again: two copies"
+        " of a reading reveal it"
     )

@@ -29,7 +29,7 @@ def new_key() -> bytes:
 
 
 def key_from_seed(seed: int) -> bytes:
-    """The simulator's key: it keeps nothing secret, and a run can be repeated."""
+    """The simulator's key: it protects nothing, but a run can be repeated."""
     return hashlib.blake2b(struct.pack("<q", seed), digest_size=KEY_BYTES, person=b"cnfgnn simulate").digest()
 
 
@@ -56,7 +56,7 @@ def grid(sigma: float) -> float:
 def blurred(
     values: npt.NDArray[np.float32], draws: npt.NDArray[np.float64], sigma: float
 ) -> npt.NDArray[np.float32]:
-    """values + sigma x draws, rounded to the grid: the low bits of a floating-point sum tell of its terms."""
+    """values + sigma x draws, rounded to the grid: the low bits of a sum would reveal its terms."""
     if sigma == 0:
         return values.copy()
     if not LEAST_SIGMA <= sigma < math.inf:

@@ -42,9 +42,8 @@ class Pack:
         return gzip_base64(bytes(self.content))
 
     def _add(self, values: npt.NDArray[Any], kind: str) -> dict[str, Any]:
-        self.content += bytes(
-            -len(self.content) % 8
-        )  # aligned, so that a browser can read the numbers in place
+        # Aligned, so that a browser can read the numbers in place.
+        self.content += bytes(-len(self.content) % 8)
         at = len(self.content)
         self.content += np.ascontiguousarray(values).tobytes()
         return {"at": at, "shape": list(values.shape), "kind": kind}

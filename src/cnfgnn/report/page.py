@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
@@ -21,15 +21,8 @@ from cnfgnn.runs.events import plain
 from cnfgnn.version import __version__
 
 ASSETS = files("cnfgnn.report") / "assets"
-SCRIPTS = (
-    "numbers",
-    "charts",
-    "overview",
-    "map",
-    "sensor",
-    "training",
-    "main",
-)  # concatenated in this order into one module
+# Concatenated in this order into one module.
+SCRIPTS = ("numbers", "charts", "overview", "map", "sensor", "training", "main")
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
 MOST_BYTES = 4_200_000  # of all arrays, uncompressed: keeps the page below 8 MB
 
@@ -118,6 +111,7 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
         "finished": run.finished,
         "best": run.best_round,
         "rounds": list(run.rounds),
+        "loss_name": _loss_name(run.settings),
         "test": test,
         "ledger": list(run.ledger),
         "settings": run.settings,
@@ -133,6 +127,13 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
             "forecasts": pack.rounded(run.predictions.forecasts[:, :, -rows:]),
         }
     return shown
+
+
+def _loss_name(settings: Mapping[str, Any]) -> str:
+    """The kind of loss that a run is trained on, for the axis of a chart."""
+    mask = "masked" if settings["data.missing"] == "masked" else "unmasked"
+    error = "absolute" if settings["training.loss"] == "absolute" else "squared"
+    return f"{mask} mean {error} error"
 
 
 def figures(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -156,9 +157,8 @@ def _rows_that_fit(runs: Sequence[RunView]) -> int:
         4 * predictions.sums[..., 0].size * 8 + 4 * predictions.hours[..., 0].size * 4
         for predictions in shown
     )
-    a_row = sum(
-        2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown
-    )  # as if no readings were shared
+    # As if no readings were shared.
+    a_row = sum(2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown)
     most = max((len(predictions.times) for predictions in shown), default=1)
     return max(1, min(most, (MOST_BYTES - errors) // max(1, a_row)))
 

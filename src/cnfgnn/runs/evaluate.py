@@ -63,7 +63,8 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     personal = _personal_state(run, theta, data.readings, state)
     profiles = personal.pop(PROFILES, None)
     device = experiment.owners[0][1].compute.device
-    experiment.strategy.take({name: w.to(device) for name, w in (theta | personal).items()}, state)
+    weights = {name: w.to(device) for name, w in (theta | personal).items()}
+    experiment.strategy.load_trained(weights, state)
     # On the run's own windows the profiles are computed again, each without the day it is used for.
     if profiles is not None and not (windows is None and _is_same_data(run, data)):
         for rows, clients in experiment.owners:

@@ -44,7 +44,8 @@ class Errors:
     @classmethod
     def read(cls, stored: Mapping[str, float | None]) -> Errors:
         """From JSON, where null stands for NaN."""
-        return cls(**{name: float("nan") if value is None else value for name, value in stored.items()})
+        errors = {name: float("nan") if value is None else value for name, value in stored.items()}
+        return cls(**errors)
 
 
 @dataclass(frozen=True, eq=False)

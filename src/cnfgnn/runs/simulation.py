@@ -60,8 +60,10 @@ def simulate(
     graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
     if method.federated:
         server = store("server")
-        alone = owners[0] if len(owners) == 1 else None
-        experiment = federate(transport, graph, windows, config, seen, data.name, server, tick, scaler, alone)
+        all_nodes = owners[0] if len(owners) == 1 else None
+        experiment = federate(
+            transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes
+        )
         return replace(experiment, owners=owners)
     return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler)
 

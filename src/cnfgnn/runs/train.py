@@ -1,4 +1,4 @@
-"""Train a run to its end, from wherever it stands, and record every event."""
+"""Train a run to its end, from its last checkpoint on, and record every event."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def train_watched(
     save_round: Callable[[Progress, float], None] | None = None,
     on_phase: Callable[[Progress], None] | None = None,
 ) -> Progress:
-    """Train to the end and keep `watcher` informed; a round is saved before the watcher hears of it."""
+    """Train to the end and keep `watcher` informed; a round is saved before the watcher is called."""
     since = time.perf_counter()
 
     def on_round(progress: Progress) -> None:
@@ -132,19 +132,15 @@ def _train_and_record(
     experiment: Experiment,
     progress: Progress,
     watcher: Watcher,
-    board: SummaryWriter,
+    board: SummaryWriter | None,
     save_phases: bool,
 ) -> Progress:
     def save_round(progress: Progress, seconds: float) -> None:
         done = progress.history[-1]
         run.append("round", **_round_event(done, run.data.sensors, seconds))
         run.commit(progress, experiment.scaler)
-        board.add_scalar("validation/loss", done.loss, done.r_g)
-        for name, value in vars(done.validation).items():
-            board.add_scalar(f"validation/{name}", value, done.r_g)
-        for name, value in vars(done.training_bytes).items():
-            board.add_scalar(f"bytes/{name}", value, done.r_g)
-        board.flush()
+        if board is not None:
+            _add_scalars(board, done)
 
     def save_phase(progress: Progress) -> None:
         run.commit(progress, experiment.scaler)
@@ -182,7 +178,7 @@ def _start_event(experiment: Experiment, data: dict[str, Any]) -> dict[str, Any]
         "data": data,
         "windows": {split: experiment.windows.count(split) for split in SPLITS},
         "scaler": vars(experiment.scaler),
-        "memory": vars(experiment.keeping),
+        "memory": experiment.memory_plan.as_json(),
         "parameters": {
             "node": size(model_of(experiment.config).init(torch.Generator())),
             "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),
@@ -215,11 +211,17 @@ def _test_event(result: Result, sensors: Sequence[str], ledger: Ledger) -> dict[
     }
 
 
-@contextmanager
-def _tensorboard(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
-    """TensorBoard's log; entries of an interrupted process beyond the last saved round are hidden."""
-    from torch.utils.tensorboard import SummaryWriter  # late: it takes a second to import
+# ---- TensorBoard ----------------------------------------------------------------------------------------
 
+
+@contextmanager
+def _tensorboard(folder: Path, rounds: int) -> Iterator[SummaryWriter | None]:
+    """TensorBoard's log; entries of an interrupted process beyond the last saved round are hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # late: it takes a second to import
+    except ImportError:  # it is not installed: training does not need it
+        yield None
+        return
     try:
         board = SummaryWriter(str(folder), purge_step=rounds + 1)
     except OSError as error:
@@ -228,3 +230,12 @@ def _tensorboard(folder: Path, rounds: int) -> Iterator[SummaryWriter]:
         yield board
     finally:
         board.close()
+
+
+def _add_scalars(board: SummaryWriter, done: Round) -> None:
+    board.add_scalar("validation/loss", done.loss, done.r_g)
+    for name, value in vars(done.validation).items():
+        board.add_scalar(f"validation/{name}", value, done.r_g)
+    for name, value in vars(done.training_bytes).items():
+        board.add_scalar(f"bytes/{name}", value, done.r_g)
+    board.flush()

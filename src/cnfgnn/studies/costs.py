@@ -78,20 +78,16 @@ def counted(study: Study) -> Table:
     rows = []
     for line in (*study.baselines, *study.lines):
         key = line.cells["method"], line.cells.get("size") or "63k"
-        moved = [run.progress.best.training_bytes for run in line.runs]
-        rows.append(
-            line.with_cells(
-                rmse=line.mean("rmse"),
-                best=Mean.of([run.progress.best.r_g for run in line.runs]) if line.runs else None,
-                formula=Mean.of([_by_formula(run, study) / GIB for run in line.runs])
-                if _has_formula(line)
-                else None,
-                per_node=Mean.of([b.per_node / GIB for b in moved]) if moved else None,
-                per_site=Mean.of([b.per_site / GIB for b in moved]) if moved else None,
-                published=published.get(key),
-                same=_same(line, study),
-            )
-        )
+        cells: dict[str, Any] = {"rmse": line.mean("rmse"), "published": published.get(key)}
+        if line.runs:
+            moved = [run.progress.best.training_bytes for run in line.runs]
+            cells["best"] = Mean.of([run.progress.best.r_g for run in line.runs])
+            cells["per_node"] = Mean.of([b.per_node / GIB for b in moved])
+            cells["per_site"] = Mean.of([b.per_site / GIB for b in moved])
+        if _has_formula(line):
+            cells["formula"] = Mean.of([_by_formula(run, study) / GIB for run in line.runs])
+            cells["same"] = _same(line, study)
+        rows.append(line.with_cells(**cells))
     columns = [*METHOD, Column("rmse", "RMSE, unmasked"), Column("best", "best round", 1)]
     columns += [Column("formula", "GiB by formula"), Column("per_node", "GiB counted per node")]
     columns += [Column("same", "equal to the byte"), Column("per_site", "GiB counted per site")]

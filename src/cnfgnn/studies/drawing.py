@@ -150,7 +150,12 @@ def label_points(figure: Figure, axes: Axes, points: Sequence[LabelledPoint]) ->
 
 def _move(label: Annotation, place: tuple[float, float]) -> None:
     label.set_position(place)
-    label.set_horizontalalignment("left" if place[0] > 1 else "right" if place[0] < -1 else "center")
+    if place[0] > 1:
+        label.set_horizontalalignment("left")
+    elif place[0] < -1:
+        label.set_horizontalalignment("right")
+    else:
+        label.set_horizontalalignment("center")
 
 
 def _overlap(box: Bbox, taken: Sequence[Bbox]) -> float:

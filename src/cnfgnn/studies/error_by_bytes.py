@@ -30,9 +30,8 @@ def error_by_bytes(curves: Mapping[str, Sequence[Curve]], title: str) -> Figure:
             axes.plot(moved[best], least[best], "o", color=colour(k), markersize=4.5, markeredgecolor="white")
             lows.append(least[best])
             highs.append(least[0])
-    top = float(
-        max(np.median(highs), *lows)
-    )  # the first rounds of the slowest method would flatten all curves
+    # Not the highest value: the first rounds of the slowest method would flatten all curves.
+    top = float(max(np.median(highs), *lows))
     low = float(min(lows))
     axes.set_ylim(low - axis_margin(low, top, 0.08), top + axis_margin(low, top, 0.08))
     axes.set_xscale("log")

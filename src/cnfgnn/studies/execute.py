@@ -88,7 +88,8 @@ def finished_rows(plan: Plan, data: Dataset, folder: Path) -> list[Row]:
         # Runs may have any precision: tables name it.
         found = runs_of(case, there, folder, data, plan.source, ["compute.precision"])
         runs = [run for run in found if run.finished]
-        rows += [Row(case, tuple(runs))] if runs else []
+        if runs:
+            rows.append(Row(case, tuple(runs)))
     if not rows:
         raise RunError(folder, f"has no finished run of {plan.source.name}")
     return rows
@@ -154,10 +155,10 @@ class _Process:
         if code == 0:
             return None
         lines = (self.run.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
-        message = (
-            [line for line in lines if line.strip()] if code > 0 else []
-        )  # a killed process has no message
-        sentence = message[-1].removeprefix("cnfgnn: ") if message else f"its process ended with code {code}"
+        written = [line for line in lines if line.strip()]
+        sentence = f"its process ended with code {code}"
+        if written and code > 0:  # a process that was killed has no message
+            sentence = written[-1].removeprefix("cnfgnn: ")
         problem = RunError(self.run.folder, sentence)
         problem.exit_code = code if code in DOCUMENTED else RunError.exit_code
         return problem
@@ -183,7 +184,8 @@ def run_in_parallel(runs: Sequence[tuple[Run, str]], observer: Observer, jobs: i
                 if busy.process.poll() is not None:
                     working.remove(busy)
                     problem = busy.problem()
-                    problems += [] if problem is None else [problem]
+                    if problem is not None:
+                        problems.append(problem)
                     observer.done(Run.open(busy.run.folder), None if problem is None else problem.problem)
             time.sleep(POLL_S)
     finally:

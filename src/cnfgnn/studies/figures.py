@@ -187,9 +187,8 @@ def histograms(data: Dataset, title: str, limit: int = 100) -> Figure:
         axes.tick_params(labelbottom=place + columns >= len(order))
         axes.xaxis.set_major_locator(MaxNLocator(2))
     shares = np.concatenate([axes.patches[0].get_data()[0] for axes in grid[: len(order)]])
-    grid[0].set_ylim(
-        0, 1.25 * float(np.quantile(shares, 0.998))
-    )  # ignore sensors whose readings hardly change
+    # Ignore the tall bars of sensors whose readings hardly change.
+    grid[0].set_ylim(0, 1.25 * float(np.quantile(shares, 0.998)))
     fig.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, wspace=0.03, hspace=0.02)
     fig.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     fig.supxlabel("reading", fontsize=9)

@@ -20,7 +20,7 @@ from cnfgnn.studies.lines import METHOD, Line, Study, masked_table
 from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
-FEWEST_SEEN = 2  # sensors that must train: with one, a graph network has nothing to learn
+FEWEST_SEEN = 2  # sensors that must train: with one, a Graph Network has nothing to learn
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def strategies(study: Study) -> Outcome:
     drawn = partial(figures.validation_curves, curves, f"Validation on {study.data.name}, {kind}")
     points = _points(study.lines, lambda line: str(line.cells["method"]), lambda line: "strategies")
     cost = partial(figures.error_against_bytes, points, f"Error against bytes on {study.data.name}")
-    shown = (
-        {"curves": drawn, "bytes": cost} if points else {"curves": drawn}
-    )  # no points if no federated method was run
+    shown = {"curves": drawn}
+    if points:  # there are none if no federated method was run
+        shown["bytes"] = cost
     return Outcome([table, _masked(study, METHOD[:1])], shown)
 
 
@@ -148,9 +148,9 @@ def enough_seen(data: Dataset, share: float) -> bool:
 
 def _left_out(data: Dataset) -> list[str]:
     few = [f"{share:.0%}" for share in FRACTIONS if not enough_seen(data, share)]
-    return (
-        [f"Left out because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."] if few else []
-    )
+    if not few:
+        return []
+    return [f"Left out because fewer than {FEWEST_SEEN} sensors would train: {', '.join(few)}."]
 
 
 def deviations(study: Study) -> Outcome:
@@ -159,12 +159,15 @@ def deviations(study: Study) -> Outcome:
     base = {line.cells["method"]: line for line in study.lines if not line.cells["label"]}
     tables = []
     for kind, rmse, mae in (("unmasked", "rmse", "mae"), ("masked", "masked_rmse", "masked_mae")):
-        rows = [line.with_cells(**{rmse: line.mean(rmse), mae: line.mean(mae)}) for line in study.baselines]
+        rows = []
+        for line in study.baselines:
+            errors = {rmse: line.mean(rmse), mae: line.mean(mae)}
+            rows.append(line.with_cells(**errors))
         for line in study.lines:
             shipped, label = base.get(line.cells["method"]), line.cells["label"]
             changed = change(line, shipped, rmse) if shipped and label else None
-            figures_of = {rmse: line.mean(rmse), mae: line.mean(mae)}
-            rows.append(line.with_cells(**figures_of, change=changed, label=label or "as shipped"))
+            errors = {rmse: line.mean(rmse), mae: line.mean(mae)}
+            rows.append(line.with_cells(**errors, change=changed, label=label or "as shipped"))
         columns = [*what, Column(rmse, "RMSE"), Column("change", "change of RMSE", 1, True)]
         columns += [Column(mae, "MAE"), *RESULT[2:]]
         title = f"Deviations on {study.data.name}, {kind}"
@@ -224,15 +227,14 @@ def subgraphs(data: Dataset, shares: Sequence[float]) -> Outcome:
 
 
 def _result(line: Line, **more: Any) -> dict[str, Any]:
-    return line.with_cells(**({"rmse": line.mean("rmse"), "mae": line.mean("mae")} | more))
+    return line.with_cells(rmse=line.mean("rmse"), mae=line.mean("mae"), **more)
 
 
 def change(line: Line, shipped: Line, figure: str) -> Mean | None:
     """The relative change of an error from the method as shipped, over the same seeds."""
     ours, theirs = line.by_seed(figure), shipped.by_seed(figure)
-    changes = [
-        ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)
-    ]  # undefined for an error of 0
+    # Undefined for an error of 0.
+    changes = [ours[seed] / theirs[seed] - 1 for seed in ours if theirs.get(seed)]
     return Mean.of(changes) if changes else None
 
 
@@ -271,7 +273,8 @@ def _curve(run: Run, kind: str) -> list[float]:
 def _with_settings(line: Line, *keys: str) -> Line:
     """The line with these settings as cells, even those that equal the preset's."""
     config = line.runs[0].config
-    return Line({**line.cells, **{key: config.setting(key) for key in keys}}, line.tests, line.runs)
+    settings = {key: config.setting(key) for key in keys}
+    return Line({**line.cells, **settings}, line.tests, line.runs)
 
 
 def _points(

@@ -134,7 +134,8 @@ class Plan:
         changes = {key: v for key, v in self.changes.items() if not key.startswith(sections)}
         for key, value in self._under("only.").items():
             name, _, setting = key.partition(".")
-            changes |= {setting: value} if method_of(name).name == method else {}
+            if method_of(name).name == method:
+                changes[setting] = value
         config = preset(method, size, like, self.inductive).with_changes(changes)
         last = self._under("all.")
         grid = self._under("grid.")
@@ -226,7 +227,7 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
     if config.training.schedule == "cosine":  # the number of rounds determines the learning rates
         keys.remove("training.rounds")
     circumstances = {key: config.setting(key) for key in keys}
-    if run.config.with_changes(circumstances) not in (config, _settled(config, run)):
+    if run.config.with_changes(circumstances) not in (config, _with_fitted_batches(config, run)):
         raise RunError(
             folder,
             f"was begun with other settings than {source} has now: move it away or choose another folder",
@@ -240,7 +241,7 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
     return run
 
 
-def _settled(config: Config, run: Run) -> Config:
+def _with_fitted_batches(config: Config, run: Run) -> Config:
     """These settings as a started run uses them: minibatches are limited to the number of windows."""
     if not run.started:
         return config

@@ -21,6 +21,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.studies.beyond import beyond
 from cnfgnn.studies.costs import cost
 from cnfgnn.studies.execute import Observer, finished_rows, run_plan
+from cnfgnn.studies.experiments import experiment_file
 from cnfgnn.studies.figures import save, svg
 from cnfgnn.studies.lines import Study, baselines
 from cnfgnn.studies.paper import (
@@ -71,7 +72,7 @@ def reproduce(name: str, request: Request, observer: Observer) -> tuple[Outcome,
     """Run what is missing, write every file, and return the outcome and its folder."""
     if name not in NAMES:
         raise ConfigError("TABLE", f"there is no table {name!r}", NAMES)
-    source = _experiment(name)
+    source = experiment_file(name)
     if name in WITHOUT_TRAINING:
         outcome, data, runs = _from_data(name, source, request)
     else:
@@ -79,15 +80,6 @@ def reproduce(name: str, request: Request, observer: Observer) -> tuple[Outcome,
     folder = _folder(request, data)
     _write(name, outcome, folder, runs, data)
     return outcome, folder
-
-
-def _experiment(name: str) -> Path:
-    """The plan of a table: installed with the package, or in the checkout."""
-    here = Path(__file__).parents[1]
-    for folder in (here / "experiments", here.parents[1] / "experiments"):
-        if (folder / f"{name}.toml").is_file():
-            return folder / f"{name}.toml"
-    raise ConfigError("TABLE", f"experiments/{name}.toml is missing: reinstall the package")
 
 
 def _from_data(name: str, source: Path, request: Request) -> tuple[Outcome, Dataset | None, list[Run]]:
@@ -114,13 +106,11 @@ def _from_runs(
         rows = run_plan(plan, data, folder / "runs", observer, request.jobs)
     else:
         rows = finished_rows(plan, data, folder / "runs")
-    study = Study(
-        name, data, like_of(data, plan.like), rows, baselines(data, plan.cases(data)[0].config.data)
-    )
-    first = sorted(
-        rows, key=lambda row: row.case.method != "at-fedavg"
-    )  # the method of the paper comes first
-    return WITH_TRAINING[name](study), data, [row.runs[0] for row in first]
+    compared = baselines(data, plan.cases(data)[0].config.data)
+    study = Study(name, data, like_of(data, plan.like), rows, compared)
+    # The method of the paper comes first.
+    shown = sorted(rows, key=lambda row: row.case.method != "at-fedavg")
+    return WITH_TRAINING[name](study), data, [row.runs[0] for row in shown]
 
 
 def _plan(source: Path, request: Request) -> Plan:

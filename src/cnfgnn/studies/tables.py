@@ -87,10 +87,7 @@ class Table:
 
     def plain(self) -> dict[str, Any]:
         """The table as plain values, ready for JSON."""
-        rows = [
-            {c.key: v._asdict() if isinstance(v := row.get(c.key), Mean) else v for c in self.columns}
-            for row in self.rows
-        ]
+        rows = [{c.key: _plain(row.get(c.key)) for c in self.columns} for row in self.rows]
         labels = {c.key: c.label for c in self.columns}
         return {"title": self.title, "columns": labels, "rows": rows, "notes": list(self.notes)}
 
@@ -119,6 +116,10 @@ class Table:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _plain(value: Any) -> Any:
+    return value._asdict() if isinstance(value, Mean) else value
 
 
 def _raw(value: Any, wide: bool) -> list[Any]:

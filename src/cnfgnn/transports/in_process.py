@@ -50,5 +50,5 @@ class InProcess:
         return Payload(joined, present)
 
     def wait(self, answered: Tensor) -> bool:
-        """Waiting would not bring a group back: whoever uses this object takes it out of `away`."""
+        """Never wait: a group is away until the caller removes it from `away`."""
         return False

@@ -74,7 +74,7 @@ def test_a_site_learns_the_servers_clock_and_whether_its_heartbeats_arrive(
 ) -> None:
     _, made = running
     wait_until(lambda: hears(made["north"]), "the server hears north")
-    assert "heard this site" in said("federation", "status", made["north"])
+    assert "received a heartbeat" in said("federation", "status", made["north"])
     answer = handshake.ask_server(made["south"])
     assert abs(answer.clock_ahead) < 60
     assert connection_problem(answer) == ""

@@ -157,7 +157,7 @@ def test_a_site_at_work_is_late_after_its_deadline() -> None:
 def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "SAYS_SOMETHING_AFTER", 0.02)
+    monkeypatch.setattr(endpoint, "REPORTS_WORKING_AFTER", 0.02)
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport()
     strategy, site, disk = server(federated(wires, transport)), transport.parties[1], threading.Event()
@@ -193,7 +193,7 @@ def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
 def test_where_a_late_site_is_needed_training_pauses_until_it_is_done(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "SAYS_SOMETHING_AFTER", 0.02)
+    monkeypatch.setattr(endpoint, "REPORTS_WORKING_AFTER", 0.02)
     wires = Wires(data, small("gru-fedavg"))
     transport = wires.transport(min_sites=3)
     strategy, site, disk = server(federated(wires, transport)), transport.parties[1], threading.Event()
@@ -225,7 +225,7 @@ def test_what_a_site_keeps_the_others_waiting_for_can_be_seen(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cnfgnn.transports.remote.transport.SHOWN_AFTER", 0.05)
-    monkeypatch.setattr(endpoint, "SAYS_SOMETHING_AFTER", 0.02)
+    monkeypatch.setattr(endpoint, "REPORTS_WORKING_AFTER", 0.02)
     wires = Wires(data, small("gru-fedavg"))
     transport = wires.transport()
     shown, disk = threading.Event(), threading.Event()

@@ -266,13 +266,13 @@ def test_hidden_states_are_kept_so_that_the_smallest_site_can_hold_them(data: Da
     transport = wires.transport()
     whole = federated(wires, transport)
     windows = whole.windows.count("train")
-    assert whole.keeping.how == "full"
+    assert whole.memory_plan.state_format == "full"
     takes = 2 * windows * (5 + 2 * 4) * 8  # two sensors, h_c of 5 numbers and h_G of 4, in eight bytes
     for limit, how in ((takes, "full"), (takes - 1, "bf16"), (takes // 4 - 1, "recomputed")):
         transport.parties[1].memory_limit = limit
         experiment = federated(wires, transport)
-        assert experiment.keeping.how == how
-        assert experiment.keeping.site == ("" if how == "full" else "site-1")
+        assert experiment.memory_plan.state_format == how
+        assert experiment.memory_plan.site == ("" if how == "full" else "site-1")
         server(experiment).round(1)
         assert server(experiment).nodes.up.all()
 

@@ -27,7 +27,7 @@ BOTTLENECK_CAPACITY = (0.80, 0.92)
 PEAK_FLOW = 0.95  # of capacity
 DAY_SPREAD = 0.12  # standard deviation of a day's demand in a block (logarithm)
 SURGE_SPREAD, SURGE_HOURS = 0.10, 1.0  # the same for a ramp within a day, and how long a surge lasts
-RAMP_ROOM = 20  # with so many vehicles waiting at a ramp, no more drivers join
+RAMP_QUEUE = 20  # with so many vehicles waiting at a ramp, no more drivers join
 INCIDENTS = 8.0  # per stretch and day
 INCIDENT_HOURS = (6, 20)
 INCIDENT_MINUTES = (30, 90)
@@ -116,9 +116,7 @@ def _simulated(
         outflow, vehicles = np.zeros((2, len(town.sensors)))
         for _ in range(step_minutes // minutes):
             passing = next(capacity)
-            arriving = np.where(
-                traffic.waiting < RAMP_ROOM, next(demand), 0.0
-            )  # a full ramp turns drivers away
+            arriving = np.where(traffic.waiting < RAMP_QUEUE, next(demand), 0.0)
             for _ in range(round(minutes * 60 / STEP_S)):
                 vehicles += traffic.vehicles[town.sensors]
                 traffic.step(arriving, passing)
@@ -197,9 +195,9 @@ def _capacity(town: City, clock: npt.NDArray[np.datetime64], rng: np.random.Gene
     """Yield the vehicles (c,) that a cell can pass on in a step; bottlenecks and incidents reduce them."""
     cells = int(town.first[-1])
     stretches = cells * CELL_M / STRETCH_M
-    usual = np.full(cells, CAPACITY)
+    normal = np.full(cells, CAPACITY)
     narrow = rng.choice(cells, size=min(cells, max(1, round(BOTTLENECKS * stretches))), replace=False)
-    usual[narrow] *= rng.uniform(*BOTTLENECK_CAPACITY, len(narrow))
+    normal[narrow] *= rng.uniform(*BOTTLENECK_CAPACITY, len(narrow))
     first_day = clock[0].astype("datetime64[D]")
     days = int((clock[-1] - first_day) // np.timedelta64(1, "D")) + 1
     count = rng.poisson(INCIDENTS * stretches * days)
@@ -209,7 +207,7 @@ def _capacity(town: City, clock: npt.NDArray[np.datetime64], rng: np.random.Gene
     where, left = rng.integers(cells, size=count), rng.uniform(*INCIDENT_CAPACITY, count)
     for now in clock:
         active = (begin <= now) & (now < end)
-        passing = usual.copy()
+        passing = normal.copy()
         np.minimum.at(passing, where[active], CAPACITY * left[active])
         yield passing
 

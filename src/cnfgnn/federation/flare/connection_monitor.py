@@ -62,5 +62,5 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
         if problem and problem[:SAME_PROBLEM] != self.logged_problem[:SAME_PROBLEM]:
             self.logger.error(problem)
         elif self.logged_problem and not problem:
-            self.logger.info("the server hears this site again")
+            self.logger.info("the connection to the server works again")
         self.logged_problem = problem

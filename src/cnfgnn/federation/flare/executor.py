@@ -92,7 +92,7 @@ class SiteNodes:
         SiteStatus(self.kit).record_problem(verb, str(error))
 
     def describe(self) -> Mapping[str, Any]:
-        """What the server is told in answer to a hello."""
+        """The answer to a hello of the server."""
         if self.data is None or self.plan is None or self.problem:
             return {"ready": False, "problem": self.problem, "version": __version__}
         about = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
@@ -212,9 +212,9 @@ class SiteClients(Clients):
         compute: Compute,
         store: SiteStore,
         name: str,
-        room: int,
+        memory_limit: int,
     ) -> None:
-        super().__init__(current, compute, store, name, memory_limit=room)
+        super().__init__(current, compute, store, name, memory_limit=memory_limit)
         self.current, self.run_series = current, run_series
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:

@@ -31,8 +31,8 @@ class MessageGuard(FLComponent):  # type: ignore[misc]
 def reject_requests_of_sites(cell: Any) -> None:
     """At the server, where all connections end: forward only requests that its own jobs send.
 
-    The origin of a message is what its sender wrote. The engine compares it with the sender's token, but not
-    if it no longer knows the token. Whose connection a message arrived on is certain: the certificate says.
+    A sender can write any origin into a message. The engine compares it with the sender's token, but not if
+    it no longer knows the token. The connection cannot be forged: its certificate names the sender.
     """
 
     def checked(message: Message) -> Message | None:

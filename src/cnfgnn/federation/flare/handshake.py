@@ -38,9 +38,8 @@ class ServerAnswer:
     server: str
     address: str
     clock_ahead: float  # seconds by which the server's clock is ahead of ours
-    connection: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # empty from a server without admission control
+    # Empty from a server without admission control.
+    connection: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ask_server(kit: Path, process: str = "") -> ServerAnswer:

@@ -31,7 +31,7 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.joined: set[tuple[str, str]] = set()  # job and token of late sites that run the job
-        self.seen_without: set[tuple[str, str]] = set()  # and of those that did not at the last check
+        self.not_running: set[tuple[str, str]] = set()  # and of those that did not at the last check
         self.ended = threading.Event()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -44,7 +44,7 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
         while not self.ended.wait(CHECK_INTERVAL):
             running = dict(engine.job_runner.running_jobs)
             self.joined = {pair for pair in self.joined if pair[0] in running}
-            self.seen_without = {pair for pair in self.seen_without if pair[0] in running}
+            self.not_running = {pair for pair in self.not_running if pair[0] in running}
             for job_id, job in running.items():
                 participants = engine.run_processes.get(job_id, {}).get(RunProcessKey.PARTICIPANTS)
                 if participants is None:
@@ -58,8 +58,8 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
         try:
             if _runs_job(engine, job.job_id, client):
                 self.joined.add(pair)
-            elif pair not in self.seen_without:
-                self.seen_without.add(pair)  # it may be about to rejoin by itself
+            elif pair not in self.not_running:
+                self.not_running.add(pair)  # it may be about to rejoin by itself
             else:
                 with engine.new_context() as fl_ctx:
                     _deploy(engine, job, client, fl_ctx)

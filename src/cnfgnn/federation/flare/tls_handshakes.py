@@ -12,7 +12,7 @@ from typing import Any
 
 HANDSHAKE_WITHIN = 10.0  # seconds
 
-Refused = Callable[[str, str], None]  # told the address and the reason
+Refused = Callable[[str, str], None]  # called with the address and the reason
 
 
 def move_handshakes_to_threads(connections: Any, on_refused: Refused) -> None:

@@ -7,9 +7,8 @@ import importlib.util
 
 import torch
 
-ON_CHIP = (
-    210 << 10
-)  # bytes of shared memory that the largest kernel needs; GPUs smaller than Hopper have less
+# Bytes of shared memory that the largest kernel needs; GPUs smaller than Hopper have less.
+ON_CHIP = 210 << 10
 WIDEST = 128  # units of the widest GRU whose weights fit there
 
 

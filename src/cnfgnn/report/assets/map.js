@@ -25,28 +25,35 @@ function edgeLines(data) {
   return { x, y, mode: "lines", hoverinfo: "skip", line: { color: colour("edge"), width: data.sensors.length > 100 ? 0.7 : 1.2 } };
 }
 
+// In pixels: the more sensors, the smaller.
+function markerSize(sensors) {
+  if (sensors <= 40) return 16;
+  const [, size] = [[250, 8], [100, 9], [40, 12]].find(([more]) => sensors > more);
+  return narrow() ? size - 3 : size;
+}
+
 part(["run", "figure", "step", "sensor", "theme"], () => {
   const run = theRun(), data = theData(), n = data.sensors.length;
   const errors = bySensor(run, state.figure, state.step);
   const known = errors.some((v) => v !== null);
   const [cmin, cmax] = scaleOf(state.figure);
-  const size = (n > 250 ? 8 : n > 100 ? 9 : n > 40 ? 12 : 16) - (narrow() && n > 40 ? 3 : 0);
+  const size = markerSize(n);
   const name = `${FIGURES[state.figure]}, ${aheadName(run, state.step)}`;
   const trained = (i) => !run.seen || run.seen[i];
-  const markers = (kept, marker) => {
-    const some = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === kept);
+  const markers = (hasError, marker) => {
+    const shown = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === hasError);
     return {
-      x: some.map((i) => data.x[i]), y: some.map((i) => data.y[i]), mode: "markers", customdata: some,
-      text: some.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (not trained)"}<br>${number(errors[i])}`),
+      x: shown.map((i) => data.x[i]), y: shown.map((i) => data.y[i]), mode: "markers", customdata: shown,
+      text: shown.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (not trained)"}<br>${number(errors[i])}`),
       hovertemplate: "%{text}<extra></extra>",
       marker: {
-        size, symbol: some.map((i) => (trained(i) ? "circle" : "diamond")),
-        line: { width: 1, color: colour("card") }, ...marker(some),
+        size, symbol: shown.map((i) => (trained(i) ? "circle" : "diamond")),
+        line: { width: 1, color: colour("card") }, ...marker(shown),
       },
     };
   };
-  const evaluated = markers(true, (some) => ({
-    color: some.map((i) => errors[i]), cmin, cmax,
+  const evaluated = markers(true, (shown) => ({
+    color: shown.map((i) => errors[i]), cmin, cmax,
     colorscale: SCALES[state.theme].map((shade, k, all) => [k / (all.length - 1), shade]),
     colorbar: {
       title: { text: name, side: "top", font: { size: 12 } }, orientation: "h", thickness: 10, len: 0.9,

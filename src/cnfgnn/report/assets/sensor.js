@@ -14,8 +14,8 @@ part(["run", "sensor", "step", "figure"], () => {
     element("div", { class: figure === state.figure ? "shown" : null, "data-figure": figure },
       element("dt", {}, name),
       element("dd", {}, number(bySensor(run, figure, state.step)[state.sensor])))));
-  at("without").hidden = !run.no_predictions;
-  at("without").textContent = `Forecasts and errors by hour are not available: ${run.no_predictions}.`;
+  at("no-predictions").hidden = !run.no_predictions;
+  at("no-predictions").textContent = `Forecasts and errors by hour are not available: ${run.no_predictions}.`;
   at("days-part").hidden = at("errors-part").hidden = !run.forecasts;
 });
 

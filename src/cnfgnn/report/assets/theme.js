@@ -2,8 +2,8 @@
 {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
-  const kept = () => { try { return localStorage.getItem("cnfgnn-theme"); } catch { return null; } };
-  let chosen = kept();
+  const stored = () => { try { return localStorage.getItem("cnfgnn-theme"); } catch { return null; } };
+  let chosen = stored();
   const dark = () => (chosen ?? (system.matches ? "dark" : "light")) === "dark";
   const show = () => {
     root.dataset.theme = dark() ? "dark" : "light";

@@ -1,13 +1,12 @@
 // Training: loss by round, bytes by verb, and settings.
 
-// Masked and unmasked losses cannot be compared: one chart each.
+// Losses of different kinds cannot be compared: one chart each.
 part(["run", "theme"], () => {
-  const masked = (run) => run.settings["data.missing"] === "masked";
-  const kinds = [true, false].map((kind) => content.runs.filter((run) => masked(run) === kind)).filter((g) => g.length);
+  const kinds = [...new Set(content.runs.map((run) => run.loss_name))].sort();
   while (at("losses").children.length < kinds.length)
     at("losses").append(element("div", { class: "chart", role: "img", "aria-label": "Validation loss by round" }));
-  kinds.forEach((runs, k) => {
-    const name = `${masked(runs[0]) ? "masked" : "unmasked"} mean squared error`;
+  kinds.forEach((kind, k) => {
+    const runs = content.runs.filter((run) => run.loss_name === kind);
     const traces = runs.flatMap((run) => {
       const style = styleOf(run), best = run.rounds.find((round) => round.round === run.best);
       const width = run === theRun() ? 2.5 : 1.5;
@@ -28,7 +27,7 @@ part(["run", "theme"], () => {
     draw(at("losses").children[k], traces, {
       showlegend: runs.length > 1,
       xaxis: axis({ title: "round", ...(most <= 12 ? { dtick: 1 } : {}) }),
-      yaxis: axis({ title: name }),
+      yaxis: axis({ title: kind }),
       legend: { orientation: "h", x: 0, y: -0.28, yanchor: "top" },
     });
   });

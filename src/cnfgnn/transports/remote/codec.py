@@ -89,12 +89,13 @@ def encoded_size(message: Sequence[Call] | Sequence[Answer]) -> int:
 
 def part_of(one: Call | Answer) -> Part:
     """The entry of a call or an answer in the header."""
-    numbers, problem = (one.numbers, None) if isinstance(one, Call) else ({}, one.problem)
+    declared = {name: Declared(t.dtype, tuple(t.shape)) for name, t in one.tensors.items()}
+    if isinstance(one, Call):
+        return Part(one.verb, None, one.numbers, declared)
+    problem = one.problem
     if problem is not None:  # the message of any exception: one line that is safe to print
         problem = "".join(c if c.isprintable() else " " for c in problem)[:LONGEST_TEXT] or "failed"
-    return Part(
-        one.verb, problem, numbers, {k: Declared(t.dtype, tuple(t.shape)) for k, t in one.tensors.items()}
-    )
+    return Part(one.verb, problem, {}, declared)
 
 
 def _encoded(kind: bytes, parts: Sequence[Part], tensors: Sequence[Mapping[str, Tensor]]) -> bytes:

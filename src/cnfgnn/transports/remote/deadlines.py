@@ -11,7 +11,7 @@ from cnfgnn.transports.remote.schema import CallHeader, read_request
 
 LEAST = 30.0  # seconds for every request, however fast the site usually is
 SLACK = 4.0  # times as long as the site recently took for the same work at its slowest
-FORGETS = 0.8  # the share of an old slowest time that still counts when the next one is measured
+DECAY = 0.8  # the share of an old slowest time that still counts when the next one is measured
 FIRST_WORK, FIRST_OTHER = 1800.0, 120.0  # seconds for a verb that was not measured at this site yet
 
 
@@ -37,7 +37,7 @@ class Pace:
         """The calls are done, and each verb took so many seconds."""
         for verb, units in _units_by_verb(calls, known).items():
             if verb in seconds:
-                before = FORGETS * self._per_unit.get(verb, 0.0)
+                before = DECAY * self._per_unit.get(verb, 0.0)
                 self._per_unit[verb] = max(seconds[verb] / units, before)
                 self._factor.pop(verb, None)
 
@@ -60,8 +60,8 @@ def _units_by_verb(calls: Sequence[CallHeader], known: Sizes) -> dict[str, float
 def _units(request: Verb, call: CallHeader, known: Sizes) -> float:
     """How much work a call is: minibatches or windows if it is about any, else 1."""
     if isinstance(request, Update):
-        if request.some is not None:
-            return request.some.until - request.some.first
+        if request.minibatches is not None:
+            return request.minibatches.until - request.minibatches.first
         return request.r_c * math.ceil(known.windows.get("train", 1) / known.client_batch)
     if request.minibatch is not None and known.prepared:
         return known.drawn(request.minibatch)

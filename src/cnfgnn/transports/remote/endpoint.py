@@ -24,7 +24,7 @@ from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, pack, unpack
 from cnfgnn.transports.remote.schema import check_calls
 from cnfgnn.transports.remote.values import check_call_values
 
-SAYS_SOMETHING_AFTER = 2.0  # seconds of work after which a site answers "working"
+REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
 MOST_ROWS = 1 << 28  # time steps
 MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
 
@@ -62,8 +62,7 @@ class _Work:
 class Endpoint:
     """Carries out the requests of one server session on a site's nodes.
 
-    `join` makes the nodes, `about` is what the site says of itself in a hello, and `after` is called after
-    every verb.
+    `join` makes the nodes, `about` describes the site in a hello, and `after` is called after every verb.
     """
 
     def __init__(
@@ -90,7 +89,8 @@ class Endpoint:
             note = unpack(request)
             if note.kind == "hello":
                 busy = self._work.begun and not self._work.done.is_set()
-                return pack("hello", **{**self.about(), "clock": time.time(), "busy": busy})
+                about = {**self.about(), "clock": time.time(), "busy": busy}
+                return pack("hello", **about)
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):
@@ -139,7 +139,7 @@ class Endpoint:
         return _piece(work, note, note.whole("start"))
 
     def _outcome(self, work: _Work, note: Note) -> bytes:
-        if not work.done.wait(SAYS_SOMETHING_AFTER):
+        if not work.done.wait(REPORTS_WORKING_AFTER):
             return pack("working")
         if work.lost is not None:
             return pack("lost", reason=work.lost)

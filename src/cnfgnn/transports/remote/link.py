@@ -5,7 +5,7 @@ is gone. Requests are numbered: one that is sent twice, because its answer was l
 allows short timeouts and many tries, and a site that crashed while working is noticed on the first try after
 its restart.
 
-Nothing waits for ever. A site that sends neither an answer nor a hello for `silent_for` seconds is
+Nothing waits forever. A site that sends neither an answer nor a hello for `silent_for` seconds is
 unreachable. A site that keeps answering "working" is late after the deadline of its request.
 """
 
@@ -73,9 +73,9 @@ class Link:
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What the site reports about itself."""
         request = pack("hello", session=self.session)
-        said = unpack(self.channel.ask(self.site, request, timeout or self.answer_within)).fields
+        answer = unpack(self.channel.ask(self.site, request, timeout or self.answer_within))
         self._heard = time.monotonic()
-        return said
+        return answer.fields
 
     def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> bytearray:
         """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
@@ -83,14 +83,14 @@ class Link:
         same: dict[str, Any] = {"session": self.session, "number": number, "piece": self.piece}
         about |= {**same, "size": len(request)}
         for k, piece in enumerate(sent[:-1]):
-            self._settled(self._asked(pack("piece", piece, start=k * self.piece, **about)))
+            self._accepted(self._asked(pack("piece", piece, start=k * self.piece, **about)))
         begun = time.monotonic()
         note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about), most)
         while note.kind == "working":
             if time.monotonic() - begun > deadline:
                 raise Late(f"working for more than {deadline:.0f} s")
             note = self._asked(pack("wait", **same), most)
-        self._settled(note)
+        self._accepted(note)
         self.worked, self.verbs = _seconds(note), _verbs(note, time.monotonic() - begun)
         size = note.whole("size")
         if size > most:
@@ -98,7 +98,7 @@ class Link:
         answer = bytearray(note.payload)
         while len(answer) < size:
             wanted = pack("fetch", start=len(answer), **same)
-            more = self._settled(self._asked(wanted, size)).payload
+            more = self._accepted(self._asked(wanted, size)).payload
             if not len(more):
                 raise Malformed("the answer is truncated")
             answer += more
@@ -106,7 +106,8 @@ class Link:
             raise Malformed("the answer is longer than announced")
         return answer
 
-    def _settled(self, note: Note) -> Note:
+    def _accepted(self, note: Note) -> Note:
+        """The same note if the site carried out what it was sent; otherwise an error."""
         if note.kind == "lost":
             raise Lost(legible(note.fields.get("reason", "")))
         if note.kind not in ("done", "noted"):
@@ -122,8 +123,8 @@ class Link:
                 if self.stopped():  # do not wait for a site that may be gone, or busy for an hour
                     raise Unreachable("the task was stopped")
                 try:
-                    left_to_it = max(0.1, self.silent_for - self.silent)
-                    note = unpack(self.channel.ask(self.site, request, min(timeout, left_to_it)))
+                    time_left = max(0.1, self.silent_for - self.silent)
+                    note = unpack(self.channel.ask(self.site, request, min(timeout, time_left)))
                 except Unreachable:
                     if not left or self.silent >= self.silent_for:
                         raise
@@ -132,17 +133,20 @@ class Link:
                     return note
         finally:
             self._asking = None
-        raise AssertionError("at least one try")
+        raise AssertionError("TRIES must be at least 1")
 
 
 def _seconds(note: Note) -> float:
     """Only shown in the status: an invalid value counts as 0."""
-    said = note.fields.get("seconds")
-    return float(said) if isinstance(said, int | float) and 0 <= said < 1e9 else 0.0
+    seconds = note.fields.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e9 else 0.0
 
 
 def _verbs(note: Note, most: float) -> Mapping[str, float]:
     """The seconds that the site reports for each verb: at most as long as we waited for all of them."""
-    said = note.fields.get("verbs")
-    times = said.items() if isinstance(said, dict) else ()
-    return {verb: min(float(t), most) for verb, t in times if isinstance(t, int | float) and t >= 0}
+    reported = note.fields.get("verbs")
+    if not isinstance(reported, dict):
+        return {}
+    return {
+        verb: min(float(t), most) for verb, t in reported.items() if isinstance(t, int | float) and t >= 0
+    }

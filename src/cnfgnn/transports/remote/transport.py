@@ -29,7 +29,7 @@ from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Late, Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable
 from cnfgnn.transports.remote.schema import after, check_answers, largest_answer
-from cnfgnn.transports.remote.values import check_own, check_values, norm, too_large
+from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, too_large
 
 PROBED_EVERY = 1.0  # seconds
 PROBE_WITHIN = 3.0
@@ -62,7 +62,7 @@ class Site:
     asked: float | None = None  # when its current request was sent, by the monotonic clock
     deadline: float = 0.0  # seconds for its current request
     pace: Pace = field(default_factory=Pace)
-    objection: Callable[[Mapping[str, Any]], str] = lambda said: ""  # to what its hello says
+    objection: Callable[[Mapping[str, Any]], str] = lambda hello: ""  # why it cannot take part
 
     @property
     def usable(self) -> bool:
@@ -120,7 +120,7 @@ class RemoteTransport:
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if self.stopped():
             raise Stopped
-        check_own(calls)
+        check_outgoing(calls)
         place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
         place[rows] = torch.arange(len(rows))
         asked = [(site, place[site.rows]) for site in self.parties if (place[site.rows] >= 0).any()]
@@ -246,7 +246,7 @@ class RemoteTransport:
                 self._norm = norm(request.model().init(generator(request.settings.seed, NODE_WEIGHTS)))
 
     def _placed(self, verb: str, reply: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Hidden states and gradients go to the device of the graph network."""
+        """Hidden states and gradients go to the device of the Graph Network."""
         states = VERBS[verb].states
         return {
             name: tensor.to(self.device) if name.removesuffix(SCALE) in states else tensor
@@ -260,11 +260,11 @@ class RemoteTransport:
                 self.changed()
             begun = time.perf_counter()
             try:
-                said = site.link.hello(PROBE_WITHIN)
+                hello = site.link.hello(PROBE_WITHIN)
             except (Unreachable, Malformed):
                 continue
             site.latency, site.last_seen = time.perf_counter() - begun, time.time()
-            site.busy = said.get("busy") is True
-            if objection := site.objection(said):
+            site.busy = hello.get("busy") is True
+            if objection := site.objection(hello):
                 site.problem = objection
             site.reachable = not objection

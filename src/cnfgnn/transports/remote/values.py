@@ -19,10 +19,10 @@ from cnfgnn.transports.remote.schema import Refused
 TOO_LARGE = 100.0  # times the norm of weights known to be good: no round of training changes them that much
 
 
-def check_own(calls: Sequence[Call]) -> None:
+def check_outgoing(calls: Sequence[Call]) -> None:
     """At the server: reject non-finite outgoing tensors.
 
-    Every site would refuse them, or answer with such values, and the server would wait for ever.
+    Every site would refuse them, or answer with such values, and the server would wait forever.
     """
     for call in calls:
         for name, tensor in call.tensors.items():
