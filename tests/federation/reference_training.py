@@ -106,7 +106,7 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
 
 
 def assert_as_good_as_undisturbed(error: float, data: Dataset, config: Config) -> None:
-    """A training with failures is another random draw, like another seed, and seeds differ by up to 2 % here."""
+    """A training with failures is another draw, like another seed, and seeds differ by up to 2 % here."""
     expected = undisturbed_error(data, config)
     print(f"test error {error:.4f}, undisturbed {expected:.4f}")
     assert error <= 1.05 * expected
