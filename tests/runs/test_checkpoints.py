@@ -11,7 +11,7 @@ import torch
 
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json, read_json_or_empty, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
 
 
@@ -93,3 +93,16 @@ def test_a_name_that_no_file_can_have_is_refused(
     with pytest.raises(StorageError, match=r"cannot be written \((it is a folder|File name too long)\)"):
         write_whole(Path(name), b"content")
     assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_json_file_is_an_object_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    assert read_json(path) is None
+    assert read_json_or_empty(path) == {}
+    for damaged in (b"", b"[1]", b"\xff", b'{"a": '):
+        path.write_bytes(damaged)
+        with pytest.raises(RunError, match="is damaged and cannot be read"):
+            read_json(path)
+        assert read_json_or_empty(path) == {}
+    path.write_bytes(b'{"a": 1}')
+    assert read_json(path) == read_json_or_empty(path) == {"a": 1}
