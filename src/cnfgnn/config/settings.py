@@ -37,7 +37,8 @@ class DataConfig:
     )
     missing: Missing = setting(
         "masked",
-        "Leave missing readings out of the loss (masked), or learn them as zeros like the paper (as-truth).",
+        "Leave missing readings out of the loss (masked), or learn them as zeros like the paper (as-truth;"
+        " deviation D6).",
         sent_to_nodes=True,
     )
     missing_value: tuple[float, ...] = setting(
@@ -210,11 +211,11 @@ class TrainingConfig:
     client_lr: float = setting(1e-3, "Learning rate of the nodes.", above=0, sent_to_nodes=True)
     server_lr: float = setting(1e-3, "Learning rate of the Graph Network.", above=0)
     optimizer_state: Literal["fresh", "kept"] = setting(
-        "fresh", "Reset the nodes' optimisers at each round, or keep their state.", hidden=True
+        "fresh", "Reset the nodes' optimisers at each round, or keep their state (deviation D4).", hidden=True
     )
     sampling: float = setting(
         0.0,
-        "Decay constant k of scheduled sampling; 0 always feeds the decoder its own forecasts.",
+        "Decay constant k of scheduled sampling; 0 always feeds the decoder its own forecasts (deviation D3).",
         at_least=0,
         sent_to_nodes=True,
     )
