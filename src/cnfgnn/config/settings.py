@@ -215,7 +215,7 @@ class TrainingConfig:
     )
     sampling: float = setting(
         0.0,
-        "Decay constant k of scheduled sampling; 0 always feeds the decoder its own forecasts (deviation D3).",
+        "Decay constant k of scheduled sampling; 0 feeds the decoder only its own forecasts (deviation D3).",
         at_least=0,
         sent_to_nodes=True,
     )
