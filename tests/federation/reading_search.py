@@ -28,8 +28,8 @@ class Search:
 
     Eight bytes at any offset are a hit if they are one reading in fp64, or consecutive readings in a smaller
     type: of one sensor at successive steps, of successive sensors at one step, or each followed by its time
-    of day as in windows. Four bytes are a hit if they are a marker. Text is a hit if three consecutive
-    numbers are readings up to the relative tolerance `close`, or if one number is a marker.
+    of day as in windows. Four bytes are a hit if they are a marker. Text is a hit if three different
+    consecutive numbers are readings up to the relative tolerance `close`, or if one number is a marker.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class Search:
         if not len(numbers):
             return set()
         found = {f"marker {v} as text" for v in self.markers if (abs(numbers - v) <= 1e-6 * abs(v)).any()}
+        # a statistic of one event repeats its number as total, least and most: that is one number, not three
+        numbers = numbers[np.insert(np.diff(numbers) != 0, 0, True)]
         place = np.clip(np.searchsorted(self.known, numbers), 1, len(self.known) - 1)
         gap = np.minimum(abs(self.known[place] - numbers), abs(self.known[place - 1] - numbers))
         hit = (gap <= self.close * abs(numbers)) & (numbers != 0)

@@ -334,7 +334,7 @@ def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
     for step in (0, 6):
         browser.click(f"#shortcuts [data-step='{step}']")
         browser.until(lambda: browser.js(placed) == [[0, 1, 3], [2]])
-    assert "Grey: nothing was observed" in browser.find("#map-hint").text
+    assert "Grey sensors have no readings" in browser.find("#map-hint").text
     Select(browser.find("#sensor")).select_by_visible_text("400002")
     browser.until(lambda: browser.texts("#sensor-errors dd") == ["–"] * 4)
 
