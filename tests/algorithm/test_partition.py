@@ -60,6 +60,7 @@ def test_any_partition_into_groups_gives_the_same_result(method: str, labels: li
     assert_same(together(method), apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 130])
 @pytest.mark.parametrize("method", FEDERATED)
 def test_it_makes_no_difference_how_many_nodes_are_computed_at_once(
@@ -78,6 +79,7 @@ def test_inductive_training_does_not_depend_on_the_groups_either(method: str) ->
     assert_same(together(method, 0.5), apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FEDERATED)
 def test_the_paper_s_bytes_do_not_depend_on_the_groups(method: str) -> None:
     one, apart = (trained(small(method), groups) for groups in (None, [[5, 0], [2], [1, 3, 4]]))

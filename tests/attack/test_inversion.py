@@ -10,7 +10,7 @@ from cnfgnn.attack.inversion import Target, invert
 from cnfgnn.data.batch import Batch
 from cnfgnn.models.gru import NodeModel
 
-NODES, ROWS, HISTORY = 3, 90, 6
+NODES, ROWS, HISTORY = 2, 60, 6
 
 
 def readings() -> Tensor:
@@ -52,13 +52,13 @@ def with_profile() -> Target:
 
 def test_a_gru_gives_the_readings_away() -> None:
     target = gru(sent=12)
-    found = invert(target, torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=60)
+    found = invert(target, torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=40)
     assert (found[..., 0] - readings()).square().mean().sqrt() < 1e-3
 
 
 def test_a_part_of_the_hidden_state_is_enough_because_windows_overlap() -> None:
     target = gru(sent=2)  # two numbers a window, of which each holds six readings
-    found = invert(target, torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=100)
+    found = invert(target, torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=80)
     assert (found[..., 0] - readings()).square().mean().sqrt() < 0.1
 
 
@@ -71,9 +71,9 @@ def test_two_unknown_series_are_told_apart() -> None:
 
 def test_windows_in_pieces_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     start = torch.zeros(NODES, ROWS, 1, dtype=torch.float64)
-    whole = invert(gru(12), start, iterations=5)
+    whole = invert(gru(12), start, iterations=3)
     monkeypatch.setattr("cnfgnn.attack.inversion.WINDOWS_AT_ONCE", 21)
-    pieces = invert(gru(12), start, iterations=5)
+    pieces = invert(gru(12), start, iterations=3)
     torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12)
 
 

@@ -52,6 +52,7 @@ def test_help_and_settings_import_no_slow_package(arguments: list[str]) -> None:
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_training_needs_neither_pages_nor_figures(tmp_path: Path) -> None:
     small = ["city.sensors=2", "city.days=1", "training.rounds=1", "model.hidden=3", "model.embedding=3"]
     changes = [f"--set={change}" for change in [*small, "model.gn_widths=[4]"]]

@@ -55,6 +55,7 @@ def problem_of(kit: Path) -> str:
     return "".join(validity.problem() for validity in certificates.validities(kit))
 
 
+@pytest.mark.slow
 def test_a_certificate_that_expires_soon_is_reported_in_advance(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_certificate_that_expires_soon_is_reported_in_advance(
     assert certificates.check_valid(made_for(31, project, tmp_path / "later", monkeypatch)["north"]) == []
 
 
+@pytest.mark.slow
 def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tmp_path: Path) -> None:
     made = kits.make_kits(project, tmp_path / "kits")
     server, authority = made["server"], tmp_path / "kits" / "authority"

@@ -146,7 +146,7 @@ def test_an_operator_starts_trains_stops_resumes_evaluates_and_forecasts(kits: M
     assert "are at sites north, south" in said("federation", "forecast", server, "first")
     for name in SITES:
         assert len(pd.read_csv(kits[name] / "forecasts" / "latest.csv")) == 12
-    assert "keeps its settings" in refused("train", server, "--resume", "first", "--seed", 2)
+    assert "keeps the settings it began with" in refused("train", server, "--resume", "first", "--seed", 2)
     for kit in kits.values():
         assert "is stopped" in said("federation", "down", kit)
 

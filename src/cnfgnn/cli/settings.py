@@ -97,7 +97,7 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
     """Refuse options that were given together with --resume; an option that was not given is None."""
     for option, value in options.items():
         if value is not None:
-            raise ConfigError(option, "leave it out: a resumed run keeps the settings it began with")
+            raise ConfigError(option, "a resumed run keeps the settings it began with; leave this option out")
 
 
 def reading_changes(changes: list[str] | None) -> dict[str, Any]:
