@@ -42,7 +42,7 @@ class BarWatcher:
     """A bar over the minibatches of all rounds, with the rate, the best round so far and the time left."""
 
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
-        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.kind = experiment.config.data.metric
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.bar = Progress(
             TextColumn("round {task.fields[r_g]}"),
@@ -99,7 +99,7 @@ class LineWatcher:
     """One line per round, and one every half minute during a long round."""
 
     def begin(self, experiment: Experiment, progress: TrainingProgress) -> None:
-        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.kind = experiment.config.data.metric
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks, self.printed_at = len(progress.history), 0, time.monotonic()
         self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)

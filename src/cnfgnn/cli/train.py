@@ -220,8 +220,7 @@ def _run_row(run: Run) -> list[str]:
     best_round = best_rmse = ""
     if rounds:
         best = run.progress.best
-        kind = "masked_rmse" if config.data.missing == "masked" else "rmse"
-        best_round, best_rmse = str(best.r_g), f"{getattr(best.validation, kind):.3f}"
+        best_round, best_rmse = str(best.r_g), f"{getattr(best.validation, config.data.metric):.3f}"
     state = "finished" if run.finished else "not finished"
     name = run.data.name
     return [

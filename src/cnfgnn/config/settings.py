@@ -55,6 +55,11 @@ class DataConfig:
         " leave empty to use them as they are.",
     )
 
+    @property
+    def metric(self) -> Literal["masked_rmse", "rmse"]:
+        """The error that progress and lists of runs show: over the readings that the loss is over."""
+        return "masked_rmse" if self.missing == "masked" else "rmse"
+
 
 @dataclass(frozen=True)
 class CityConfig:

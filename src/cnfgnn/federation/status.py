@@ -86,7 +86,7 @@ class StatusWatcher:
 
     def begin(self, experiment: Experiment, progress: Progress) -> None:
         done = len(progress.history)
-        self.kind = "masked_rmse" if experiment.config.data.missing == "masked" else "rmse"
+        self.kind = experiment.config.data.metric
         self.rounds = experiment.config.training.rounds
         self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
         if progress.history:

@@ -108,7 +108,7 @@ class SiteConnections:
         `admit` passes the frame on to the engine.
         """
         hello, certificate = handshake.decode_frame(frame), _certificate(connection)
-        owner = _common_name(certificate)
+        owner = handshake.common_name(certificate)
         name = str(hello.get(HandshakeKeys.ENDPOINT_NAME))
         if owner not in self.names or FQCN.get_root(name) != owner:
             admit()  # the server's own processes, its operator, and false names: the engine checks those
@@ -213,7 +213,7 @@ class SiteConnections:
             return
         for connection in list(self.connections.sfm_conns.values()):
             certificate = _certificate(connection)
-            site = _common_name(certificate)
+            site = handshake.common_name(certificate)
             if site in self.names and certificates.serial_of(certificate) in self.revoked:
                 self._refuse(connection, site, REVOKED)
         for token, client in list(self.server.client_manager.get_clients().items()):
@@ -244,10 +244,6 @@ def _certificate(connection: Any) -> dict[str, Any]:
         return dict(connection.conn.sock.getpeercert() or {})
     except (AttributeError, OSError, ValueError):
         return {}
-
-
-def _common_name(certificate: dict[str, Any]) -> str:
-    return str(dict(part[0] for part in certificate.get("subject", ())).get("commonName", ""))
 
 
 def _address(connection: Any) -> str:

@@ -69,7 +69,7 @@ def _exchange(context: ssl.SSLContext, site: str, host: str, port: int, process:
         socket.create_connection((host, port), ANSWERS_WITHIN) as plain,
         context.wrap_socket(plain) as secure,
     ):
-        name = _common_name(secure)
+        name = common_name(secure.getpeercert()) or "unknown"
         sent = time.time()
         secure.sendall(_hello(f"{site}.{PROBE_PREFIX}{secrets.token_hex(4)}", process))
         ready = _read_ready(secure)
@@ -148,7 +148,7 @@ def _read_exactly(secure: ssl.SSLSocket, size: int) -> bytes:
     return received
 
 
-def _common_name(secure: ssl.SSLSocket) -> str:
-    certificate = secure.getpeercert() or {}
-    subject: Any = certificate.get("subject", ())
-    return str(dict(part[0] for part in subject).get("commonName", "unknown"))
+def common_name(certificate: Mapping[str, Any] | None) -> str:
+    """The party that a certificate was issued to; empty if it names none."""
+    subject = (certificate or {}).get("subject", ())
+    return str(dict(part[0] for part in subject).get("commonName", ""))
