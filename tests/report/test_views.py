@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
 from cnfgnn.report.layout import force_layout, map_points
 from cnfgnn.report.page import FIGURES, figures
-from cnfgnn.report.predictions import named_steps
 from cnfgnn.report.views import RunView, view, views
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
@@ -198,5 +198,5 @@ def test_a_degree_of_longitude_is_as_long_as_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(("horizon", "steps"), [(12, (3, 6, 12)), (1, (1,)), (2, (1, 2)), (5, (1, 2, 5))])
-def test_named_steps_are_what_the_horizon_has(horizon: int, steps: tuple[int, ...]) -> None:
-    assert named_steps(horizon) == steps
+def test_reported_steps_are_what_the_horizon_has(horizon: int, steps: tuple[int, ...]) -> None:
+    assert reported_steps(horizon) == steps

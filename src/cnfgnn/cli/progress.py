@@ -317,9 +317,11 @@ def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
 
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
     """Errors overall and at a quarter, half and the end of the horizon (often 15, 30, 60 minutes ahead)."""
+    from cnfgnn.data.windows import reported_steps
+
     steps = scores["per_step"]
     rows = {"overall": scores["overall"]}
-    for step in sorted({len(steps) // 4, len(steps) // 2, len(steps)} - {0}):
+    for step in reported_steps(len(steps)):
         minutes = step * step_minutes
         name = f"{minutes / 60:g} h ahead" if minutes > 60 and minutes % 60 == 0 else f"{minutes:g} min ahead"
         rows[name] = steps[step - 1]

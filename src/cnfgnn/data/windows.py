@@ -123,3 +123,8 @@ def observed_windows(
         return has_input
     has_target = before[:, middle + windows.horizon] > before[:, middle]
     return has_input & has_target
+
+
+def reported_steps(horizon: int) -> tuple[int, ...]:
+    """The steps ahead that tables and pages show: a quarter, half and all of the horizon."""
+    return tuple(sorted({horizon // 4, horizon // 2, horizon} - {0}))

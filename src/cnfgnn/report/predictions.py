@@ -14,6 +14,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
+from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
@@ -49,7 +50,7 @@ def predict(run: Run, data: Dataset) -> Predictions:
     if windows.count("test") == 0:
         raise DataError(readings.source, "has no test windows with readings")
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)
-    steps = named_steps(t)
+    steps = reported_steps(t)
     first = max(int(windows.starts["test"][0]) + windows.history, rows - DAYS * 86_400 // step_seconds(data))
     sums, hours = torch.zeros(n, t, len(SUMS)).double(), torch.zeros(n, HOURS, len(SUMS)).double()
     forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
@@ -70,11 +71,6 @@ def predict(run: Run, data: Dataset) -> Predictions:
                 forecasts[j, nodes[:, None], place[kept]] = values[:, kept, step - 1]
     truth = np.where(readings.missing, np.nan, readings.values.astype(np.float64))[first:].T
     return Predictions(sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts.numpy())
-
-
-def named_steps(horizon: int) -> tuple[int, ...]:
-    """A quarter, half and all of the horizon: 15, 30 and 60 minutes for traffic."""
-    return tuple(sorted({horizon // 4, horizon // 2, horizon} - {0}))
 
 
 def _by_hour(term: Tensor, hour: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import reported_steps
 from cnfgnn.runs.baselines import daily_average, last_value
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
@@ -138,7 +139,7 @@ def masked_table(
     """Masked errors: overall and at a quarter, half and all of the horizon."""
     horizon = len(lines[0].tests[0]["per_step"])
     minutes = data.readings.step.astype("timedelta64[s]").astype(int) / 60
-    steps = sorted({max(1, horizon // 4), max(1, horizon // 2), horizon})
+    steps = reported_steps(horizon)
     columns = [*what, *_errors("all", "")]
     for step in steps:
         columns += _errors(f"{step * minutes:g} min", f"{step}.")
