@@ -127,7 +127,7 @@ def measured(data: Dataset, config: Config, options: argparse.Namespace, bandwid
 def naive_seconds(data: Dataset, config: Config, times: int) -> dict[str, float]:
     """Seconds of each phase of the naive round, scaled up from a few pieces."""
     experiment = simulate(data, config)
-    _, clients = experiment.owners[0]
+    clients = experiment.owners[0][1].nodes
     seconds = {}
     for name, (piece, count) in NaiveRound(strategy_of(experiment), clients).pieces().items():
         piece()

@@ -172,7 +172,7 @@ def test_the_naive_round_has_every_phase() -> None:
     data = random_network(4, 120, 6)
     strategy = simulate(data, small("at-fedavg", **{"compute.precision": "fp32"}))
     assert isinstance(strategy.strategy, Alternating)
-    pieces = NaiveRound(strategy.strategy, strategy.owners[0][1]).pieces()
+    pieces = NaiveRound(strategy.strategy, strategy.owners[0][1].nodes).pieces()
     assert tuple(pieces) == PHASES
     windows = strategy.windows.count("train")
     assert [count for _, count in pieces.values()] == pytest.approx(

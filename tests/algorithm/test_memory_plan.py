@@ -118,7 +118,7 @@ def test_a_small_memory_forces_each_choice(how: StateFormat, data: Dataset) -> N
     experiment = simulate(data, kept(data, how))
     assert experiment.memory_plan.state_format == how
     train(experiment)
-    clients = transport(experiment).groups[0][1]
+    clients = transport(experiment).groups[0][1].nodes
     server(experiment).nodes.flush()
     assert clients.h_G is not None
     assert clients.h_G.dtype == (torch.float64 if how == "full" else torch.bfloat16)

@@ -158,7 +158,7 @@ def test_two_rounds_of_at_fedavg_equal_the_naive_version(data: Dataset) -> None:
         torch.testing.assert_close(server.theta_bar[name], w, rtol=0, atol=1e-9)
     for ours, theirs in zip(server.gn.gn.parameters(), naive.gn.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-8)
-    h_G = experiment.owners[0][1].h_G
+    h_G = experiment.owners[0][1].nodes.h_G
     assert h_G is not None
     here = torch.tensor(naive.has)
     torch.testing.assert_close(h_G[here], naive.h_G[here], rtol=0, atol=1e-8)

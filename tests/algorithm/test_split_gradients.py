@@ -22,7 +22,7 @@ def set_up(data: Dataset, method: str) -> tuple[Server, Clients]:
     strategy.nodes.flush()
     transport = strategy.nodes.transport
     assert isinstance(transport, InProcess)
-    return strategy, transport.groups[0][1]
+    return strategy, transport.groups[0][1].nodes
 
 
 def first_gradients(gn: GraphLearner) -> list[Tensor]:

@@ -47,9 +47,9 @@ def test_weights_are_averaged_over_those_who_answered(data: Dataset) -> None:
     config = small("gru-fedavg")
     alone = simulate(data.select(data.readings.ids[:3]), config)
     # the same scale for both, or their losses differ
-    clients = transport(alone).groups[0][1]
+    clients = transport(alone).groups[0][1].nodes
     server(alone).nodes.flush()
-    clients.data = transport(experiment).groups[0][1].data
+    clients.data = transport(experiment).groups[0][1].nodes.data
     server(alone).round(1)
     one, two = strategy.theta_bar, server(alone).theta_bar
     assert one is not None
@@ -72,7 +72,7 @@ def test_a_returning_site_gets_the_weights_everybody_has(data: Dataset) -> None:
     strategy.score("validation")
     theta_bar = strategy.theta_bar
     assert theta_bar is not None
-    for name, w in transport(experiment).groups[1][1].theta.items():
+    for name, w in transport(experiment).groups[1][1].nodes.theta.items():
         assert torch.equal(w, theta_bar[name])
 
 
@@ -125,10 +125,10 @@ def test_a_lost_half_of_a_minibatch_is_left_out(method: str, data: Dataset) -> N
         return real(calls, rows)
 
     carrier.exchange = exchange  # type: ignore[method-assign]
-    before = {name: w.clone() for name, w in carrier.groups[1][1].weights().items()}
+    before = {name: w.clone() for name, w in carrier.groups[1][1].nodes.weights().items()}
     strategy.round(1)
     strategy.nodes.flush()
-    after = carrier.groups[1][1].weights()
+    after = carrier.groups[1][1].nodes.weights()
     if method == "sl":
         assert all(torch.equal(after[name], before[name]) for name in before)
     assert torch.isfinite(strategy.score("validation")).all()

@@ -178,7 +178,7 @@ def test_what_was_chosen_is_known_through_changes_and_is_no_setting() -> None:
 
 def test_cut_minibatches_hold_every_window_once() -> None:
     experiment = simulate(network(dropout=0.0), small("at-fedavg").with_given(()))
-    batches = experiment.owners[0][1].client_batches
+    batches = experiment.owners[0][1].nodes.client_batches
     drawn = torch.cat([batches[draw] for draw in batches.epoch(1, 0)])
     assert np.array_equal(np.sort(drawn.numpy()), np.arange(experiment.windows.count("train")))
 

@@ -99,7 +99,7 @@ def test_nodes_that_do_not_average_learn_the_same_however_a_round_is_cut(method:
         for r_g in (1, 2):
             server(experiment).round(r_g)
         server(experiment).nodes.flush()
-        weights.append(experiment.owners[0][1].theta)
+        weights.append(experiment.owners[0][1].nodes.theta)
     for name, w in weights[0].items():
         assert torch.equal(w, weights[1][name]), name
 
@@ -116,7 +116,7 @@ def test_weights_are_averaged_as_often_as_is_asked_for(method: str, data: Datase
         sent[every] = sum(b.per_node for item, b in items if item.verb == "weights")
         assert strategy.theta_bar is not None
         for name, w in strategy.theta_bar.items():  # a round ends with everybody having the same
-            assert torch.equal(experiment.owners[0][1].theta[name].to(w), w), name
+            assert torch.equal(experiment.owners[0][1].nodes.theta[name].to(w), w), name
     minibatches = strategy.minibatches
     if "sl" not in method and "plus" not in method:
         minibatches = strategy.client_rounds * len(strategy.client_batches)

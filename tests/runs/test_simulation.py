@@ -223,7 +223,7 @@ def test_forecasts_are_never_fed_the_truth(data: Dataset) -> None:
     """Whatever the coins would say, altering the targets must not change what is forecast."""
     experiment = simulate(data, small("gru-fedavg", **{"training.sampling": 1e9}))
     server(experiment).nodes.flush()
-    clients = transport(experiment).groups[0][1]
+    clients = transport(experiment).groups[0][1].nodes
     before = clients.owner.forecasts_of("test", slice(0, 5))
     clients.data.targets = clients.data.targets + 100
     assert torch.equal(clients.owner.forecasts_of("test", slice(0, 5)), before)
@@ -235,7 +235,7 @@ def test_forecasts_are_never_fed_the_truth(data: Dataset) -> None:
 def test_windows_a_node_lacks_do_not_reach_the_others_scores(data: Dataset) -> None:
     experiment = simulate(data, small("at-fedavg"))
     train(experiment)
-    clients = transport(experiment).groups[0][1]
+    clients = transport(experiment).groups[0][1].nodes
     before = experiment.strategy.score("train")
     real = clients._encoded
 
@@ -257,7 +257,7 @@ def test_the_nodes_optimisers_are_fresh_or_kept_from_round_to_round(
     for r_g in (1, 2):
         strategy.round(r_g)
     strategy.nodes.flush()
-    adam = transport(experiment).groups[0][1].adam
+    adam = transport(experiment).groups[0][1].nodes.adam
     assert adam is not None
     assert adam.steps.unique().tolist() == [steps * 2 * len(strategy.client_batches)]
 
@@ -267,7 +267,7 @@ def test_joint_split_learning_keeps_one_adam(data: Dataset) -> None:
     strategy = server(experiment)
     strategy.round(1)
     strategy.nodes.flush()
-    adam = transport(experiment).groups[0][1].adam
+    adam = transport(experiment).groups[0][1].nodes.adam
     assert adam is not None
     assert adam.steps.unique().tolist() == [len(strategy.batches)]
 

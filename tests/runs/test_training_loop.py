@@ -101,7 +101,7 @@ def test_a_loss_that_is_no_number_stops_training_and_keeps_the_rounds_before(dat
 
     def poison(progress: Progress) -> None:
         if len(progress.history) == 2:
-            for w in experiment.owners[0][1].theta.values():
+            for w in experiment.owners[0][1].nodes.theta.values():
                 w.fill_(float("nan"))
 
     with pytest.raises(DivergedError, match="round 3"):

@@ -111,7 +111,7 @@ def test_the_server_knows_the_weights_that_arrived_not_those_it_sent(wire: str, 
     strategy.round(1)
     strategy.nodes.flush()
     assert strategy.theta_bar is not None
-    for name, w in experiment.owners[0][1].theta.items():
+    for name, w in experiment.owners[0][1].nodes.theta.items():
         assert torch.equal(w.float(), strategy.theta_bar[name].float()), name
 
 

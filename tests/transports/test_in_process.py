@@ -31,7 +31,7 @@ def test_answers_come_back_in_node_order(data: Dataset) -> None:
     theta = {"w": torch.arange(6.0, dtype=torch.float64)[:, None]}
     nodes.load(theta)
     assert torch.equal(nodes.weights()["w"], theta["w"])
-    assert transport.groups[0][1].theta["w"].flatten().tolist() == [4.0, 0.0]
+    assert transport.groups[0][1].nodes.theta["w"].flatten().tolist() == [4.0, 0.0]
 
 
 def test_some_rows_can_be_addressed_alone(data: Dataset) -> None:
@@ -60,9 +60,9 @@ def test_tells_wait_for_the_next_ask(data: Dataset) -> None:
     transport = InProcess([group(data, [0, 1, 2, 3, 4, 5], "a")])
     nodes = Nodes(transport)
     nodes.load({"w": torch.ones(1, 1).double()})
-    assert transport.groups[0][1].theta == {}
+    assert transport.groups[0][1].nodes.theta == {}
     nodes.flush()
-    assert transport.groups[0][1].theta["w"].item() == 1
+    assert transport.groups[0][1].nodes.theta["w"].item() == 1
 
 
 def test_what_is_no_verb_cannot_be_called(data: Dataset) -> None:

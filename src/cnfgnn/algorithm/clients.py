@@ -1,7 +1,9 @@
 """Algorithm 2: what a group of nodes does. Axis 0 is the node axis, whether the group has one row or all.
 
 The simulator holds every node in one such object, a federated site the nodes that it owns. The methods are
-the verbs of `verbs.py`, which `dispatch.run` calls in both cases.
+the verbs of `verbs.py`. All that a server can ask for is computed here, from the blurred copy of the readings
+and from weights that were learned from it. Nothing here refers to the true readings or to what was
+learned from them: they are with the owner (`owner.py`), which knows its nodes and not the other way round.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from cnfgnn.algorithm.calls import MemoryLimit
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
+from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
 from cnfgnn.algorithm.node_state import NodeState
-from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
@@ -33,15 +35,14 @@ from cnfgnn.algorithm.randomness import (
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
-from cnfgnn.data.batch import Batch
 from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.models.params import Params, models, own, rows, shared, with_personal
+from cnfgnn.models.params import Params, models, own, rows, shared
 from cnfgnn.models.plus import node_model
 
 
 class Clients:
-    """A group of n nodes with their readings, their weights and the embeddings they received last."""
+    """A group of n nodes with a copy of their readings, their weights and the embeddings received last."""
 
     def __init__(
         self,
@@ -55,11 +56,11 @@ class Clients:
         self.series, self.compute, self.store, self.name = series, compute, store, name
         self.memory_limit = memory_limit  # bytes of hidden states and embeddings; 0: no limit
         self.tick = tick  # called after every minibatch
-        self.owner = Owner(self)
         self.wire: Wire = "full"  # until `prepare` sets it
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the training windows, fixed while the nodes learn
+        self.evaluation_h_G: Tensor | None = None  # of the split that is evaluated next
         self.regulariser: Pull | None = None  # toward the weights of neighbours
         self._h_c: Tensor | None = None  # of all training windows, until the weights change
         self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
@@ -78,7 +79,7 @@ class Clients:
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale the readings, number the windows and draw weights from the seed."""
         self.settings = s = settings
-        self.wire = s.wire
+        self.wire, self.windows = s.wire, windows
         device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
         self.data = PreparedSeries(
             self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model.gaps, s.model.profile
@@ -87,9 +88,10 @@ class Clients:
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
         self.model = node_model(s.model, windows.history, windows.horizon)
+        self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
         self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.h_G, self.regulariser = None, None, None
+        self.adam, self.h_G, self.evaluation_h_G, self.regulariser = None, None, None, None
         self.stored_dtype = stored_dtype(s.state_format, dtype)
         sequences = self.series.nodes * count
         h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
@@ -99,19 +101,15 @@ class Clients:
 
     def update(self, r_g: int, r_c: int, step: int, minibatches: Minibatches | None = None) -> None:
         """r_c epochs over the nodes' own windows, with h_G fixed; or some of their minibatches."""
-        per_epoch = len(self.client_batches)
-        first, until = 0, r_c * per_epoch
-        if minibatches is not None:
-            first, until = minibatches.first, min(minibatches.until, until)
+        first, until = self.client_batches.some(r_c, minibatches)
         self._own_weights()
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
         learn = Replay(self._learn, self._update_pool)
         for number in range(first, until):
-            epoch, in_epoch = divmod(number, per_epoch)
-            windows = self.client_batches[Draw(r_g, epoch, in_epoch)]
-            learn(windows, self._at(self.h_G, windows), self.coins[step + number])
+            windows = self.client_batches.numbered(r_g, number)
+            learn(windows, self.at(self.h_G, windows), self.coins[step + number])
             self.tick()
         self._fix_weights()
 
@@ -121,12 +119,12 @@ class Clients:
         batch, has = self.data.batch("train", windows)
         for group in self.compute.node_slices(*batch.y.shape[:2]):
             theta = {name: w.detach()[group].requires_grad_() for name, w in self.theta.items()}
-            losses = self.losses(theta, batch.rows(group), _rows(h_G, group), truth)
+            losses = self.forecaster.losses(theta, batch.rows(group), rows_of(h_G, group), truth)
             gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
             grads = dict(zip(theta, gradients, strict=True))
             if self.regulariser is not None:
                 self.regulariser.add(theta, grads, group)
-            self.adam.step(theta, grads, _rows(_active(has), group), group)
+            self.adam.step(theta, grads, rows_of(active(has), group), group)
 
     # ---- ClientEncode -------------------------------------------------------------------------------
 
@@ -134,22 +132,23 @@ class Clients:
     def encode(self, draw: Draw | None = None, split: Split = "train") -> Tensor:
         """h_c of one minibatch, or of every window of the split."""
         if draw is not None:
-            return self._encoded("train", self.server_batches[draw])[..., : self.sent]
+            return self.encoded(self.theta, "train", self.server_batches[draw])[..., : self.sent]
         if split == "train":
             self._check_memory()
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
         h_c = torch.empty(shape, dtype=self.stored_dtype, device=self.compute.device)
         for windows in self.data.chunks(split):
-            h_c[:, windows] = self._encoded(split, windows)
+            h_c[:, windows] = self.encoded(self.theta, split, windows)
         if split == "train":
             self._h_c = h_c
         return h_c[..., : self.sent]
 
-    def _encoded(self, split: Split, windows: Tensor | slice) -> Tensor:
+    def encoded(self, theta: Params, split: Split, windows: Tensor | slice) -> Tensor:
+        """The whole h_c of some windows with these weights; only its first `sent` numbers leave."""
         batch, _ = self.data.batch(split, windows)
         with self.compute.autocast(), torch.no_grad():
             groups = self.compute.node_slices(*batch.x.shape[:2])
-            return torch.cat([self.model.encode(rows(self.theta, g), batch.rows(g)) for g in groups])
+            return torch.cat([self.model.encode(rows(theta, g), batch.rows(g)) for g in groups])
 
     # ---- ClientBackward -----------------------------------------------------------------------------
 
@@ -158,9 +157,9 @@ class Clients:
         windows, truth = self.server_batches[draw], self.coins[step]
         if learn:
             return self._backward_to_learn(h_G, draw, windows, truth)
-        h_c = self._at(self._h_c, windows)
+        h_c = self.at(self._h_c, windows)
         if h_c is None:
-            h_c = self._encoded("train", windows)
+            h_c = self.encoded(self.theta, "train", windows)
         grad_h_G = self._backward(windows, h_c, h_G.detach(), truth)
         assert grad_h_G is not None
         return grad_h_G
@@ -170,7 +169,7 @@ class Clients:
         grad_h_G = torch.empty_like(h_G)
         for group in self.compute.node_slices(*h_G.shape[:2]):
             theta, own_h_G = rows(self.theta, group), h_G[group].detach().requires_grad_()
-            losses = self.losses(theta, batch.rows(group), own_h_G, truth, h_c[group])
+            losses = self.forecaster.losses(theta, batch.rows(group), own_h_G, truth, h_c[group])
             grad_h_G[group] = torch.autograd.grad(losses.sum(), own_h_G)[0]
         return grad_h_G
 
@@ -180,8 +179,8 @@ class Clients:
         h_G = h_G.detach().requires_grad_()
         self._own_weights()
         decoder = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
-        h_c = self._encoded("train", windows).detach().requires_grad_()
-        losses = self.losses(self.theta, batch, h_G, truth, h_c)
+        h_c = self.encoded(self.theta, "train", windows).detach().requires_grad_()
+        losses = self.forecaster.losses(self.theta, batch, h_G, truth, h_c)
         grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *decoder.values()])
         self._decoder_grads = draw, dict(zip(decoder, grads, strict=True)), grad_h_c
         return grad_h_G
@@ -202,37 +201,29 @@ class Clients:
         if self.adam is None:
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(draw.r_g, self.settings.decay_rounds))
-        self.adam.step(self.theta, grads, _active(has))
+        self.adam.step(self.theta, grads, active(has))
         self._h_c = None
-
-    def losses(
-        self, theta: Params, batch: Batch, h_G: Tensor | None, truth: Tensor | None, h_c: Tensor | None = None
-    ) -> Tensor:
-        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
-        with self.compute.autocast():
-            return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.settings.loss)
 
     # ---- weights and embeddings ---------------------------------------------------------------------
 
     def weights(self) -> Params:
-        """The weights that nodes share with others, one row per node even if all rows are equal."""
+        """Every node's weights, one row per node even if all rows are equal."""
         n = self.series.nodes
-        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in shared(self.theta).items()}
+        return {name: w.detach().expand(n, *w.shape[1:]) for name, w in self.theta.items()}
 
     def load(self, theta: Params) -> None:
-        """Continue with these weights; personal weights that they do not include are kept."""
+        """Continue with these weights; personal ones are the owner's and are left out."""
         # a copy: other groups in this process may hold the same tensors
-        loaded = {
+        self.theta = {
             name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
-            for name, w in theta.items()
+            for name, w in shared(theta).items()
         }
-        self.theta = with_personal(loaded, self.theta, self.series.nodes)
         self._fix_weights()
 
     def embed(self, h_G: Tensor, for_evaluation: bool = False, draw: Draw | None = None) -> None:
         """Keep h_G of all windows, or of one minibatch of them."""
         if for_evaluation:
-            self.owner.h_G = h_G
+            self.evaluation_h_G = h_G
         elif draw is None:
             self._check_memory()
             self.h_G, self._h_c = h_G.to(self.stored_dtype), None  # h_c is not needed after phase (4)
@@ -247,15 +238,13 @@ class Clients:
         """Stay near the anchor during the next updates."""
         self.regulariser = ToAnchor(anchor, weight)
 
-    # ---- for the owner ------------------------------------------------------------------------------
+    # ---- evaluation, checkpoints --------------------------------------------------------------------
 
     def score(self, split: Split) -> Tensor:
-        """(n t 8): errors summed over all windows; nothing of a single window leaves."""
-        return self.owner.summed_errors(split)
-
-    def forecast(self) -> None:
-        """The forecast of the window ahead stays with the owner."""
-        self.owner.forecast()
+        """(n t 8): errors against the copy, summed over all windows; nothing of a single window leaves."""
+        sums = self.forecaster.summed_errors(self.theta, self.data, self.evaluation_h_G, split)
+        self.evaluation_h_G = None  # it was sent for this evaluation; the next one has its own
+        return sums
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Save the state under this tag, and delete all others but those to keep."""
@@ -268,7 +257,7 @@ class Clients:
         saved = self.store.read(tag)
         if not saved:
             return
-        state = NodeState.of(saved, self.compute.device)
+        state = NodeState.of(saved, self.compute.device, f"{tag} of {self.name}")
         self.load(state.theta)
         self.data.restore(saved)
         self.h_G, self.regulariser = None, state.regulariser
@@ -279,7 +268,7 @@ class Clients:
     def _check_memory(self) -> None:
         check_limit(MemoryLimit(self.name, self.memory_limit), self._memory_needed)
 
-    def _at(self, x: Tensor | None, windows: Tensor) -> Tensor | None:
+    def at(self, x: Tensor | None, windows: Tensor) -> Tensor | None:
         """Some windows of an array that is stored for all, in the type in which nodes compute."""
         return None if x is None else x[:, windows].to(self.compute.dtype)
 
@@ -297,10 +286,11 @@ class Clients:
         self._backward = Replay(self._grad_h_G, self._backward_pool)
 
 
-def _rows(x: Tensor | None, nodes: slice) -> Tensor | None:
+def rows_of(x: Tensor | None, nodes: slice) -> Tensor | None:
+    """Some rows of an array that may be absent."""
     return None if x is None else x[nodes]
 
 
-def _active(has: Tensor | None) -> Tensor | None:
+def active(has: Tensor | None) -> Tensor | None:
     """(n,): the nodes that have at least one of these windows."""
     return None if has is None else has.any(dim=1)

@@ -18,10 +18,12 @@ from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
 from cnfgnn.algorithm.methods import Method, check_method
 from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.server import Alternating, Split
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
+from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import Config, TrainingConfig
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.series import Scaler
@@ -41,7 +43,7 @@ class Strategy(Protocol):
 
     def round(self, r_g: int) -> None: ...
 
-    def score(self, split: SplitName) -> Tensor: ...
+    def score(self, split: SplitName) -> Sums: ...
 
     def forecast(self) -> None: ...
 
@@ -71,7 +73,7 @@ class Experiment:
     scaler: Scaler
     windows: Windows
     seen: Tensor | None  # (n,) bool; None if every node trains
-    owners: Sequence[tuple[Tensor, Clients]] = ()  # the nodes of this process, with their rows
+    owners: Sequence[tuple[Tensor, Owner]] = ()  # the owners of nodes in this process, with their rows
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
 
 
@@ -131,7 +133,7 @@ def federate(
 
 def pool(
     transport: Transport,
-    owners: Sequence[tuple[Tensor, Clients]],
+    owners: Sequence[tuple[Tensor, Owner]],
     graph: Graph,
     windows: Windows,
     config: Config,

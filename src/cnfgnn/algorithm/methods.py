@@ -54,6 +54,7 @@ _TABLE = (
     Method("at", "CNFGNN (AT, w/o FedAvg)", "alternating", "keep", True),
     Method("at-fedavg", "CNFGNN (AT + FedAvg)", "alternating", "average", True),
     Method("cnfgnn-plus", "CNFGNN+ (ours)", "split", "average", True, in_paper=False),
+    Method("cnfgnn-private", "CNFGNN+ (private)", "split", "average", True, in_paper=False),
     Method("mlp-fedavg", "CNFGNN+ without a graph", "alternating", "average", False, in_paper=False),
     Method("mlp-central", "MLP (centralized)", "pooled", "pooled", False, in_paper=False),
 )

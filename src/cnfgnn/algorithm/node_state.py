@@ -1,4 +1,4 @@
-"""The state of a group of nodes as its owner saves it: flat and named, so that any store can hold it.
+"""States of a group of nodes and of its owner as they are saved: flat and named, so any store can hold them.
 
 h_G is left out: the server computes it again from what is saved, bit for bit.
 """
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.fmtl import Pull, pull_of
-from cnfgnn.models.params import Params, own, part
+from cnfgnn.errors import RunError
+from cnfgnn.models.params import Params, is_personal, own, part
 
-_THETA, _ADAM = "theta.", "adam."
+THETA, PERSONAL = "theta.", "personal."
+_ADAM = "adam."
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,15 @@ class NodeState:
     regulariser: Pull | None
 
     def flat(self) -> dict[str, Tensor]:
-        state = {_THETA + name: w for name, w in self.theta.items()}
+        state = {THETA + name: w for name, w in self.theta.items()}
         state |= {_ADAM + name: w for name, w in self.adam.items()}
         return state if self.regulariser is None else state | self.regulariser.state()
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor], device: torch.device) -> NodeState:
-        return cls(part(state, _THETA), part(state, _ADAM, device), pull_of(state, device))
+    def of(cls, state: Mapping[str, Tensor], device: torch.device, source: str) -> NodeState:
+        theta = part(state, THETA)
+        check_without_personal(theta, source)
+        return cls(theta, part(state, _ADAM, device), pull_of(state, device))
 
     def optimiser(self, theta: Params, n: int, lr: float) -> Adam | None:
         """The kept Adam of n nodes with these weights; None if none was kept."""
@@ -42,3 +46,26 @@ class NodeState:
         adam = Adam(own(theta, n), lr)
         adam.load(self.adam)
         return adam
+
+
+@dataclass(frozen=True)
+class OwnerState:
+    """Personal weights, and what their optimiser remembers."""
+
+    personal: Params
+    adam: Mapping[str, Tensor]  # empty if optimisers are not kept
+
+    def flat(self) -> dict[str, Tensor]:
+        state = {PERSONAL + name: w for name, w in self.personal.items()}
+        return state | {_ADAM + name: w for name, w in self.adam.items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], device: torch.device) -> OwnerState:
+        return cls(part(state, PERSONAL, device), part(state, _ADAM, device))
+
+
+def check_without_personal(theta: Params, source: str) -> None:
+    """Refuse weights of a version that sent hidden states with personal weights in them."""
+    if any(is_personal(name) for name in theta):
+        problem = "was trained by a version in which hidden states contained personal weights"
+        raise RunError(source, f"{problem}: train it again with this version")

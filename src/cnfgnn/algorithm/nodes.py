@@ -16,6 +16,7 @@ from cnfgnn.algorithm.metering import Meter
 from cnfgnn.algorithm.quantize import dequantised
 from cnfgnn.algorithm.randomness import Draw, Minibatches
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
@@ -81,9 +82,10 @@ class Nodes:
         reply = self._ask(verbs.Backward(draw, step, learn), {"h_G": h_G})
         return reply["grad_h_G"].to(h_G.dtype)
 
-    def score(self, split: Split) -> Tensor:
-        """Summed errors of each node at each step: (n t 8)."""
-        return self._ask(verbs.Score(split))["sums"]
+    def score(self, split: Split) -> Sums:
+        """Summed errors of each node at each step."""
+        reply = self._ask(verbs.Score(split))
+        return Sums(reply["sums"], reply["told"])
 
     # ---- tell ---------------------------------------------------------------------------------------
 

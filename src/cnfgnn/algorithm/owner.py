@@ -1,54 +1,206 @@
-"""What the owner of a group of nodes computes for itself: forecasts and their errors."""
+"""What only the owner of a group of nodes has: true readings, personal weights, forecasts and true errors.
+
+An owner follows its nodes: after they have answered a verb from the blurred copy, it does its own part with the
+true readings. It trains the personal weights on the minibatch that the nodes trained on, forecasts, evaluates
+its forecasts and saves what it learned. No verb reaches it, and its nodes do not know it. So nothing that
+leaves depends on more than the copy, except the sums of true errors if the owner tells them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
 
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm import verbs
+from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.clients import Clients, active, rows_of
+from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.node_state import OwnerState
+from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
+from cnfgnn.algorithm.store import Store
+from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Split
-from cnfgnn.models.params import rows
+from cnfgnn.models.params import Params, personal, rows
 
-if TYPE_CHECKING:
-    from cnfgnn.algorithm.clients import Clients
+TOLD = "told"  # the array of true errors in an answer
 
 
 class Owner:
-    """Forecasts stay with the owner. Of their errors only sums over all windows leave (`score`)."""
+    """The owner of the nodes of a group; with `tells`, it adds the sums of true errors to their scores."""
 
-    def __init__(self, nodes: Clients) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: Clients, truth: Series, store: Store, tells: bool = False) -> None:
+        self.nodes, self.truth, self.store, self.tells = nodes, truth, store, tells
+        self.personal: Params = {}  # (n, ...)
+        self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the split that is evaluated next
+        self.errors: Tensor | None = None  # (n t 8): of the split that was evaluated last
         self.forecasts: Tensor | None = None  # (n t): of the window ahead, in the readings' unit
+        self._pool = RecordingPool(nodes.compute.device)
 
-    @torch.no_grad()
+    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+        """Do the owner's part of a verb that the nodes have answered; returns what it adds to the answer."""
+        match request:
+            case verbs.Prepare():
+                self.prepare()
+            case verbs.Embed(for_evaluation=True):
+                self.h_G = arrays["h_G"]
+            case verbs.Update():
+                self._update(request)
+            case verbs.Backward(learn=True):
+                self._learn_with(request, arrays["h_G"])
+            case verbs.Score():
+                self._evaluate(request.split, answer["sums"])
+                if self.tells and self.errors is not None:
+                    return {TOLD: self.errors}
+            case verbs.Forecast():
+                self.forecast()
+            case verbs.Save():
+                self._save(request)
+            case verbs.Restore():
+                self._restore(request)
+        return {}
+
+    @staticmethod
+    def trains_on(request: verbs.Verb) -> bool:
+        """Whether following this verb may take long. It can be done after the answer has been sent."""
+        return isinstance(request, verbs.Update | verbs.Backward)
+
+    def prepare(self) -> None:
+        """Scale the true readings as the nodes scale their copy, and begin with personal weights of zero."""
+        nodes = self.nodes
+        s = nodes.settings
+        self.data = nodes.data
+        if self.truth is not nodes.series:
+            self.data = PreparedSeries(
+                self.truth,
+                nodes.data.scaler,
+                s.missing,
+                nodes.windows,
+                nodes.compute.dtype,
+                nodes.compute.device,
+                s.model.gaps,
+                s.model.profile,
+            )
+        self.load(nodes.model.init(generator(s.seed, NODE_WEIGHTS)))
+        self.adam, self.h_G, self.errors, self.forecasts = None, None, None, None
+
+    def load(self, theta: Params) -> None:
+        """Continue with the personal weights among these."""
+        compute = self.nodes.compute
+        own = personal(theta, self.nodes.series.nodes)
+        self.personal = {name: w.to(compute.device, compute.dtype) for name, w in own.items()}
+
+    @property
+    def theta(self) -> Params:
+        """All weights that forecasts are made with: the nodes' weights and the personal ones."""
+        return {name: w.detach() for name, w in self.nodes.theta.items()} | self.personal
+
+    # ---- personal weights ---------------------------------------------------------------------------
+
+    def _update(self, request: verbs.Update) -> None:
+        """Take the minibatches of an update once more, with the weights that the nodes have now."""
+        nodes = self.nodes
+        first, until = nodes.client_batches.some(request.r_c, request.minibatches)
+        if not self.personal:
+            return
+        self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first))
+        learn = Replay(self._learn, self._pool)
+        for number in range(first, until):
+            windows = nodes.client_batches.numbered(request.r_g, number)
+            learn(windows, nodes.at(nodes.h_G, windows), nodes.coins[request.step + number])
+
+    def _learn_with(self, request: verbs.Backward, h_G: Tensor) -> None:
+        """Take the minibatch of a `backward`, with the h_G that came for it."""
+        if self.personal:
+            self._set_rate(request.draw.r_g)
+            windows = self.nodes.server_batches[request.draw]
+            self._learn(windows, h_G.detach(), self.nodes.coins[request.step])
+
+    def _set_rate(self, r_g: int, fresh: bool = False) -> None:
+        settings = self.nodes.settings
+        if self.adam is None or fresh:
+            self.adam = Adam(self.personal, settings.client_lr)
+        self.adam.set_rate(settings.client_lr * decay(r_g, settings.decay_rounds))
+
+    def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
+        """One minibatch of true readings: only the personal weights take a step."""
+        assert self.adam is not None
+        nodes, theta = self.nodes, self.theta
+        batch, has = self.data.batch("train", windows)
+        for group in nodes.compute.node_slices(*batch.y.shape[:2]):
+            own = {name: w[group].requires_grad_() for name, w in self.personal.items()}
+            both = rows(theta, group) | own
+            losses = nodes.forecaster.losses(both, batch.rows(group), rows_of(h_G, group), truth)
+            gradients = torch.autograd.grad(losses.sum(), list(own.values()))
+            grads = dict(zip(own, gradients, strict=True))
+            self.adam.step(own, grads, rows_of(active(has), group), group)
+
+    def _reset_diverged(self) -> None:
+        """Set personal weights that are no longer finite back to zero. Nobody but the owner may notice."""
+        if not self.personal:
+            return
+        finite = torch.stack([w.flatten(1).isfinite().all(dim=1) for w in self.personal.values()]).all(dim=0)
+        diverged = (~finite).nonzero().flatten()
+        if not len(diverged):
+            return
+        logging.getLogger(__name__).warning(
+            "the personal weights of %d of %d sensors diverged and start again from zero",
+            len(diverged),
+            len(finite),
+        )
+        kept = [] if self.adam is None else [*self.adam.mean.values(), *self.adam.square.values()]
+        for w in [*self.personal.values(), *kept]:
+            w[diverged] = 0
+        if self.adam is not None:
+            self.adam.steps[diverged] = 0
+
+    # ---- forecasts and errors -----------------------------------------------------------------------
+
     def forecasts_of(self, split: Split, windows: slice) -> Tensor:
         """y_hat of some windows, scaled: (n b t)."""
-        nodes = self.nodes
-        batch, _ = nodes.data.batch(split, windows)
-        h_G = None if self.h_G is None else self.h_G[:, windows].to(nodes.compute.dtype)
-        parts = []
-        with nodes.compute.autocast():
-            for group in nodes.compute.node_slices(*batch.y.shape[:2]):
-                own_h_G = None if h_G is None else h_G[group]
-                parts.append(nodes.model.forecast(rows(nodes.theta, group), batch.rows(group), own_h_G))
-            return torch.cat(parts)
+        return self.nodes.forecaster.forecasts(self.theta, self.data, self.h_G, split, windows)
 
-    @torch.no_grad()
-    def summed_errors(self, split: Split) -> Tensor:
-        """(n t 8): see `data.series.SUMS`."""
-        data = self.nodes.data
-        sums = data.inputs.new_zeros(data.nodes, data.horizon, 8, dtype=torch.float64)
-        for windows in data.chunks(split):
-            sums += data.errors(self.forecasts_of(split, windows), split, windows)
+    def _evaluate(self, split: Split, of_copy: Tensor) -> None:
+        """Evaluate on true readings. Without blur and personal weights these are the nodes' own errors."""
+        if self.data is self.nodes.data and not self.personal:
+            self.errors = of_copy
+        else:
+            self._reset_diverged()
+            self.errors = self.nodes.forecaster.summed_errors(self.theta, self.data, self.h_G, split)
         self.h_G = None  # it was sent for this evaluation; the next one has its own
-        return sums
 
-    @torch.no_grad()
     def forecast(self) -> None:
         """Forecast the window ahead; NaN for a node that has no reading in its history."""
-        data = self.nodes.data
-        y_hat = data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
-        has = data.available["test"]
+        self._reset_diverged()
+        y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
+        has = self.data.available["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
+
+    # ---- checkpoints --------------------------------------------------------------------------------
+
+    @property
+    def _keeps_state(self) -> bool:
+        return bool(self.personal) or self.data.weekly_profiles is not None
+
+    def _save(self, request: verbs.Save) -> None:
+        if not self._keeps_state:
+            return
+        self._reset_diverged()
+        adam = self.adam.state() if self.adam is not None and self.nodes.settings.keep_optimizer else {}
+        state = OwnerState(self.personal, adam).flat()
+        self.store.write(request.tag, state | self.data.state(), request.keep.split())
+
+    def _restore(self, request: verbs.Restore) -> None:
+        """Go back to a saved state; without one, an owner goes on with what it has."""
+        saved = self.store.read(request.tag) if self._keeps_state else {}
+        if not saved:
+            return
+        state = OwnerState.of(saved, self.nodes.compute.device)
+        self.load(state.personal)
+        self.data.restore(saved)
+        self.adam = None
+        if state.adam:
+            self.adam = Adam(self.personal, self.nodes.settings.client_lr)
+            self.adam.load(state.adam)

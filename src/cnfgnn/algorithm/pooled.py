@@ -1,4 +1,7 @@
-"""The centralised bound: one model trained on the readings of all nodes, without verbs."""
+"""The centralised bound: one model trained on the readings of all nodes, without verbs.
+
+With a blur it is trained on the copies, as by a server that was sent them, and evaluated by their owner.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
+from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges
@@ -23,10 +27,11 @@ class Pooled:
     """One node model for all (m = 1), and the Graph Network if there is one, trained end to end."""
 
     def __init__(
-        self, clients: Clients, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store
+        self, owner: Owner, graph: Edges, gn: GraphLearner | None, training: TrainingConfig, store: Store
     ) -> None:
-        self.clients, self.graph, self.gn, self.store = clients, graph, gn, store
-        self.theta: Params = {name: w.requires_grad_() for name, w in clients.theta.items()}
+        self.owner, self.clients, self.graph, self.gn, self.store = owner, owner.nodes, graph, gn, store
+        clients = self.clients
+        self.theta: Params = {name: w.requires_grad_() for name, w in owner.theta.items()}
         self.adam = Adam(self.theta, training.client_lr)
         self.step = 0
         # never called: its rounds have no phases
@@ -42,7 +47,12 @@ class Pooled:
             self._minibatch(clients.client_batches[draw], clients.coins[self.step])
             self.step += 1
             clients.tick()
-        clients.load(self.theta)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the nodes and their owner the weights to forecast with."""
+        self.clients.load(self.theta)
+        self.owner.load(self.theta)
 
     def _set_rates(self, r_g: int) -> None:
         settings = self.clients.settings
@@ -59,24 +69,29 @@ class Pooled:
         with clients.compute.autocast():
             h_c = clients.model.encode(self.theta, batch)
         if self.gn is None:
-            loss = clients.losses(self.theta, batch, None, truth, h_c).sum()
+            loss = clients.forecaster.losses(self.theta, batch, None, truth, h_c).sum()
             grads = list(torch.autograd.grad(loss, weights))
         else:
             h_G = self.gn.network(h_c.to(batch.x.dtype), self.graph, has)
-            loss = clients.losses(self.theta, batch, h_G, truth, h_c).sum()
+            loss = clients.forecaster.losses(self.theta, batch, h_G, truth, h_c).sum()
             *grads, of_gn = torch.autograd.grad(loss, [*weights, self.gn.weights])
             self.gn.step(of_gn)
         self.adam.step(self.theta, dict(zip(self.theta, grads, strict=True)))
 
-    def score(self, split: Split) -> Tensor:
-        """Summed errors of every node: (n t 8)."""
+    def score(self, split: Split) -> Sums:
+        """Summed errors of every node. Whoever trains centrally knows the personal weights, too."""
         self.ready(split)
-        return self.clients.score(split)
+        owner = self.owner
+        evaluated = owner.theta, self.clients.data, owner.h_G, split
+        of_copy = told = self.clients.forecaster.summed_errors(*evaluated)
+        if owner.data is not self.clients.data:
+            told = self.clients.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, split)
+        return Sums(of_copy, told)
 
     def forecast(self) -> None:
         """Forecast the window ahead at every node; forecasts stay with their owner."""
         self.ready("test")
-        self.clients.forecast()
+        self.owner.forecast()
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights."""
@@ -86,10 +101,12 @@ class Pooled:
 
     def ready(self, split: Split) -> None:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
-        if self.gn is not None:
-            h_c = self.clients.encode(split=split)
-            h_G = self.gn.propagate(h_c, self.graph, self.clients.data.available[split])
-            self.clients.embed(h_G, for_evaluation=True)
+        if self.gn is None:
+            return
+        clients, theta = self.clients, self.owner.theta
+        parts = [clients.encoded(theta, split, windows) for windows in clients.data.chunks(split)]
+        h_c = torch.cat(parts, dim=1).to(clients.stored_dtype)[..., : clients.sent]
+        self.owner.h_G = self.gn.propagate(h_c, self.graph, clients.data.available[split])
 
     @property
     def phases(self) -> tuple[int, ...]:
@@ -120,4 +137,4 @@ class Pooled:
         self.step = int(state["step"])
         if self.gn is not None:
             self.gn.load(state)
-        self.clients.load(self.theta)
+        self._hand_over()

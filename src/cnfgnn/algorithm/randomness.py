@@ -62,6 +62,16 @@ class Batches:
     def epoch(self, r_g: int, epoch: int) -> Iterator[Draw]:
         return (Draw(r_g, epoch, number) for number in range(len(self)))
 
+    def some(self, epochs: int, minibatches: Minibatches | None) -> tuple[int, int]:
+        """The first of these minibatches, and one more than the last; None stands for all of the epochs."""
+        until = epochs * len(self)
+        return (0, until) if minibatches is None else (minibatches.first, min(minibatches.until, until))
+
+    def numbered(self, r_g: int, number: int) -> Tensor:
+        """The windows of a minibatch, counted from the first of the first epoch of a round."""
+        epoch, in_epoch = divmod(number, len(self))
+        return self[Draw(r_g, epoch, in_epoch)]
+
     def __getitem__(self, draw: Draw) -> Tensor:
         """(b,): the windows of one minibatch, as positions in the training split."""
         key = (draw.r_g, draw.epoch)

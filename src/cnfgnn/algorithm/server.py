@@ -19,6 +19,7 @@ from cnfgnn.algorithm.memory_plan import StateFormat, stored_dtype
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.randomness import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, Minibatches, decay
 from cnfgnn.algorithm.store import Store
+from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
@@ -82,8 +83,8 @@ class Server(ABC):
         """All minibatches of a round."""
         return sum(self.phases)
 
-    def score(self, split: SplitName) -> Tensor:
-        """Summed errors of every node: (n t 8)."""
+    def score(self, split: SplitName) -> Sums:
+        """Summed errors of every node."""
         self._embed_all(split)
         return self.everyone.score(split)
 

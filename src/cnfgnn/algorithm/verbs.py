@@ -2,8 +2,8 @@
 
 A verb is a dataclass. Its fields are the numbers that it carries, with their types and ranges (see
 `number_rules.py`); `down` and `up` name the arrays that go to the nodes and come back, with their types and
-shapes; `tell` or `answer` calls the method of `Clients` that carries it out. A tell has no answer, an ask has
-one. The rest derives from these declarations: `nodes.py` sends the requests, `dispatch.py` carries them out,
+shapes; `tell` or `answer` calls the method of `Clients` that carries it out, which has only a blurred copy of
+the readings. A tell has no answer, an ask has one. The rest derives from these declarations: `nodes.py` sends the requests, `dispatch.py` carries them out,
 and `transports/remote/schema.py` checks every message at both ends. Whatever is not declared is refused.
 
 verb      carries                                   answers
@@ -21,7 +21,7 @@ restore   tag
 weights                                             theta
 encode    a minibatch or a split                    h_c
 backward  h_G of a minibatch                        grad_h_G
-score     a split                                   sums of errors
+score     a split                                   sums of errors against the copy, true ones if told
 """
 
 from __future__ import annotations
@@ -317,13 +317,13 @@ class Pull(Tell):
 
 @dataclass(frozen=True)
 class Forecast(Tell):
-    """Forecast the window that lies ahead, for the owner."""
+    """Forecast the window that lies ahead. Its owner does so, from true readings; the nodes have no part."""
 
     purpose = "evaluation"
     computes = True
 
     def tell(self, nodes: Clients, arrays: Params) -> None:
-        nodes.forecast()
+        pass
 
 
 @dataclass(frozen=True)
@@ -405,7 +405,8 @@ class Backward(Ask):
 
 @dataclass(frozen=True)
 class Score(Ask):
-    """Each node's errors at each step ahead, summed over the windows of a split."""
+    """Each node's errors at each step ahead, summed over the windows of a split: against the copy, and, of
+    owners who tell them, against the true readings (`told`; zeros of all others)."""
 
     split: Split
 
@@ -413,10 +414,12 @@ class Score(Ask):
     computes = True
 
     def up(self, known: Sizes, came: Arrays) -> Expected:
-        return {"sums": Allowed(FLOAT64, [(known.n, known.horizon, 8)])}
+        sums = Allowed(FLOAT64, [(known.n, known.horizon, 8)])
+        return {"sums": sums, "told": sums}
 
     def answer(self, nodes: Clients, arrays: Params) -> Reply:
-        return {"sums": nodes.score(split=self.split)}
+        sums = nodes.score(split=self.split)
+        return {"sums": sums, "told": torch.zeros_like(sums)}
 
 
 VERBS: Mapping[str, type[Verb]] = {

@@ -255,6 +255,18 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class PrivacyConfig:
+    """What the server of a simulation may learn of the readings. In a federation each site decides."""
+
+    blur: float = setting(
+        0.0,
+        "Noise on the copy of the readings that everything sent is computed from, as a standard deviation in"
+        " the readings' unit; 0 sends what the true readings give.",
+        at_least=0,
+    )
+
+
+@dataclass(frozen=True)
 class ComputeConfig:
     """Where and in which precision to compute."""
 
@@ -284,6 +296,7 @@ class Config:
     graph: GraphConfig = field(default_factory=GraphConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     # Not a setting: the keys that a person has set. Only the other settings may adapt to the data.
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)

@@ -72,7 +72,16 @@ def clean(readings: Readings, config: DataConfig) -> Readings:
     RARE readings of a sensor, or FEW in a short series, can be outliers: heavy tails and recurring peaks are
     data. With `data.outliers=keep`, none are. Nothing else changes.
     """
-    readings = _without_codes(readings, config.missing_value)
+    return mask_outliers(mask_codes(readings, config), config)
+
+
+def mask_codes(readings: Readings, config: DataConfig) -> Readings:
+    """The first half of `clean`: codes for "missing" are missing."""
+    return _without_codes(readings, config.missing_value)
+
+
+def mask_outliers(readings: Readings, config: DataConfig) -> Readings:
+    """The second half of `clean`: outliers are missing, unless they are to be kept."""
     outliers = _far_readings(readings, OUTLIER_DISTANCE) if config.outliers == "missing" else {}
     if not outliers:
         return readings

@@ -19,6 +19,7 @@ from cnfgnn.runs.checkpoints import FolderStore
 
 STATES = "states"
 JOINED = "joined.json"
+OWNER = "owner"
 
 
 class JoinRecord(NamedTuple):
@@ -38,6 +39,10 @@ class SiteStore(FolderStore):
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / STATES / run)
         self.kit = kit
+
+    def of_owner(self) -> SiteStore:
+        """The states of the owner: personal weights and weekly profiles, in a folder of their own."""
+        return SiteStore(self.kit, f"{self.folder.name}/{OWNER}")
 
     def read_join_record(self) -> JoinRecord | None:
         """What the site joined the run with; None if it has not joined it yet."""
@@ -91,8 +96,9 @@ class SiteStore(FolderStore):
         return for_server(error, self.kit)
 
     def _make_folders(self) -> None:
-        for folder in (self.folder.parent, self.folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        within = self.folder.relative_to(self.kit)
+        for folder in reversed([self.kit / within, *(self.kit / parent for parent in within.parents)]):
+            folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

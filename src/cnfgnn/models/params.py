@@ -30,26 +30,18 @@ def part(state: Mapping[str, Tensor], prefix: str, device: torch.device | None =
 
 
 def is_personal(name: str) -> bool:
-    """Whether weights of this name belong to one node and never leave it."""
+    """Whether weights of this name belong to one node and stay with its owner."""
     return ".personal." in name
 
 
 def shared(theta: Mapping[str, Tensor]) -> Params:
-    """The weights that may leave a node: all but the personal ones."""
+    """The weights that nodes may share: all but the personal ones."""
     return {name: w for name, w in theta.items() if not is_personal(name)}
 
 
-def with_personal(loaded: Params, before: Mapping[str, Tensor], n: int) -> Params:
-    """Loaded weights, completed by the personal weights that the nodes had before.
-
-    Personal weights get one row for each of the n nodes, even if all rows start out equal.
-    """
-    personal = {name: w for name, w in before.items() if is_personal(name)}
-    theta = personal | loaded
-    for name, w in theta.items():
-        if is_personal(name):
-            personal[name] = w.expand(n, *w.shape[1:]).clone()
-    return shared(theta) | personal
+def personal(theta: Mapping[str, Tensor], n: int) -> Params:
+    """The personal weights, with a row for each of n nodes even if all rows start out equal."""
+    return own({name: w for name, w in theta.items() if is_personal(name)}, n)
 
 
 def own(theta: Mapping[str, Tensor], n: int) -> Params:

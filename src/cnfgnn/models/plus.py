@@ -1,8 +1,9 @@
 """The extended node model: it can also use the sensor's identity, its weekly profile, the calendar, and gaps.
 
-Weights with `.personal.` in their name belong to one node and stay there: they are never averaged and never
-sent. They have one row per node and start at zero, so that a sensor that has not trained forecasts with the
-shared weights alone.
+Weights with `.personal.` in their name belong to one node and stay with its owner: they are never averaged and
+never sent. They have one row per node and start at zero. Weights without them stand for a model in which they
+are zero: this is how hidden states for the server are computed, and how a sensor that has not trained is
+forecast.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class PlusModel(EncoderDecoder):
             for name, place in (("encoder.slot", slot), ("encoder.weekday", weekday)):
                 parts.append(theta[name][:, place].expand(n, b, -1))
         if self.config.personal:
-            parts.append(theta["encoder.personal.embedding"].expand(n, b, -1))
+            embedding = theta.get("encoder.personal.embedding", batch.x.new_zeros(1, 1, self.config.personal))
+            parts.append(embedding.expand(n, b, -1))
         return torch.cat(parts, dim=-1)
 
     # ---- decoder ------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ class PlusModel(EncoderDecoder):
             state = state.to(theta["output.weight"].dtype)
             folded = fold(state, theta["output.weight"].shape[0])
             y_hat = _linear(theta, "output", folded).reshape(n, b, -1)
-            if self.config.personal_head:
+            if "output.personal.weight" in theta:
                 weight = theta["output.personal.weight"].expand(n, -1, -1)
                 y_hat = y_hat + state @ weight.mT + theta["output.personal.bias"][:, None]
         return y_hat

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.quality import clean
@@ -56,15 +56,15 @@ def predict(run: Run, data: Dataset) -> Predictions:
     forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
     hour_of = torch.from_numpy((readings.time_of_day * HOURS + 1e-9).astype(np.int64))
     experiment.strategy.ready("test")
-    for nodes, clients in experiment.owners:
-        for chunk in clients.data.chunks("test"):
-            y_hat = clients.owner.forecasts_of("test", chunk)
-            starts = clients.data.starts["test"][chunk].cpu()
+    for nodes, owner in experiment.owners:
+        for chunk in owner.data.chunks("test"):
+            y_hat = owner.forecasts_of("test", chunk)
+            starts = owner.data.starts["test"][chunk].cpu()
             targets = starts[:, None] + windows.history + torch.arange(t)  # (b t): rows of the series
-            for k, term in enumerate(clients.data.terms(y_hat, "test", chunk)):
+            for k, term in enumerate(owner.data.terms(y_hat, "test", chunk)):
                 sums[nodes, :, k] += term.sum(1).cpu()
                 hours[nodes, :, k] += _by_hour(term.cpu(), hour_of[targets])
-            values = _unscaled(clients, y_hat, chunk)
+            values = _unscaled(owner, y_hat, chunk)
             for j, step in enumerate(steps):
                 place = targets[:, step - 1] - first
                 kept = place >= 0
@@ -78,9 +78,9 @@ def _by_hour(term: Tensor, hour: Tensor) -> Tensor:
     return torch.zeros(len(term), HOURS).double().index_add_(1, hour.flatten(), term.flatten(1))
 
 
-def _unscaled(clients: Clients, y_hat: Tensor, chunk: slice) -> Tensor:
+def _unscaled(owner: Owner, y_hat: Tensor, chunk: slice) -> Tensor:
     """Forecasts in the readings' unit, NaN where a node lacks the window."""
-    values, available = clients.data.unscaled(y_hat), clients.data.available["test"]
+    values, available = owner.data.unscaled(y_hat), owner.data.available["test"]
     if available is not None:
         values = values.masked_fill(~available[:, chunk, None], torch.nan)
     return values.cpu()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
+from cnfgnn.algorithm.node_state import PERSONAL, THETA, check_without_personal
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.readings import Readings
@@ -17,7 +18,7 @@ from cnfgnn.data.series import PROFILES
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
-from cnfgnn.models.params import Params, is_personal, part, take
+from cnfgnn.models.params import Params, is_personal, part, shared, take
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import seen_sensors, simulate
@@ -60,15 +61,22 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _weights_per_sensor(run, data.readings)
-    personal = _personal_state(run, theta, data.readings, state)
-    profiles = personal.pop(PROFILES, None)
-    device = experiment.owners[0][1].compute.device
-    weights = {name: w.to(device) for name, w in (theta | personal).items()}
-    experiment.strategy.load_trained(weights, state)
+    of_nodes = _saved_by(run, "site-0", state)
+    of_owner = _saved_by(run, "owner-0", state)
+    if method_of(config.method).federated:
+        check_without_personal(part(of_nodes, THETA), str(run.folder))
+    device = experiment.owners[0][1].nodes.compute.device
+    experiment.strategy.load_trained({name: w.to(device) for name, w in shared(theta).items()}, state)
+    personal = part(of_owner, PERSONAL) or {name: w for name, w in theta.items() if is_personal(name)}
+    in_order = _InOrder(_trained_sensors(run), data.readings.ids)
+    for rows, owner in experiment.owners:
+        owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
     # On the run's own windows the profiles are computed again, each without the day it is used for.
-    if profiles is not None and not (windows is None and _is_same_data(run, data)):
-        for rows, clients in experiment.owners:
-            clients.data.use_profiles(profiles[rows].numpy())
+    if PROFILES in of_owner and not (windows is None and _is_same_data(run, data)):
+        for rows, owner in experiment.owners:
+            owner.data.use_profiles(in_order(of_owner[PROFILES], torch.nan)[rows].numpy())
+            if owner.nodes.data is not owner.data:
+                owner.nodes.data.use_profiles(in_order(of_nodes[PROFILES], torch.nan)[rows].numpy())
     return experiment
 
 
@@ -94,30 +102,25 @@ def _weights_per_sensor(run: Run, readings: Readings) -> Params:
     return take(theta, torch.tensor([row_of[sensor] for sensor in readings.ids]))
 
 
-def _personal_state(
-    run: Run, theta: Params, readings: Readings, server_state: Mapping[str, Tensor]
-) -> Params:
-    """What belongs to each sensor alone (personal weights and weekly profiles), in the order of the readings.
+def _saved_by(run: Run, party: str, otherwise: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The state that a party saved with the best round. The server of a federation has no other party's; a
+    centralised method has only the server's."""
+    store, tag = run.store(party), run.progress.best.tag
+    return store.read(tag) if store.has(tag) else otherwise
 
-    A sensor that the run does not know gets zeros and an unknown profile. The server of a federation never
-    has any of this, so that nothing is returned there.
-    """
-    store, tag = run.store("site-0"), run.progress.best.tag
-    state = store.read(tag) if store.has(tag) else server_state
-    known = {name: w for name, w in (part(state, "theta.") or theta).items() if is_personal(name)}
-    if PROFILES in state:
-        known[PROFILES] = state[PROFILES]
-    if not known:
-        return {}
-    row_of = {sensor: row for row, sensor in enumerate(_trained_sensors(run))}
-    personal: Params = {}
-    for name, w in known.items():
-        unknown = torch.nan if name == PROFILES else 0.0
-        personal[name] = w.new_full((len(readings.ids), *w.shape[1:]), unknown)
-        for row, sensor in enumerate(readings.ids):
-            if sensor in row_of:
-                personal[name][row] = w[row_of[sensor]]
-    return personal
+
+class _InOrder:
+    """Puts rows of the sensors that trained into the order of other sensors, some of them unknown."""
+
+    def __init__(self, trained: Sequence[str], sensors: Sequence[str]) -> None:
+        row_of = {sensor: row for row, sensor in enumerate(trained)}
+        self.rows = torch.tensor([row_of.get(sensor, -1) for sensor in sensors])
+
+    def __call__(self, w: Tensor, unknown: float) -> Tensor:
+        """(n ...), with this value for sensors that did not train."""
+        ordered = w.new_full((len(self.rows), *w.shape[1:]), unknown)
+        ordered[self.rows >= 0] = w[self.rows[self.rows >= 0]]
+        return ordered
 
 
 def _trained_sensors(run: Run) -> list[str]:

@@ -30,9 +30,9 @@ def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
     experiment = restore_best(run, extended, Windows.next(rows, d.history, d.horizon))
     experiment.strategy.forecast()
     values = torch.full((len(data.readings.ids), d.horizon), torch.nan, dtype=torch.float64)
-    for nodes, clients in experiment.owners:
-        assert clients.owner.forecasts is not None
-        values[nodes] = clients.owner.forecasts.cpu()
+    for nodes, owner in experiment.owners:
+        assert owner.forecasts is not None
+        values[nodes] = owner.forecasts.cpu()
     times = pd.DatetimeIndex(
         extended.readings.times[rows:], name="time", tz="UTC" if data.readings.utc else None
     )

@@ -13,14 +13,23 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, pool
 from cnfgnn.algorithm.methods import check_method
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.quality import clean_dataset
+from cnfgnn.data.quality import mask_codes, mask_outliers
+from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.privacy.copies import SimulatedCopies
 from cnfgnn.transports.in_process import InProcess
+
+PRIVATE = "cnfgnn-private"
+HOW_TO_CHOOSE = (
+    f"{PRIVATE} needs it, in the readings' unit. A sixteenth of the range that such a sensor can show is a"
+    " good start (0 to 80 mph: 5 mph): it is known before the first reading, so that it reveals nothing"
+)
 
 
 def simulate(
@@ -35,7 +44,7 @@ def simulate(
     """Set up `config.method` on a data set, ready for its first round.
 
     groups   which rows share a Clients object (default: all); the result does not depend on it
-    store    returns the store in which an owner (server, site-0 ...) saves its checkpoints
+    store    returns the store in which a party (server, site-0, owner-0 ...) saves its checkpoints
     tick     called at every minibatch
     windows  other windows than those of `config`
     scaler   the scale of a trained model; without it, the scale is computed from the readings
@@ -43,29 +52,48 @@ def simulate(
     Inductive training puts seen and unseen nodes into separate groups.
     """
     method = check_method(config)
-    data = clean_dataset(data, config.data)
+    truth, copy = _truth_and_copy(data, config)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
-    rows = _grouped(groups, seen, len(data.readings.ids))
+    rows = _grouped(groups, seen, len(truth.ids))
     if not method.federated and len(rows) > 1:
         raise ConfigError("method", f"{method.name} pools all readings and cannot run on separate groups")
     owners = []
     for k, group in enumerate(rows):
-        clients = Clients(Series.of(data.readings, group), compute, store(f"site-{k}"), f"site-{k}", tick)
-        owners.append((torch.from_numpy(group), clients))
+        series = Series.of(copy, group)
+        own_series = series if copy is truth else Series.of(truth, group)
+        nodes = Clients(series, compute, store(f"site-{k}"), f"site-{k}", tick)
+        owner = Owner(nodes, own_series, store(f"owner-{k}"), tells=True)
+        owners.append((torch.from_numpy(group), owner))
     transport = InProcess(owners)
     if windows is None:
         d = config.data
-        windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
+        windows = Windows.of(len(truth.times), d.history, d.horizon, d.shares, truth.source)
     graph = data.graph if config.graph.direction == "files" else data.graph.reversed()
     if method.federated:
         server = store("server")
-        all_nodes = owners[0] if len(owners) == 1 else None
+        all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
         experiment = federate(
             transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes
         )
         return replace(experiment, owners=owners)
     return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler)
+
+
+def _truth_and_copy(data: Dataset, config: Config) -> tuple[Readings, Readings]:
+    """The readings that owners use, and their blurred copy; the same object if nothing is blurred.
+
+    Which readings are missing is public and decided first. Outliers are sought in each of the two by itself,
+    so that the copy tells nothing more of the readings.
+    """
+    if config.method == PRIVATE and config.privacy.blur == 0:
+        raise ConfigError("privacy.blur", HOW_TO_CHOOSE)
+    observed = mask_codes(data.readings, config.data)
+    truth = mask_outliers(observed, config.data)
+    if config.privacy.blur == 0:
+        return truth, truth
+    copy = SimulatedCopies(config.seed).blur(observed, config.privacy.blur)
+    return truth, mask_outliers(copy, config.data)
 
 
 def seen_sensors(data: Dataset, share: float) -> Tensor | None:

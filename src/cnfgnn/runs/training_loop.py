@@ -20,8 +20,9 @@ GONE_AFTER = 3  # evaluations in a row that a sensor misses before rounds are co
 class Round:
     """The outcome of one global round.
 
-    loss            mean validation error of the kind that was trained on (see `training.loss`)
-    validation      validation errors of every kind
+    loss            mean validation error against the copies, of the kind that was trained on (see
+                    `training.loss`): it chooses the best round
+    validation      validation errors of every kind; true ones if all owners tell them
     training_bytes  bytes that training has moved since the start of the run
     best            whether this was the best round so far
     evaluated       number of forecasts behind the loss; lower when sites were absent
@@ -192,8 +193,8 @@ def evaluate_best(experiment: Experiment, progress: Progress) -> Result:
 
 
 def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
-    """The errors of all nodes on a split, with their current weights."""
-    return Scores(experiment.strategy.score(split).cpu(), experiment.seen)
+    """The errors of all nodes on a split, with their current weights; true ones as far as owners tell."""
+    return Scores(experiment.strategy.score(split).best_known.cpu(), experiment.seen)
 
 
 class SensorError(NamedTuple):
@@ -213,7 +214,8 @@ class Comparison(NamedTuple):
 
 def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     """Evaluate a round on the validation split and compare it with the best one so far."""
-    scores = evaluate(experiment, "validation")
+    sums = experiment.strategy.score("validation")
+    scores = Scores(sums.of_copy.cpu(), experiment.seen)
     config = experiment.config
     masked, kind = config.data.missing == "masked", config.training.loss
     loss = scores.loss(masked, kind)
@@ -239,7 +241,7 @@ def _evaluated(experiment: Experiment, progress: Progress, r_g: int) -> Round:
     return Round(
         r_g=r_g,
         loss=loss,
-        validation=scores.overall,
+        validation=Scores(sums.best_known.cpu()).overall,
         training_bytes=experiment.ledger.total("training"),
         best=comparison.best,
         evaluated=evaluated,

@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, are_all_rows, for_rows, gathered
-from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.errors import NodeError
 
 
 class InProcess:
     """Groups of nodes that together hold rows 0 .. n-1; `away` names groups that do not answer."""
 
-    def __init__(self, groups: Sequence[tuple[Tensor, Clients]]) -> None:
+    def __init__(self, groups: Sequence[tuple[Tensor, Owner]]) -> None:
         self.groups = list(groups)
         self.sites = [rows for rows, _ in self.groups]
-        self.memory_limits = [MemoryLimit(clients.name, clients.memory_limit) for _, clients in self.groups]
+        self.memory_limits = [
+            MemoryLimit(owner.nodes.name, owner.nodes.memory_limit) for _, owner in self.groups
+        ]
         self.away: set[str] = set()
         every = torch.cat(self.sites)
         if not torch.equal(every.sort().values, torch.arange(len(every))):
@@ -30,17 +32,17 @@ class InProcess:
         place[rows] = torch.arange(len(rows))
         present = torch.zeros(len(rows), dtype=torch.bool)
         answers: list[tuple[Tensor, list[dict[str, Tensor]]]] = []
-        for group, clients in self.groups:
+        for group, owner in self.groups:
             where = place[group]
-            if (where < 0).all() or clients.name in self.away:
+            if (where < 0).all() or owner.nodes.name in self.away:
                 continue
             if (where < 0).any():
                 reason = "only some of its nodes were asked: put the others into a group of their own"
-                raise NodeError(clients.name, calls[-1].verb, reason)
+                raise NodeError(owner.nodes.name, calls[-1].verb, reason)
             if are_all_rows(where, len(rows)):
-                replies = run(clients, calls)
+                replies = run(owner, calls)
             else:
-                replies = run(clients, [for_rows(call, where) for call in calls])
+                replies = run(owner, [for_rows(call, where) for call in calls])
             answers.append((where, replies))
             present[where] = True
         joined = [

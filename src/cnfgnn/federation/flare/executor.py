@@ -24,7 +24,9 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.memory_plan import SHARE
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import ComputeConfig, Missing
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import Series
@@ -99,7 +101,7 @@ class SiteNodes:
         about["memory"] = self.memory
         return about | dict(self.data.describe())
 
-    def join(self, terms: Terms) -> Clients:
+    def join(self, terms: Terms) -> Owner:
         """Make the nodes of a run; errors go to the server without local paths."""
         if self.data is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
@@ -112,7 +114,8 @@ class SiteNodes:
             self._report("join", error)
             raise for_server(error, self.kit, str(self.data.readings.source)) from None
         run_series = partial(self._series_of_run, terms, store, current)
-        return SiteClients(current, run_series, compute, store, self.plan.name, self.memory)
+        nodes = SiteClients(current, run_series, compute, store, self.plan.name, self.memory)
+        return SiteOwner(nodes, store.of_owner(), self._forecast_made)
 
     def _series_of_run(self, terms: Terms, store: SiteStore, current: Series) -> Series:
         """The readings with which this site joined the run; newer ones do not belong to it.
@@ -135,27 +138,25 @@ class SiteNodes:
             raise CnfgnnError(CHANGED)
         return series
 
-    def after(self, clients: Clients, verb: str) -> None:
-        """Finish a verb at the site: forecasts are written here."""
-        if verb != "forecast":
-            return
+    def _forecast_made(self, owner: Owner) -> None:
+        """Write a forecast at the site."""
         try:
-            self._warn_of_unusual_readings(clients)
-            self._write_forecasts(clients)
+            self._warn_of_unusual_readings(owner)
+            self._write_forecasts(owner)
         except CnfgnnError as error:
             self._report("forecast", error)
             raise for_server(error, self.kit) from None
 
-    def _warn_of_unusual_readings(self, clients: Clients) -> None:
+    def _warn_of_unusual_readings(self, owner: Owner) -> None:
         """Log readings far outside of the training's range.
 
         A changed unit or a broken sensor looks like that, and the model was never trained on such values.
         """
         assert self.terms is not None
         assert self.data is not None
-        store, data = clients.store, clients.data
+        store, data = owner.nodes.store, owner.data
         record = store.read_join_record() if isinstance(store, SiteStore) else None
-        if record is None or len(record.ranges) != clients.series.nodes:
+        if record is None or len(record.ranges) != owner.truth.nodes:
             return
         end = self.terms.first + (self.terms.rows - data.horizon) * self.terms.step
         newest = self.data.readings_before(end, data.history)
@@ -165,7 +166,7 @@ class SiteNodes:
         for finding in out_of_range(newest, ranges, data.scaler.std):
             log.warning("%s", finding)
 
-    def _write_forecasts(self, clients: Clients) -> None:
+    def _write_forecasts(self, owner: Owner) -> None:
         """Write a row per step ahead and a column per sensor into the kit.
 
         The column of a sensor without a reading in the history is empty. If no sensor has one, the previous
@@ -173,23 +174,23 @@ class SiteNodes:
         """
         assert self.terms is not None
         assert self.data is not None
-        assert clients.owner.forecasts is not None
-        has = clients.data.available["test"]
+        assert owner.forecasts is not None
+        has = owner.data.available["test"]
         if has is not None and not has.any():
             log.warning(
                 "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"
                 " from %s); the previous forecasts are kept",
-                clients.data.history,
+                owner.data.history,
                 format_time(self.data.newest),
             )
             return
-        if not torch.isfinite(clients.owner.forecasts).any():
+        if not torch.isfinite(owner.forecasts).any():
             raise DataError(self.kit / FORECASTS, "the forecast contains no finite number and is not written")
-        horizon = clients.owner.forecasts.shape[1]
+        horizon = owner.forecasts.shape[1]
         ahead = self.terms.first + self.terms.step * np.arange(self.terms.rows - horizon, self.terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
         frame = pd.DataFrame(
-            clients.owner.forecasts.T.double().cpu().numpy(),
+            owner.forecasts.T.double().cpu().numpy(),
             index=times.tz_localize("UTC") if self.data.readings.utc else times,
             columns=list(self.data.readings.ids),
         )
@@ -226,6 +227,22 @@ class SiteClients(Clients):
         super().prepare(settings, mean, std, windows)
 
 
+class SiteOwner(Owner):
+    """The owner of a site's nodes: it writes each forecast into the kit."""
+
+    def __init__(self, nodes: SiteClients, store: Store, forecast_made: Callable[[Owner], None]) -> None:
+        super().__init__(nodes, nodes.series, store)
+        self.forecast_made = forecast_made
+
+    def prepare(self) -> None:
+        self.truth = self.nodes.series
+        super().prepare()
+
+    def forecast(self) -> None:
+        super().forecast()
+        self.forecast_made(self)
+
+
 class SiteExecutor(Executor):  # type: ignore[misc]
     """Exists as long as the job. Requests arrive as messages; the engine's own tasks are not used."""
 
@@ -238,7 +255,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
         nodes = SiteNodes(kit)
-        self.endpoint = Endpoint(nodes.join, nodes.describe, nodes.after)
+        self.endpoint = Endpoint(nodes.join, nodes.describe)
         engine = fl_ctx.get_engine()
         serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self.endpoint.answer)
         log.info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())

@@ -11,13 +11,14 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
 from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.dispatch import run
+from cnfgnn.algorithm.dispatch import Answered, answer
 from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import Precision
-from cnfgnn.errors import CnfgnnError
+from cnfgnn.errors import CnfgnnError, StorageError
+from cnfgnn.models.params import Params
 from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, pack, unpack
@@ -62,19 +63,21 @@ class _Work:
 class Endpoint:
     """Carries out the requests of one server session on a site's nodes.
 
-    `join` makes the nodes, `about` describes the site in a hello, and `after` is called after every verb.
+    `join` makes the nodes with their owner, and `about` describes the site in a hello. The nodes answer from
+    the blurred copy. Their owner follows: before the answer is sent, or after it where that takes long. The
+    server does not notice if the owner fails, except for a full or broken disk.
     """
 
     def __init__(
         self,
-        join: Callable[[Terms], Clients],
+        join: Callable[[Terms], Owner],
         about: Callable[[], Mapping[str, Any]],
-        after: Callable[[Clients, str], None] = lambda clients, verb: None,
         most: int = MOST_BYTES,
     ) -> None:
-        self.join, self.about, self.after, self.most = join, about, after, most
+        self.join, self.about, self.most = join, about, most
         self.session = ""
-        self.clients: Clients | None = None
+        self.owner: Owner | None = None
+        self._later: list[Answered] = []  # what the owner follows when the answer has been sent
         self.known: Sizes | None = None
         self._terms: Terms | None = None
         self._work = _Work(0)
@@ -165,12 +168,15 @@ class Endpoint:
         finally:
             work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
+        later, self._later = self._later, []
+        for answered in later:
+            self._follow(answered)
 
     def _answers(self, work: _Work, terms: Terms) -> list[Answer]:
-        if self.clients is None or terms != self._terms:
-            self.clients, self._terms = self.join(terms), terms
-            self.known = Sizes(self.clients.series.nodes)
-        clients, known = self.clients, self.known
+        if self.owner is None or terms != self._terms:
+            self.owner, self._terms = self.join(terms), terms
+            self.known = Sizes(self.owner.nodes.series.nodes)
+        owner, known = self.owner, self.known
         assert known is not None
 
         def check(parts: Sequence[Part]) -> None:
@@ -185,7 +191,7 @@ class Endpoint:
         check_call_values(calls)
         for call in calls:
             begun = time.perf_counter()
-            answers.append(self._answered(clients, call))
+            answers.append(self._answered(owner, call))
             work.verbs[call.verb] = work.verbs.get(call.verb, 0.0) + time.perf_counter() - begun
             if answers[-1].problem is not None:
                 self.known = Sizes(known.n)  # its state is undefined now: it has to be prepared again
@@ -193,13 +199,27 @@ class Endpoint:
         self.known = known
         return answers
 
-    def _answered(self, clients: Clients, call: Call) -> Answer:
+    def _answered(self, owner: Owner, call: Call) -> Answer:
         try:
-            (reply,) = run(clients, [call])
-            self.after(clients, call.verb)
+            answered = answer(owner.nodes, call)
+            reply = answered.reply
+            if owner.trains_on(answered.request):
+                self._later.append(answered)
+            else:
+                reply = reply | self._follow(answered)
         except CnfgnnError as problem:
             return Answer(call.verb, str(problem)[:300])
-        return Answer(call.verb, None, reply)
+        return Answer(call.verb, None, answered.request.quantised(reply, owner.nodes.wire))
+
+    def _follow(self, answered: Answered) -> Params:
+        assert self.owner is not None
+        try:
+            return self.owner.follow(*answered)
+        except StorageError:
+            raise
+        except Exception:  # it may depend on true readings: the server must not notice
+            logging.getLogger(__name__).exception("the owner's part of %r failed", answered.request.name)
+            return {}
 
 
 def _may_come_first(verb: str) -> bool:
