@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from cnfgnn.cli.privacy import BLUR
+from cnfgnn.cli.privacy import BLUR, _table
 from cnfgnn.config.settings import SETTINGS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.errors import RunError
+from cnfgnn.privacy.explanation import Measures, explain
 from cnfgnn.runs.folder import Run
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.tiny_runs import tiny
@@ -44,6 +47,19 @@ def test_the_table_has_the_figures_of_every_size_and_duration() -> None:
     assert len(rows) == 20
     assert rows[0] == ["1", "mph", "5", "min", "1", "54", "%", "0.20", "0.84", "well", "hidden"]
     assert rows[7] == ["5", "mph", "1", "h", "12", "96", "%", "3.46", "21.9", "hardly", "hidden"]
+
+
+@pytest.mark.parametrize(("width", "unit"), [(60, "vehicles/h"), (80, "mph")])
+def test_a_narrow_terminal_cuts_no_figure(width: int, unit: str) -> None:
+    (guarantee,) = explain({"": 12.5}, Measures(unit, 300))
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(_table(guarantee))
+    printed = capture.get()
+    assert "…" not in printed
+    for row in guarantee.rows:
+        assert f" {row.mu:.2f} " in printed
+    assert len(rows_of(printed)) == 20 or width < 80  # a line for each event where there is room
 
 
 def test_changes_and_durations_can_be_chosen() -> None:

@@ -63,7 +63,9 @@ def test_sites_with_the_same_blur_share_a_guarantee_and_the_least_protected_come
         (2.0, ("south",)),
         (5.0, ("north", "west")),
     ]
-    assert [row.change for row in guarantees[1].rows[::5]] == [0.4, 2.0, 4.0, 8.0]
+    assert guarantees[0].rows == ()
+    for guarantee in guarantees[1:]:  # the same changes, so that the tables can be compared
+        assert [row.change for row in guarantee.rows[::5]] == [0.4, 2.0, 4.0, 8.0]
     assert "the squares of their mu add up" in caveats(guarantees)["Several sensors add up"]
     assert "squares" not in caveats(guarantees[2:])["Several sensors add up"]
 

@@ -193,10 +193,12 @@ def _table(guarantee: Guarantee) -> Table:
 
     measures = guarantee.measures
     in_time = measures.step is not None
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("change", *(("lasts",) if in_time else ()), "readings", "right at most", "mu", "epsilon"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("change", "lasts") if in_time else ("change",):
+        table.add_column(heading, justify="right", overflow="fold")  # rather two lines than a cut figure
+    for heading in ("readings", "right\nat most", "mu", "epsilon"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("the event is", no_wrap=True)
+    table.add_column("the event is", overflow="fold")
     for row in guarantee.rows:
         cells = [measures.amount(row.change), *([measures.lasting(row.readings)] if in_time else [])]
         cells += [f"{row.readings:,}", share(row.detection), mu_text(row.mu), epsilon_text(row.epsilon)]

@@ -132,13 +132,15 @@ def explain(
     """The guarantee of every blur in use, the smallest first.
 
     `blurs` maps each site to its blur; a single owner may have the name "". Without changes or durations
-    there are some that suit the blur and the time between readings.
+    there are some that suit the time between readings and the smallest blur: the same ones for all sites, so
+    that their tables can be compared.
     """
     lengths = tuple(durations) or default_durations(measures.step)
+    usual = default_changes(min((blur for blur in blurs.values() if blur), default=0.0))
     guarantees = []
     for sigma in sorted(set(blurs.values())):
         sites = tuple(site for site, blur in blurs.items() if blur == sigma and site)
-        rows = table(sigma, tuple(changes) or default_changes(sigma), lengths)
+        rows = table(sigma, tuple(changes) or (usual if sigma else ()), lengths)
         guarantees.append(Guarantee(sigma, measures, sites, lengths, tuple(rows)))
     return guarantees
 
