@@ -243,6 +243,9 @@ def test_a_run_is_attacked_once(study: Study, made: Path) -> None:
     assert any("copy" in row for row in table.rows)
     damaged = made / "runs" / f"{PRIVATE_AT_3}-seed1" / "attackers.json"
     kept = damaged.read_text()
+    damaged.write_text(kept.replace('"round": 1', '"round": 0'))  # of a round that is no longer the best
+    with pytest.raises(AssertionError, match="attacked again"):
+        privacy(study, never)
     damaged.write_text("{")
     with pytest.raises(RunError, match="remove it"):
         privacy(study, never)

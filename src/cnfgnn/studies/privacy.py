@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def privacy(study: Study, attackers: Attackers | None = None) -> Outcome:
             cells = _errors(line) | {"change": changed, "bytes": _megabytes(line, study.data)}
             rows.append(line.with_cells(**cells, **learned))
     columns = [*WHAT, Column("median", "RMSE, median"), Column("rmse", "RMSE")]
-    columns += [Column("change", "change of RMSE by the blur", 1, True), Column("masked_mae", "masked MAE")]
+    columns += [Column("change", "change of RMSE by the blur", 2, True), Column("masked_mae", "masked MAE")]
     columns.append(Column("bytes", "MB per node", 2))
     columns += [column for column in ATTACKED if any(column.key in row for row in rows)]
     columns += [Column("rounds", "best round / rounds"), Column("minutes", "minutes per run", 1)]
@@ -96,7 +97,8 @@ def copies_bytes(run: Run, data: Dataset) -> float:
     except (IndexError, KeyError, TypeError, ValueError) as error:
         path = run.folder / "events.jsonl"
         raise RunError(path, "is damaged: an entry is missing or has the wrong type") from error
-    return BYTES_OF_A_READING * int(sent.sum()) / sent.shape[1] + BYTES_OF_A_WEIGHT * weights
+    readings = int(sent.sum()) / len(data.readings.ids)
+    return BYTES_OF_A_READING * readings + BYTES_OF_A_WEIGHT * weights
 
 
 # ---- lines ----------------------------------------------------------------------------------------------
@@ -127,20 +129,31 @@ def _megabytes(line: Line, data: Dataset) -> Mean:
     return Mean.of(moved)
 
 
-def _attacked(lines: Sequence[Line], data: Dataset, attackers: Attackers) -> dict[float, dict[str, float]]:
+def _attacked(lines: Sequence[Line], data: Dataset, attackers: Attackers) -> dict[float, Mapping[str, float]]:
     """What attackers learn, by blur: they attack the first seed."""
     return {line.cells[BLUR]: _attack_once(line.runs[0], data, attackers) for line in lines if line.runs}
 
 
-def _attack_once(run: Run, data: Dataset, attackers: Attackers) -> dict[str, float]:
-    """Attack a run, or read what an earlier attack found: attacks take longer than tables."""
-    path = run.folder / ATTACKS_FILE
+def _attack_once(run: Run, data: Dataset, attackers: Attackers) -> Mapping[str, float]:
+    """Attack the best round of a run, or read what an earlier attack on it found: attacks take long."""
+    path, best = run.folder / ATTACKS_FILE, run.progress.best.r_g
+    known = _found_before(path, best)
+    if known is not None:
+        return known
+    found = attackers(run, data)
+    write_whole(path, json.dumps({"round": best, "found": dict(found)}, indent=1).encode())
+    return found
+
+
+def _found_before(path: Path, best: int) -> Mapping[str, float] | None:
+    """What attackers found in this round; None if they have not attacked it."""
     if not path.exists():
-        write_whole(path, json.dumps(dict(attackers(run, data)), indent=1).encode())
+        return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {column.key: float(found[column.key]) for column in ATTACKED if column.key in found}
-    except (OSError, TypeError, ValueError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {str(key): float(error) for key, error in content["found"].items()}
+        return found if content["round"] == best else None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(path, "cannot be read: remove it, and the run is attacked again") from error
 
 
