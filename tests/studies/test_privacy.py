@@ -99,6 +99,8 @@ def test_one_blur_alone_leaves_out_the_methods_that_have_no_line_with_it() -> No
     [
         ("beyond", {"blurs": [1.0]}, "beyond has no blurs"),
         ("privacy", {"blurs": [-1.0]}, "privacy.blur"),
+        ("privacy", {"blurs": [float("nan")]}, "privacy.blur"),
+        ("privacy", {"blurs": [1.0], "methods": ["cnfgnn-plus"]}, "none of these methods"),
         ("privacy", {"changes": {"privacy.blur": 2.0}}, "privacy.toml sets this"),
         ("privacy", {"methods": ["at-fedavg"]}, "no method 'at-fedavg'.*cnfgnn-plus-central"),
         ("histograms", {"methods": ["at-fedavg"]}, "histograms trains no methods"),

@@ -136,6 +136,8 @@ def _plan(source: Path, request: Request) -> Plan:
         plan = plan.with_methods(request.methods)
     if request.blurs:
         plan = with_blurs(plan, request.blurs)
+    if not plan.cases():
+        raise ConfigError("--methods", "none of these methods has a line at these blurs")
     changes = dict(request.changes)
     if request.data is not None:
         changes["data.path"] = str(request.data.absolute())
