@@ -22,7 +22,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.privacy.copies import SimulatedCopies
+from cnfgnn.privacy.copies import Copies, SimulatedCopies
 from cnfgnn.transports.in_process import InProcess
 
 PRIVATE = "cnfgnn-private"
@@ -40,6 +40,8 @@ def simulate(
     tick: Callable[[], None] = lambda: None,
     windows: Windows | None = None,
     scaler: Scaler | None = None,
+    copies: Copies | None = None,
+    tells: bool = True,
 ) -> Experiment:
     """Set up `config.method` on a data set, ready for its first round.
 
@@ -48,11 +50,13 @@ def simulate(
     tick     called at every minibatch
     windows  other windows than those of `config`
     scaler   the scale of a trained model; without it, the scale is computed from the readings
+    copies   where blurred copies come from; without it, they are drawn with a key that follows from the seed
+    tells    whether owners add the sums of true errors to their scores
 
     Inductive training puts seen and unseen nodes into separate groups.
     """
     method = check_method(config)
-    truth, copy = _truth_and_copy(data, config)
+    truth, copy = truth_and_copy(data.readings, config, copies)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(truth.ids))
@@ -63,7 +67,7 @@ def simulate(
         series = Series.of(copy, group)
         own_series = series if copy is truth else Series.of(truth, group)
         nodes = Clients(series, compute, store(f"site-{k}"), f"site-{k}", tick)
-        owner = Owner(nodes, own_series, store(f"owner-{k}"), tells=True)
+        owner = Owner(nodes, own_series, store(f"owner-{k}"), tells)
         owners.append((torch.from_numpy(group), owner))
     transport = InProcess(owners)
     if windows is None:
@@ -80,7 +84,9 @@ def simulate(
     return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler)
 
 
-def _truth_and_copy(data: Dataset, config: Config) -> tuple[Readings, Readings]:
+def truth_and_copy(
+    readings: Readings, config: Config, copies: Copies | None = None
+) -> tuple[Readings, Readings]:
     """The readings that owners use, and their blurred copy; the same object if nothing is blurred.
 
     Which readings are missing is public and decided first. Outliers are sought in each of the two by itself,
@@ -88,11 +94,11 @@ def _truth_and_copy(data: Dataset, config: Config) -> tuple[Readings, Readings]:
     """
     if config.method == PRIVATE and config.privacy.blur == 0:
         raise ConfigError("privacy.blur", HOW_TO_CHOOSE)
-    observed = mask_codes(data.readings, config.data)
+    observed = mask_codes(readings, config.data)
     truth = mask_outliers(observed, config.data)
     if config.privacy.blur == 0:
         return truth, truth
-    copy = SimulatedCopies(config.seed).blur(observed, config.privacy.blur)
+    copy = (copies or SimulatedCopies(config.seed)).blur(observed, config.privacy.blur)
     return truth, mask_outliers(copy, config.data)
 
 
