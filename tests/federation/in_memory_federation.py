@@ -43,7 +43,7 @@ class InMemoryFederation:
     def restart(self, name: str) -> None:
         """Restart a site: it reads its files again."""
         nodes = SiteNodes(self.kits[name])
-        self.ends[name] = Endpoint(nodes.join, nodes.describe, nodes.after)
+        self.ends[name] = Endpoint(nodes.join, nodes.describe)
 
     def run_task(self, task: Task) -> Mapping[str, Any]:
         """Run a task; return its final status."""

@@ -11,6 +11,7 @@ import torch
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
@@ -78,7 +79,11 @@ def test_sites_with_gaps_train_like_the_simulator_on_the_whole_data_with_gaps(
     compute = Compute.of(config.compute)
 
     def end(own: SiteData, name: str) -> Endpoint:
-        return Endpoint(lambda terms: Clients(own.series(terms), compute, MemoryStore(), name), dict)
+        def join(terms: Terms) -> Owner:
+            nodes = Clients(own.series(terms), compute, MemoryStore(), name)
+            return Owner(nodes, nodes.series, MemoryStore())
+
+        return Endpoint(join, dict)
 
     wires.ends = [end(own, f"site-{k}") for k, own in enumerate(owned)]
     transport = wires.transport()
@@ -93,7 +98,7 @@ def test_sites_with_gaps_train_like_the_simulator_on_the_whole_data_with_gaps(
         for r_g in (1, 2):
             server(one).round(r_g)
     torch.testing.assert_close(
-        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+        server(experiment).score("test").of_copy, server(same).score("test").of_copy, rtol=0, atol=1e-9
     )
 
 
