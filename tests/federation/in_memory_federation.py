@@ -15,10 +15,11 @@ import pandas as pd
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.executor import FORECASTS, SiteNodes
+from cnfgnn.federation.flare.executor import SiteNodes
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, serve, settings_of
+from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.status import read_status
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable

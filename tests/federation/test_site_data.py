@@ -134,8 +134,8 @@ def test_a_site_treats_outliers_as_missing_unless_its_settings_keep_them(tmp_pat
         (tmp_path / "local" / "site.toml").write_text(toml + more)
         own = SiteData(read_site(tmp_path), tmp_path)
         terms = Terms(own.first, own.step, 150, "fp64", "run")
-        assert np.array_equal(own.series(terms).missing, own.readings.missing.T)
-        return own.readings.missing.sum(axis=0).tolist()
+        assert np.array_equal(own.series(terms).missing, own.truth.missing.T)
+        return own.truth.missing.sum(axis=0).tolist()
 
     assert missing("") == [0, 1]
     assert missing('outliers = "keep"\nmissing_value = -999') == [15, 0]
