@@ -8,6 +8,7 @@ key or its copies are gone, the site stops, because a second copy of a reading w
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,10 +33,9 @@ class BlurredCopy(NamedTuple):
 
 def private_folder(plan: SitePlan, kit: Path) -> Path:
     """The folder of the site's key and copies."""
-    if plan.private is not None:
-        return kit / plan.private
     readings = kit / (plan.readings or "")
-    return (readings if readings.is_dir() else readings.parent) / FOLDER
+    beside = (readings if readings.is_dir() else readings.parent) / FOLDER
+    return Path(os.path.abspath(beside if plan.private is None else kit / plan.private))
 
 
 def check_least_blur(plan: SitePlan, kit: Path) -> None:
@@ -62,7 +62,7 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     store = CopyStore(folder)
     if remembered is not None and remembered.get("key") != store.fingerprint:
         raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
-    record = {"key": store.fingerprint, "folder": str(folder.absolute())}
+    record = {"key": store.fingerprint, "folder": str(folder)}
     if remembered != record:
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
     return BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
