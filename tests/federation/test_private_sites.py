@@ -1,4 +1,4 @@
-"""A federation in which sites blur their readings: what the server learns, what it refuses, and what owners get."""
+"""Sites that blur their readings: what the server learns, what it refuses, and what owners get."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def evaluation(sites: InMemoryFederation, name: str, split: str) -> dict[str, ob
 # ---- what the server knows ------------------------------------------------------------------------------
 
 
-def test_the_run_records_the_blur_of_each_site_and_what_its_errors_are_about(
+def test_the_run_records_each_sites_blur_and_what_its_errors_are_about(
     sites: InMemoryFederation,
 ) -> None:
     run = Run.open(sites.server / RUNS / "one")
@@ -135,9 +135,7 @@ def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFedera
 
 
 def test_the_server_cannot_choose_a_blur() -> None:
-    with pytest.raises(
-        ConfigError, match=r"privacy.blur: each site sets its own blur, in its local/site.toml"
-    ):
+    with pytest.raises(ConfigError, match=r"privacy.blur: each site sets its own blur, in its local"):
         check_federated(small("cnfgnn-private", **{BLUR: 1.0}))
     assert BLUR not in settings_of(small("cnfgnn-private"))
 
@@ -154,13 +152,9 @@ def test_nodes_have_the_copy_and_owners_the_readings(sites: InMemoryFederation) 
         seen = owner.nodes.series
         assert seen is not owner.truth
         np.testing.assert_array_equal(np.isnan(seen.values), np.isnan(frame))
-        assert np.nanstd(seen.values - frame) == pytest.approx(read_blur(owner), rel=0.2)
+        assert np.nanstd(seen.values - frame) == pytest.approx(owner.site_data.blur, rel=0.2)
         assert not [key for key in owner.nodes.theta if ".personal." in key]
         assert any(w.any() for w in owner.personal.values())
-
-
-def read_blur(owner: SiteOwner) -> float:
-    return owner.site_data.blur
 
 
 def test_personal_weights_are_saved_with_the_owner_and_true_errors_are_shown_at_the_site(
