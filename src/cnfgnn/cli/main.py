@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 import cnfgnn
+from cnfgnn.cli.attack import attack
 from cnfgnn.cli.data import data_app
 from cnfgnn.cli.demo import demo
 from cnfgnn.cli.federation import federation_app
@@ -37,6 +38,7 @@ for command in (
     compare,
     reproduce,
     report,
+    attack,
     privacy,
 ):
     app.command()(command)
