@@ -70,7 +70,7 @@ def test_the_pull_is_the_gradient_of_fmtl_s_penalty() -> None:
 
 def test_nodes_add_the_pull_to_their_own_gradient(data: Dataset) -> None:
     experiment = simulate(data, small("gru-fmtl"))
-    server, (_, clients) = experiment.strategy, experiment.owners[0]
+    server, clients = experiment.strategy, experiment.owners[0][1].nodes
     assert isinstance(server, Server)
     server.nodes.flush()
     clients._own_weights()

@@ -74,7 +74,7 @@ def test_equal_weights_do_not_pull() -> None:
 
 def test_nodes_are_drawn_to_what_their_neighbours_were_after_the_last_round(data: Dataset) -> None:
     experiment = simulate(data, small("gru-fmtl", **PLAIN))
-    _, clients = experiment.owners[0]
+    clients = experiment.owners[0][1].nodes
     experiment.strategy.round(1)
     each = clients.regulariser
     assert isinstance(each, ToEach)

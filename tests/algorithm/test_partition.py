@@ -45,7 +45,7 @@ def assert_same(one: Experiment, other: Experiment) -> None:
         assert second.gn is not None
         for expected, actual in zip(first.gn.gn.parameters(), second.gn.gn.parameters(), strict=True):
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(second.score("test"), first.score("test"), rtol=1e-8, atol=1e-7)
+    torch.testing.assert_close(second.score("test").told, first.score("test").told, rtol=1e-8, atol=1e-7)
 
 
 def groups_of(labels: list[int]) -> list[list[int]]:

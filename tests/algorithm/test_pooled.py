@@ -15,7 +15,7 @@ from tests.conftest import small
 @pytest.mark.parametrize("method", ["gru-central", "gru-gn-central"])
 def test_a_round_equals_end_to_end_training(method: str, data: Dataset) -> None:
     experiment = simulate(data, small(method))
-    pooled, (_, clients) = experiment.strategy, experiment.owners[0]
+    pooled, clients = experiment.strategy, experiment.owners[0][1].nodes
     assert isinstance(pooled, Pooled)
     training = experiment.config.training
     theta = {name: w.detach().clone().requires_grad_() for name, w in clients.theta.items()}

@@ -14,6 +14,7 @@ from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
@@ -40,7 +41,7 @@ CALLS_WITH_TENSORS = {
 class Recorder(InProcess):
     """Keeps a copy of everything that crosses."""
 
-    def __init__(self, groups: Sequence[tuple[Tensor, Clients]]) -> None:
+    def __init__(self, groups: Sequence[tuple[Tensor, Owner]]) -> None:
         super().__init__(groups)
         self.crossed: list[tuple[str, Tensor]] = []
 
@@ -64,15 +65,17 @@ def readings_in(tensor: Tensor, known: np.ndarray, digits: int = 9) -> int:
 HOUR = 3600
 
 
+def owner(series: Series, compute: Compute) -> Owner:
+    return Owner(Clients(series, compute, MemoryStore()), series, MemoryStore())
+
+
 def recorded(method: str, missing: str, seconds: int) -> tuple[Recorder, Dataset, Experiment]:
     """A training with all that crossed, as it was computed: rounded to fewer bytes it would not be found."""
     data: Dataset = network(seed=4, seconds=seconds)
     config = small(method, **{"data.missing": missing, "training.wire": "full"})
     groups = [np.array([0, 1, 2]), np.array([3]), np.array([4, 5])]
     compute = Compute.of(config.compute)
-    recorder = Recorder(
-        [(torch.from_numpy(g), Clients(Series.of(data.readings, g), compute, MemoryStore())) for g in groups]
-    )
+    recorder = Recorder([(torch.from_numpy(g), owner(Series.of(data.readings, g), compute)) for g in groups])
     windows = Windows.of(len(data.readings.times))
     experiment = federate(recorder, data.graph, windows, config, None, "network", MemoryStore())
     train(experiment)
@@ -94,17 +97,17 @@ def test_nothing_that_crosses_is_a_reading_raw_or_scaled(method: str, missing: s
     assert not any(leaks.values()), leaks
 
 
-def own_to(clients: Clients) -> list[Tensor]:
+def own_to(owner: Owner) -> list[Tensor]:
     """What a node knows of itself: its usual week, what that says of every row, in the readings' unit and
     scaled, and of every training window; and its own weights."""
-    data = clients.data
+    data = owner.data
     assert data.profile is not None
     assert data.weekly_profiles is not None
     batch, _ = data.batch("train", slice(None))
     assert batch.profile_change is not None
     weeks = torch.from_numpy(data.weekly_profiles)
     scaled = (weeks - data.scaler.mean) / data.scaler.std
-    personal = [w for name, w in clients.theta.items() if is_personal(name)]
+    personal = owner.personal.values()
     return [weeks, scaled, data.profile, data.unscaled(data.profile), batch.profile_change, *personal]
 
 
@@ -112,7 +115,7 @@ def own_to(clients: Clients) -> list[Tensor]:
 @pytest.mark.parametrize("method", ["cnfgnn-plus", "mlp-fedavg"])
 def test_nothing_that_crosses_is_usual_for_a_sensor_or_its_own(method: str, missing: str) -> None:
     recorder, _, _ = recorded(method, missing, HOUR)
-    own = [tensor for _, clients in recorder.groups for tensor in own_to(clients)]
+    own = [tensor for _, owner in recorder.groups for tensor in own_to(owner)]
     known = np.concatenate([tensor.double().flatten().numpy() for tensor in own])
     known = np.unique(known[np.isfinite(known) & (known != 0)])
     for tensor in own:  # the search itself works

@@ -64,6 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["inductive", "--set", "training.seen=0.5"], "inductive.toml sets this"),
         (["deviations", "--set", "training.sampling=0"], "deviations.toml sets this"),
         (["strategies", "--done"], "has no finished run"),
+        (["privacy", "--blurs", "0,five"], "--blurs: needs numbers, such as 0,2.5,10, not 0,five"),
+        (["privacy", "--methods", "cnfgnn"], "privacy.toml has no method 'cnfgnn'"),
     ],
 )
 def test_an_error_is_one_sentence(

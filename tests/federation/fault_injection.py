@@ -11,7 +11,7 @@ import torch
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.federation.flare.executor import SiteExecutor
 from cnfgnn.transports.remote.endpoint import Terms
 
@@ -45,11 +45,11 @@ class FaultySite(SiteExecutor):
         join = self.endpoint.join
         self.endpoint.join = lambda terms: self._with_faults(join, terms)
 
-    def _with_faults(self, join: Callable[[Terms], Clients], terms: Terms) -> Clients:
-        clients = join(terms)
+    def _with_faults(self, join: Callable[[Terms], Owner], terms: Terms) -> Owner:
+        owner = join(terms)
         for verb in ("update", "encode", "backward", "embed", "weights"):
-            setattr(clients, verb, self._intercepted(verb, getattr(clients, verb)))
-        return clients
+            setattr(owner.nodes, verb, self._intercepted(verb, getattr(owner.nodes, verb)))
+        return owner
 
     def _intercepted(self, verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def intercepted(*args: Any, **more: Any) -> Any:

@@ -13,12 +13,14 @@ from typing import Any
 import pandas as pd
 
 from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import toml_value
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.executor import FORECASTS, SiteNodes
+from cnfgnn.federation.flare.executor import SiteNodes
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, serve, settings_of
+from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.status import read_status
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
@@ -32,9 +34,12 @@ class InMemoryFederation:
     Sites named in `unreachable` do not answer.
     """
 
-    def __init__(self, folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]] = SITES) -> None:
+    def __init__(
+        self, folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]] = SITES, blur: float = 0.0
+    ) -> None:
         self.folder, self.sites = folder, sites
-        self.kits = make_kits(read_project(write_example(folder / "example", data, sites)), folder / "kits")
+        project = read_project(write_example(folder / "example", data, sites, blur=blur))
+        self.kits = make_kits(project, folder / "kits")
         self.server = self.kits["server"]
         self.ends: dict[str, Endpoint] = {}
         self.unreachable: set[str] = set()
@@ -43,7 +48,7 @@ class InMemoryFederation:
     def restart(self, name: str) -> None:
         """Restart a site: it reads its files again."""
         nodes = SiteNodes(self.kits[name])
-        self.ends[name] = Endpoint(nodes.join, nodes.describe, nodes.after)
+        self.ends[name] = Endpoint(nodes.join, nodes.describe)
 
     def run_task(self, task: Task) -> Mapping[str, Any]:
         """Run a task; return its final status."""
@@ -70,10 +75,20 @@ class InMemoryFederation:
     def forecast(self, name: str = "one", wait: float = 20.0) -> Mapping[str, Any]:
         return self.run_task(Task("forecast", name, wait=wait))
 
+    def evaluate(self, name: str = "one", split: str = "test") -> Mapping[str, Any]:
+        return self.run_task(Task("evaluate", name, split=split, wait=20.0))
+
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
         if site in self.unreachable:
             raise Unreachable("unreachable in this test")
         return self.ends[site].answer(request)
+
+    def set(self, name: str, **settings: object) -> None:
+        """Change settings of a site; None removes one."""
+        file = self.kits[name] / "local" / "site.toml"
+        kept = [line for line in file.read_text().splitlines() if line.split(" ")[0] not in settings]
+        new = [f"{key} = {toml_value(value)}" for key, value in settings.items() if value is not None]
+        file.write_text("\n".join([*kept, *new, ""]))
 
     # ---- files -----------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.models.params import is_personal, part
+from cnfgnn.models.params import part
 
 Floats = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
@@ -105,18 +106,15 @@ class PersonalStateSearch(Search):
 def personal_state(
     experiment: Experiment, rows: list[int], state: Mapping[str, torch.Tensor]
 ) -> dict[str, Floats]:
-    """The personal state of some sensors, (k steps) of each kind: from the state that their site keeps, and
+    """The personal state of some sensors, (k steps) of each kind: from the state that their owner keeps, and
     the weekly profile that their model receives for every time and window, taken from a simulation."""
-    [(_, clients)] = experiment.owners
-    assert clients.data.profile is not None
-    told = [clients.data.batch(split, slice(None))[0].profile_change for split in SPLITS]
+    [(_, owner)] = experiment.owners
+    assert owner.data.profile is not None
+    told = [owner.data.batch(split, slice(None))[0].profile_change for split in SPLITS]
     windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
-    weights = part(state, "theta.")
-    kept = {name: w for name, w in weights.items() if is_personal(name)} | {
-        "usual_weeks": state["usual_weeks"]
-    }
+    kept = part(state, PERSONAL) | {"usual_weeks": state["usual_weeks"]}
     return {
-        "usual at a time": clients.data.profile[rows].double().numpy(),
+        "usual at a time": owner.data.profile[rows].double().numpy(),
         "usual in a window": windows.double().numpy(),
         **{name: w.double().flatten(0, -2).numpy() for name, w in kept.items()},
     }

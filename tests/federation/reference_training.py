@@ -10,12 +10,13 @@ import pandas as pd
 import torch
 
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import fingerprint
 from cnfgnn.data.windows import Windows
-from cnfgnn.federation.site_store import STATES
+from cnfgnn.federation.site_store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
@@ -64,14 +65,17 @@ def assert_personal_state_is_at_the_site(kit: Path, name: str, run: Run, expecte
     """Compare the site's states with the simulator's: personal weights, weekly profiles and optimiser. The
     server has none of them."""
     [folder] = (kit / STATES).glob(f"{name}-*")
-    kept = FolderStore(folder).read(run.progress.best.tag)
-    same = expected.experiment.owners[site][1].store.read(expected.progress.best.tag)
-    assert kept.keys() == same.keys()
-    for tensor, w in same.items():
-        torch.testing.assert_close(kept[tensor], w, rtol=0, atol=1e-6, equal_nan=True)
-    own = {tensor for tensor in kept if ".personal." in tensor or tensor == "usual_weeks"}
-    assert {"theta.encoder.personal.embedding", "theta.output.personal.weight", "usual_weeks"} <= own
-    assert all(kept[tensor].nan_to_num().any() for tensor in own)
+    owner, tag = expected.experiment.owners[site][1], expected.progress.best.tag
+    for store, same in (
+        (FolderStore(folder), owner.nodes.store),
+        (own := FolderStore(folder / OWNER), owner.store),
+    ):
+        kept = store.read(tag)
+        assert kept.keys() == same.read(tag).keys()
+        for tensor, w in same.read(tag).items():
+            torch.testing.assert_close(kept[tensor], w, rtol=0, atol=1e-6, equal_nan=True)
+    personal = {f"{PERSONAL}encoder.personal.embedding", f"{PERSONAL}output.personal.weight", "usual_weeks"}
+    assert all(own.read(tag)[tensor].nan_to_num().any() for tensor in personal)
     servers = run.store("server").read(run.progress.best.tag)
     assert not [tensor for tensor in servers if "personal" in tensor or "usual" in tensor]
 
@@ -87,7 +91,9 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
         values=np.concatenate([r.values, unknown]),
         missing=np.concatenate([r.missing, np.isnan(unknown)]),
     )
-    stores = {clients.name: clients.store for _, clients in before.owners} | {"server": server(before).store}
+    stores = {"server": server(before).store}
+    for k, (_, owner) in enumerate(before.owners):
+        stores |= {f"site-{k}": owner.nodes.store, f"owner-{k}": owner.store}
     ahead = simulate(
         replace(data, readings=longer),
         before.config,
@@ -99,9 +105,9 @@ def forecasts(expected: Result, data: Dataset) -> pd.DataFrame:
     server(ahead).restore(expected.progress.best.tag, to_learn=False)
     server(ahead).forecast()
     values = torch.full((len(r.ids), d.horizon), torch.nan, dtype=torch.float64)
-    for rows, clients in ahead.owners:
-        assert clients.owner.forecasts is not None
-        values[rows] = clients.owner.forecasts.double()
+    for rows, owner in ahead.owners:
+        assert owner.forecasts is not None
+        values[rows] = owner.forecasts.double()
     return pd.DataFrame(values.T.numpy(), index=pd.DatetimeIndex(future), columns=list(r.ids))
 
 

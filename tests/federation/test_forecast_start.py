@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from cnfgnn.federation.flare.executor import FORECASTS
+from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.site_status import read_site_status
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small

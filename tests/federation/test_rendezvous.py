@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ SPAN = Span(0, 300_000, 300, False)
 
 def hello(**changes: Any) -> dict[str, Any]:
     about = {"ready": True, "version": __version__, "clock": time.time(), "sensors": ["s0"], "utc": False}
+    about["blur"] = 5.0
     times = {"first": 0, "last": 300_000, "step": 300, "newest": 300_000, "measured": 1001, "ignored": 0}
     return about | times | changes
 
@@ -36,6 +38,21 @@ def test_a_site_without_enough_memory_for_its_hidden_states_is_refused() -> None
 @pytest.mark.parametrize("memory", [None, 0, -1, "2 GiB", 2.5, True, [1]])
 def test_a_site_that_does_not_report_its_memory_is_assumed_to_have_enough(memory: object) -> None:
     assert rejoin_problem(hello(memory=memory), PLAN, SPAN, 2 << 40) == ""
+
+
+def test_a_site_with_less_blur_than_the_project_asks_for_is_refused_by_name() -> None:
+    strict = replace(PLAN, least_blur=5.0)
+    assert rejoin_problem(hello(), strict, SPAN) == ""
+    assert rejoin_problem(hello(blur=7), strict, SPAN) == ""
+    assert (
+        rejoin_problem(hello(blur=2), strict, SPAN) == "the blur of site north is 2, and this federation asks"
+        " for at least 5: its owner sets it in local/site.toml"
+    )
+
+
+@pytest.mark.parametrize("blur", [None, -1, "5", True, float("nan"), float("inf"), [5]])
+def test_a_blur_that_is_none_is_refused(blur: object) -> None:
+    assert rejoin_problem(hello(blur=blur), PLAN, SPAN) == "it does not report its blur"
 
 
 class StartingSite:

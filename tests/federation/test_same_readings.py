@@ -97,9 +97,9 @@ def test_newer_rows_are_accepted_and_the_run_does_not_use_them(sites: InMemoryFe
     )  # some at steps where other sites had readings
     status = sites.resume()
     assert status["state"] == "stopped", status["problem"]
-    west = sites.ends["west"].clients
+    west = sites.ends["west"].owner
     assert west is not None
-    assert west.series.missing[:, -SHORTER:].all()
+    assert west.nodes.series.missing[:, -SHORTER:].all()
 
 
 def test_a_site_that_rejoins_with_changed_readings_is_left_out_until_they_are_restored(

@@ -11,6 +11,7 @@ import torch
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
@@ -78,7 +79,11 @@ def test_sites_with_gaps_train_like_the_simulator_on_the_whole_data_with_gaps(
     compute = Compute.of(config.compute)
 
     def end(own: SiteData, name: str) -> Endpoint:
-        return Endpoint(lambda terms: Clients(own.series(terms), compute, MemoryStore(), name), dict)
+        def join(terms: Terms) -> Owner:
+            nodes = Clients(own.series(terms), compute, MemoryStore(), name)
+            return Owner(nodes, nodes.series, MemoryStore())
+
+        return Endpoint(join, dict)
 
     wires.ends = [end(own, f"site-{k}") for k, own in enumerate(owned)]
     transport = wires.transport()
@@ -93,7 +98,7 @@ def test_sites_with_gaps_train_like_the_simulator_on_the_whole_data_with_gaps(
         for r_g in (1, 2):
             server(one).round(r_g)
     torch.testing.assert_close(
-        server(experiment).score("test"), server(same).score("test"), rtol=0, atol=1e-9
+        server(experiment).score("test").of_copy, server(same).score("test").of_copy, rtol=0, atol=1e-9
     )
 
 
@@ -129,8 +134,8 @@ def test_a_site_treats_outliers_as_missing_unless_its_settings_keep_them(tmp_pat
         (tmp_path / "local" / "site.toml").write_text(toml + more)
         own = SiteData(read_site(tmp_path), tmp_path)
         terms = Terms(own.first, own.step, 150, "fp64", "run")
-        assert np.array_equal(own.series(terms).missing, own.readings.missing.T)
-        return own.readings.missing.sum(axis=0).tolist()
+        assert np.array_equal(own.series(terms).missing, own.truth.missing.T)
+        return own.truth.missing.sum(axis=0).tolist()
 
     assert missing("") == [0, 1]
     assert missing('outliers = "keep"\nmissing_value = -999') == [15, 0]

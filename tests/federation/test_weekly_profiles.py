@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.experiment import federate
+from cnfgnn.algorithm.node_state import PERSONAL
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_store import SiteStore
-from cnfgnn.models.params import is_personal
 from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
@@ -32,51 +32,54 @@ def cut(data: Dataset, rows: int, ahead: int = 0) -> Dataset:
     return replace(data, readings=replace(r, times=times, values=values, missing=np.isnan(values)))
 
 
-def forecasting(folder: Path) -> list[Clients]:
+def forecasting(folder: Path) -> list[Owner]:
     """Three sites that forecast after training; the second one has no states."""
     whole = network(rows=ROWS + AHEAD, seconds=3600)
     whole.readings.values[: ROWS - AHEAD, SILENT] = np.nan  # it has readings of half a day only
     config = small("cnfgnn-plus")
     stores = [SiteStore(folder / f"site-{k}", "run") for k in range(len(GROUPS))]
     wires = Wires(cut(whole, TRAINED), config)
-    wires.stores[:] = stores  # type: ignore[assignment]
+    wires.stores[:] = stores
+    wires.owner_stores[:] = [store.of_owner() for store in stores]
     kept = federated(wires, wires.transport())
     for r_g in (1, 2):
         server(kept).round(r_g)
     server(kept).save(TAG, ())
     stores[1] = SiteStore(folder / "elsewhere", "run")
     later = Wires(cut(whole, ROWS, AHEAD), config)
-    later.stores[:] = stores  # type: ignore[assignment]
+    later.stores[:] = stores
+    later.owner_stores[:] = [store.of_owner() for store in stores]
     transport, windows = later.transport(), Windows.next(ROWS, config.data.history, config.data.horizon)
     store = server(kept).store
     assert isinstance(store, MemoryStore)
     ahead = federate(transport, whole.graph, windows, config, None, "later", store, scaler=kept.scaler)
     server(ahead).restore(TAG, to_learn=False)
     server(ahead).forecast()
-    return [end.clients for end in later.ends if end.clients is not None]
+    return [later.owner(k) for k in range(len(GROUPS))]
 
 
 def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_its_readings(
     tmp_path: Path,
 ) -> None:
     before, new, other = forecasting(tmp_path)
-    for k, clients in ((0, before), (2, other)):
-        state = SiteStore(tmp_path / f"site-{k}", "run").read(TAG)
-        weeks = clients.data.weekly_profiles
+    for k, owner in ((0, before), (2, other)):
+        state = SiteStore(tmp_path / f"site-{k}", "run").of_owner().read(TAG)
+        weeks = owner.data.weekly_profiles
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
-        counted, _ = clients.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
+        counted, _ = owner.truth.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
         assert not np.allclose(weeks, counted, equal_nan=True)  # newer readings would have changed it
-        personal = {name: w for name, w in clients.theta.items() if is_personal(name)}
-        assert personal
-        assert all(w.any() and torch.equal(w, state[f"theta.{name}"]) for name, w in personal.items())
+        assert owner.personal
+        for name, w in owner.personal.items():
+            assert w.any()
+            assert torch.equal(w, state[PERSONAL + name])
 
-    counted, _ = new.series.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
+    counted, _ = new.truth.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")
     np.testing.assert_array_equal(new.data.weekly_profiles, counted)
-    assert not any(w.any() for name, w in new.theta.items() if is_personal(name))
-    for clients in (before, new, other):  # all use the shared weights
-        assert clients.owner.forecasts is not None
-        assert torch.equal(clients.theta["output.weight"], before.theta["output.weight"])
-        assert torch.isfinite(clients.owner.forecasts).all()
+    assert not any(w.any() for w in new.personal.values())
+    for owner in (before, new, other):  # all use the shared weights
+        assert owner.forecasts is not None
+        assert torch.equal(owner.theta["output.weight"], before.theta["output.weight"])
+        assert torch.isfinite(owner.forecasts).all()
 
 
 def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import processes
 from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.site_store import STATES
+from cnfgnn.federation.site_store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from tests.federation.reading_search import TYPES, PersonalStateSearch, Search, encoded, personal_state
@@ -126,7 +126,7 @@ class Audit:
     def personal_search(self) -> PersonalStateSearch:
         """A search for weekly profiles, raw and scaled, and for personal weights."""
         run = self.sites.run("plus")
-        [states] = (self.sites.kits["audited"] / STATES).glob("plus-*")
+        [states] = (self.sites.kits["audited"] / STATES).glob(f"plus-*/{OWNER}")
         assert run.scaler is not None
         same = simulate(self.data, run.config, scaler=run.scaler)
         kept = FolderStore(states).read(run.progress.best.tag)

@@ -45,12 +45,15 @@ class Browser:
         self.driver = driver
 
     def open(self, path: Path, width: int = 1400, height: int = 900, dark: bool = False) -> None:
+        self.resize(width, height, dark)
+        self.driver.get(path.as_uri())
+        self.until(lambda: self.js("return document.documentElement.dataset.ready === 'yes'"))
+
+    def resize(self, width: int, height: int, dark: bool) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        self.driver.get(path.as_uri())
-        self.until(lambda: self.js("return document.documentElement.dataset.ready === 'yes'"))
 
     def until(self, condition: Callable[[], Any]) -> Any:
         return WebDriverWait(self.driver, 30, poll_frequency=0.05).until(lambda _: condition())

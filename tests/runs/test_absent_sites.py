@@ -9,6 +9,7 @@ import torch
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.models.graphnet import Edges
@@ -34,7 +35,7 @@ def test_rounds_go_on_without_a_site_that_is_away(method: str, data: Dataset) ->
     assert strategy.nodes.up.tolist() == [True, True, False, False, True, True]
     transport(experiment).away = set()
     strategy.round(3)
-    assert torch.isfinite(strategy.score("test")).all()
+    assert torch.isfinite(strategy.score("test").told).all()
     assert strategy.nodes.up.all()
 
 
@@ -83,7 +84,7 @@ def test_a_site_that_was_not_there_at_the_start_can_join(data: Dataset) -> None:
     strategy.round(1)
     transport(experiment).away = set()
     strategy.round(2)
-    assert torch.isfinite(strategy.score("test")).all()
+    assert torch.isfinite(strategy.score("test").told).all()
     assert strategy.nodes.up.all()
 
 
@@ -131,7 +132,7 @@ def test_a_lost_half_of_a_minibatch_is_left_out(method: str, data: Dataset) -> N
     after = carrier.groups[1][1].nodes.weights()
     if method == "sl":
         assert all(torch.equal(after[name], before[name]) for name in before)
-    assert torch.isfinite(strategy.score("validation")).all()
+    assert torch.isfinite(strategy.score("validation").told).all()
 
 
 def test_the_ledger_counts_only_those_who_were_there(data: Dataset) -> None:
@@ -162,10 +163,11 @@ def test_a_site_that_lost_everything_but_its_saved_state_catches_up_to_the_last_
         strategy.save("round-1", ())
         if restarts:
             rows, old = carrier.groups[1]
-            carrier.groups[1] = rows, Clients(old.series, old.compute, old.store, old.name)
+            nodes = Clients(old.nodes.series, old.nodes.compute, old.nodes.store, old.nodes.name)
+            carrier.groups[1] = rows, Owner(nodes, old.truth, old.store, old.tells)
             strategy.nodes.up[rows] = False  # what a transport says of a site that does not know its part
         strategy.round(2)
-        ends.append(strategy.score("test"))
+        ends.append(strategy.score("test").told)
         assert ("recovery" in {item.purpose for item in experiment.ledger.items}) == restarts
     assert torch.equal(*ends)
 
@@ -204,7 +206,7 @@ def test_too_few_sites_are_waited_for_and_asked_again(data: Dataset) -> None:
     for one in (undisturbed, experiment):
         server(one).round(2)
     assert waited == [[2, 3]]
-    assert torch.equal(server(experiment).score("test"), server(undisturbed).score("test"))
+    assert torch.equal(server(experiment).score("test").told, server(undisturbed).score("test").told)
 
 
 def test_whoever_comes_back_as_nodes_are_to_learn_begins_with_everybodys_weights(data: Dataset) -> None:

@@ -83,7 +83,7 @@ def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
     from cnfgnn.runs.evaluate import restore_best
 
     last = Windows({"train": np.zeros(0, int), "validation": np.zeros(0, int), "test": np.array([126])})
-    sums = restore_best(run, DATA, last).strategy.score("test")
+    sums = restore_best(run, DATA, last).strategy.score("test").told
     error = np.where(np.isnan(truth), 0, frame.to_numpy().T - np.nan_to_num(truth))
     assert torch.allclose(sums[:, :, 3], torch.from_numpy(np.square(error)), rtol=1e-5, atol=1e-6)
     assert scores.sums.shape == sums.shape

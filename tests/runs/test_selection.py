@@ -133,8 +133,8 @@ def test_sensors_that_the_best_round_was_defended_without_are_named(data: Datase
     seen = Absences(experiment, lambda r_g: NORTH if r_g >= 2 else set())
 
     def spoil(progress: Progress) -> None:
-        for _, clients in experiment.owners:  # from here on nothing is better than the first round
-            clients.theta = {name: w * 40 for name, w in clients.theta.items()}
+        for _, owner in experiment.owners:  # from here on nothing is better than the first round
+            owner.nodes.theta = {name: w * 40 for name, w in owner.nodes.theta.items()}
 
     progress = train(experiment, on_round=spoil)
     assert progress.best.r_g == 1

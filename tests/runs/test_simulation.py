@@ -223,10 +223,11 @@ def test_forecasts_are_never_fed_the_truth(data: Dataset) -> None:
     """Whatever the coins would say, altering the targets must not change what is forecast."""
     experiment = simulate(data, small("gru-fedavg", **{"training.sampling": 1e9}))
     server(experiment).nodes.flush()
-    clients = transport(experiment).groups[0][1].nodes
-    before = clients.owner.forecasts_of("test", slice(0, 5))
+    owner = transport(experiment).groups[0][1]
+    clients = owner.nodes
+    before = owner.forecasts_of("test", slice(0, 5))
     clients.data.targets = clients.data.targets + 100
-    assert torch.equal(clients.owner.forecasts_of("test", slice(0, 5)), before)
+    assert torch.equal(owner.forecasts_of("test", slice(0, 5)), before)
     sums = clients.score("test")
     clients.data.targets = clients.data.targets - 100
     assert not torch.equal(clients.score("test"), sums)
@@ -236,16 +237,16 @@ def test_windows_a_node_lacks_do_not_reach_the_others_scores(data: Dataset) -> N
     experiment = simulate(data, small("at-fedavg"))
     train(experiment)
     clients = transport(experiment).groups[0][1].nodes
-    before = experiment.strategy.score("train")
-    real = clients._encoded
+    before = experiment.strategy.score("train").of_copy
+    real = clients.encoded
 
-    def poisoned(split: Any, windows: Any) -> torch.Tensor:
+    def poisoned(theta: Any, split: Any, windows: Any) -> torch.Tensor:
         has = clients.data.available[split]
         assert has is not None
-        return real(split, windows).masked_fill(~has[:, windows, None], 1e6)
+        return real(theta, split, windows).masked_fill(~has[:, windows, None], 1e6)
 
-    clients._encoded = poisoned  # type: ignore[method-assign]
-    assert torch.equal(experiment.strategy.score("train"), before)
+    clients.encoded = poisoned  # type: ignore[method-assign]
+    assert torch.equal(experiment.strategy.score("train").of_copy, before)
 
 
 @pytest.mark.parametrize(("state", "steps"), [("fresh", 1), ("kept", 2)])

@@ -126,7 +126,7 @@ def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
         experiment = simulate(data, small(method, **{"training.wire": wire_}), groups=groups)
         for r_g in (1, 2):
             server(experiment).round(r_g)
-        scores[wire_, groups is None] = server(experiment).score("test")
+        scores[wire_, groups is None] = server(experiment).score("test").told
     torch.testing.assert_close(scores[wire, True], scores[wire, False], rtol=1e-3, atol=1e-2)
     assert not torch.equal(scores[wire, True], scores["full", True])
     torch.testing.assert_close(scores[wire, True], scores["full", True], rtol=0.02, atol=0.5)

@@ -70,6 +70,37 @@ def test_a_grid_has_a_line_for_every_combination_named_by_what_differs_from_the_
     ]
 
 
+def test_a_method_can_have_a_grid_of_its_own_or_no_line_at_all(tmp_path: Path) -> None:
+    grid = "\n[grid.privacy]\nblur = [0.0, 1.0]\n[only.gru-local.grid.privacy]\nblur = [3.0]\n"
+    made = plan(tmp_path, TINY + grid)
+    blurs = [(case.method, case.config.privacy.blur) for case in made.cases()]
+    assert blurs == [("at-fedavg", 0.0), ("at-fedavg", 1.0), ("gru-local", 3.0)]
+    none = plan(tmp_path, TINY + grid.replace("[3.0]", "[]"))
+    assert {case.method for case in none.cases()} == {"at-fedavg"}
+    with pytest.raises(ConfigError, match="sets this for each"):
+        plan(tmp_path, TINY + grid[grid.index("[only") :]).with_changes({"privacy.blur": 2.0})
+
+
+def test_a_method_that_starts_from_another_s_settings_has_runs_of_its_own_name(tmp_path: Path) -> None:
+    only = '\n[only.gru-local]\npreset = "mlp-fedavg"\nname = "mlp-local"\ntraining.client_lr = 0.25\n'
+    text = TINY.replace("[quick.training]\nclient_lr = 0.5\n", "")
+    case = plan(tmp_path, text + only).cases()[1]
+    assert (case.method, case.title, case.name) == ("gru-local", "mlp-local", "mlp-local")
+    started = preset("mlp-fedavg").with_changes({"method": "gru-local", "training.client_lr": 0.25})
+    same = ("training.rounds", "training.client_rounds", "model.hidden", "city.sensors", "city.days")
+    assert case.config == started.with_changes({key: case.config.setting(key) for key in same})
+    with pytest.raises(ConfigError, match="needs a name"):
+        plan(tmp_path, text + only.replace('name = "mlp-local"\n', ""))
+
+
+def test_methods_can_be_chosen_by_the_names_of_their_lines(tmp_path: Path) -> None:
+    only = '\n[only.gru-local]\nname = "alone"\n'
+    made = plan(tmp_path, TINY + only)
+    assert [case.name for case in made.with_methods(["alone"]).cases()] == ["alone"]
+    with pytest.raises(ConfigError, match=r"no method 'gru-local'.*at-fedavg, alone"):
+        made.with_methods(["gru-local"])
+
+
 def test_a_variant_is_one_more_line_of_the_methods_it_names(tmp_path: Path) -> None:
     variant = '\n[[variants]]\nlabel = "other"\nmethods = ["cnfgnn"]\ntraining.sampling = 7.0\n'
     cases = plan(tmp_path, TINY + variant).cases()
@@ -108,7 +139,7 @@ def test_plans_of_the_paper_hold_the_published_settings(name: str, like: Any, da
 def test_the_same_case_has_the_same_name_in_every_plan(data: Dataset) -> None:
     bay = replace(data, name="pems-bay")
     by_name: dict[str, Case] = {}
-    for name in ("forecasting", "cost", "strategies", "rounds", "deviations", "beyond"):
+    for name in ("forecasting", "cost", "strategies", "rounds", "deviations", "beyond", "privacy"):
         for case in Plan.read(EXPERIMENTS / f"{name}.toml").cases(bay):
             assert by_name.setdefault(case.name, case).config == case.config
     assert by_name["at-fedavg"].config.training.server_rounds == 20

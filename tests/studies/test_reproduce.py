@@ -75,7 +75,8 @@ def make(name: str, out: Path) -> None:
     if name == "beyond":  # its method is not of the sizes that the others share
         changes |= {"training.rounds": 1}
         out = out / "beyond"
-    reproduce(name, Request(out=out, changes=changes, seeds=2 if name == "strategies" else 1), OBSERVER)
+    seeds, blurs = 2 if name == "strategies" else 1, [0.0, 3.0] if name == "privacy" else []
+    reproduce(name, Request(out=out, changes=changes, seeds=seeds, blurs=blurs), OBSERVER)
 
 
 def test_the_command_line_names_every_table() -> None:

@@ -11,6 +11,7 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.dispatch import run
 from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
@@ -20,9 +21,9 @@ from cnfgnn.transports.in_process import InProcess
 CPU = Compute(torch.device("cpu"), torch.float64)
 
 
-def group(data: Dataset, rows: list[int], name: str) -> tuple[torch.Tensor, Clients]:
+def group(data: Dataset, rows: list[int], name: str) -> tuple[torch.Tensor, Owner]:
     series = Series.of(data.readings, np.array(rows))
-    return torch.tensor(rows), Clients(series, CPU, MemoryStore(), name)
+    return torch.tensor(rows), Owner(Clients(series, CPU, MemoryStore(), name), series, MemoryStore())
 
 
 def test_answers_come_back_in_node_order(data: Dataset) -> None:

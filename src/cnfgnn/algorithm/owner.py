@@ -1,9 +1,9 @@
 """What only the owner of a group of nodes has: true readings, personal weights, forecasts and true errors.
 
-An owner follows its nodes: after they have answered a verb from the blurred copy, it does its own part with the
-true readings. It trains the personal weights on the minibatch that the nodes trained on, forecasts, evaluates
-its forecasts and saves what it learned. No verb reaches it, and its nodes do not know it. So nothing that
-leaves depends on more than the copy, except the sums of true errors if the owner tells them.
+An owner follows its nodes: after they have answered a verb from the blurred copy, it does its own part with
+the true readings. It trains the personal weights on the minibatch that the nodes trained on, forecasts,
+evaluates its forecasts and saves what it learned. No verb reaches it, and its nodes do not know it. So
+nothing that leaves depends on more than the copy, except the sums of true errors if the owner tells them.
 """
 
 from __future__ import annotations

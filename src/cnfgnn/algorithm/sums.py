@@ -20,8 +20,13 @@ class Sums(NamedTuple):
     told: Tensor
 
     @property
-    def best_known(self) -> Tensor:
-        """True errors if all owners who answered tell them, otherwise those against the copy."""
+    def all_told(self) -> bool:
+        """Whether all owners who answered tell true errors."""
         count = SUMS.index("count")
         answered, telling = (sums[..., count].sum(dim=1) > 0 for sums in self)
-        return self.told if bool((telling | ~answered).all()) else self.of_copy
+        return bool((telling | ~answered).all())
+
+    @property
+    def best_known(self) -> Tensor:
+        """True errors if all owners who answered tell them, otherwise those against the copy."""
+        return self.told if self.all_told else self.of_copy

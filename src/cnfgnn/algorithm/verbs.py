@@ -3,8 +3,9 @@
 A verb is a dataclass. Its fields are the numbers that it carries, with their types and ranges (see
 `number_rules.py`); `down` and `up` name the arrays that go to the nodes and come back, with their types and
 shapes; `tell` or `answer` calls the method of `Clients` that carries it out, which has only a blurred copy of
-the readings. A tell has no answer, an ask has one. The rest derives from these declarations: `nodes.py` sends the requests, `dispatch.py` carries them out,
-and `transports/remote/schema.py` checks every message at both ends. Whatever is not declared is refused.
+the readings. A tell has no answer, an ask has one. The rest derives from these declarations: `nodes.py` sends
+the requests, `dispatch.py` carries them out, and `transports/remote/schema.py` checks every message at both
+ends. Whatever is not declared is refused.
 
 verb      carries                                   answers
 --------  ----------------------------------------  ---------------------------------------------

@@ -9,15 +9,19 @@ proportion to the length of the series.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cnfgnn.models.cell import plain_operations
+
 WINDOWS_AT_ONCE = 1 << 15  # nodes x windows whose Jacobian is in memory at a time
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-9, 1e9
 EASED, TIGHTENED = 0.3, 4.0  # what a step that helped, and one that did not, does to the damping
+HARDLY, PATIENCE = 0.999, 6  # stop after so many steps in a row that leave more than this share of the cost
 FURTHEST = 12.0  # standard deviations: no reading is sought further from the mean
 
 
@@ -25,14 +29,14 @@ FURTHEST = 12.0  # standard deviations: no reading is sought further from the me
 class Target:
     """What the server holds of n nodes, and the function whose inputs are sought.
 
-    h_c     (n w s)  the hidden states that were received
-    starts  (w,)     the first row of each window
-    encode           the hidden states (n b s) of some windows, given their unknown numbers (n b p)
-    rows    (p,)     the row of each unknown number, counted from the start of its window
-    kinds   (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
+    received  (n w s)  the numbers that were received about each window: its hidden state, for one
+    starts    (w,)     the first row of each window
+    encode             the same numbers (n b s) of some windows, given their unknown numbers (n b p)
+    rows      (p,)     the row of each unknown number, counted from the start of its window
+    kinds     (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
     """
 
-    h_c: Tensor
+    received: Tensor
     starts: Tensor
     encode: Callable[[Tensor, slice], Tensor]
     rows: Tensor
@@ -48,25 +52,62 @@ class Target:
         """How many unknown numbers a row has."""
         return int(self.kinds.max()) + 1
 
+    def places(self, windows: slice) -> Tensor:
+        """(b p): where the unknown numbers of some windows are in a series (T k) that is flattened."""
+        return (self.starts[windows, None] + self.rows) * self.series + self.kinds
+
+
+@dataclass(frozen=True)
+class Found:
+    """The series (n T k) that was found, and each node's mean squared residual (n,)."""
+
+    series: Tensor
+    cost: Tensor
+
+    def among(self, nodes: Tensor) -> Found:
+        return Found(self.series[nodes], self.cost[nodes])
+
+    def or_better(self, other: Found) -> Found:
+        """For each node the one with the smaller residual."""
+        better = other.cost < self.cost
+        series = torch.where(better[:, None, None], other.series, self.series)
+        return Found(series, torch.where(better, other.cost, self.cost))
+
 
 def invert(
     target: Target, first: Tensor, iterations: int = 60, tick: Callable[[float], None] = lambda cost: None
-) -> Tensor:
-    """The series (n T k) whose hidden states come nearest to those received, searched from `first` on."""
+) -> Found:
+    """The series whose hidden states come nearest to those received, searched from `first` (n T k) on.
+
+    It ends once no node gets nearer any more.
+    """
     found, damping = first.clone(), torch.full_like(first[:, 0, 0], FIRST_DAMPING)
     system, cost = _normal_equations(target, found)
+    idle = torch.zeros_like(damping)  # steps in a row that hardly helped
     for _ in range(iterations):
         tried = (found + system.solve(damping)).clamp(-FURTHEST, FURTHEST)
         better, costs = _normal_equations(target, tried)
         won = costs < cost
+        idle = torch.where(won & (costs < HARDLY * cost), 0.0, idle + 1)
         found = torch.where(won[:, None, None], tried, found)
         system = system.where(won, better)
         cost = torch.where(won, costs, cost)
         damping = (damping * torch.where(won, EASED, TIGHTENED)).clamp(LEAST_DAMPING, MOST_DAMPING)
         tick(float(cost.mean()))
-        if bool((damping >= MOST_DAMPING).all()):
+        if bool((idle >= PATIENCE).all()):
             break
-    return found
+    return Found(found, cost)
+
+
+@torch.no_grad()
+def window_costs(target: Target, series: Tensor) -> Tensor:
+    """(n w): the mean squared residual of each window."""
+    costs = []
+    for windows in _pieces(target, len(series)):
+        unknown = series.flatten(1)[:, target.places(windows)]
+        residual = target.received[:, windows] - target.encode(unknown, windows)
+        costs.append(residual.square().mean(dim=-1))
+    return torch.cat(costs, dim=1)
 
 
 @dataclass(frozen=True)
@@ -135,10 +176,10 @@ def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
     right = found.new_zeros(n, blocks * size)
     cost = found.new_zeros(n)
     for windows in _pieces(target, n):
-        places = (target.starts[windows, None] + target.rows) * series + target.kinds  # (b p)
+        places = target.places(windows)
         unknown = found.flatten(1)[:, places]  # (n b p)
         h_c, jacobian = _jacobian(target, unknown, windows)  # (n b s), (n b s p)
-        residual = target.h_c[:, windows].to(h_c.dtype) - h_c
+        residual = target.received[:, windows].to(h_c.dtype) - h_c
         cost += residual.square().sum(dim=(1, 2))
         gram = jacobian.mT @ jacobian  # (n b p p)
         right.index_add_(1, places.flatten(), (jacobian.mT @ residual[..., None])[..., 0].flatten(1))
@@ -155,19 +196,27 @@ def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
             into.index_add_(1, where.flatten()[chosen], gram[:, chosen])
     shape = (n, blocks, size, size)
     system = _System(diagonal.view(shape), below.view(shape), right.view(n, blocks, size), found.shape)
-    return system, cost / target.h_c[0].numel()
+    return system, cost / target.received[0].numel()
 
 
 def _jacobian(target: Target, unknown: Tensor, windows: slice) -> tuple[Tensor, Tensor]:
-    """h_c (n b s) of these windows, and its derivative (n b s p) by the unknown numbers."""
-    unknown = unknown.detach().requires_grad_()
-    with torch.enable_grad():
-        h_c = target.encode(unknown, windows)
-        rows = []
-        for k in range(h_c.shape[-1]):  # a window's hidden state depends on its own numbers alone
-            (row,) = torch.autograd.grad(h_c[..., k].sum(), unknown, retain_graph=True)
-            rows.append(row)
-    return h_c.detach(), torch.stack(rows, dim=-2)
+    """What the server would receive (n b s), and its derivative (n b s p) by the unknown numbers.
+
+    In forward mode, because a window has fewer unknown numbers than numbers received. The derivatives by each
+    of them go through the model side by side.
+    """
+
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        at, toward = (unknown,), (direction.expand_as(unknown),)
+        encoded, derivative = torch.func.jvp(lambda x: target.encode(x, windows), at, toward)  # type: ignore[misc]
+        return encoded, derivative
+
+    directions = torch.eye(unknown.shape[-1], dtype=unknown.dtype, device=unknown.device)
+    with plain_operations(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of itself when it first does this
+        side_by_side = torch.func.vmap(along, out_dims=(None, -1))  # type: ignore[arg-type]
+        received, columns = side_by_side(directions)
+    return received.detach(), columns.detach()
 
 
 def _pieces(target: Target, n: int) -> Iterator[slice]:

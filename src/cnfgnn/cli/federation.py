@@ -34,6 +34,7 @@ federation_app = typer.Typer(
     no_args_is_help=True,
     help="Train with sites that keep their readings: make kits, start them, train, evaluate, forecast.",
 )
+DEFAULT_METHOD = "cnfgnn-private"
 KitArgument = Annotated[Path, typer.Argument(help="Folder of a server's or site's kit.")]
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server's kit.")]
 RunName = Annotated[str, typer.Argument(help="Name of the run, a folder in runs/ of the server's kit.")]
@@ -141,6 +142,10 @@ def _print_site(report: Mapping[str, Any]) -> None:
         print(f"  the server at {report['server']} received a heartbeat {report['heard']:.0f} s ago")
     else:
         print("  the server receives no heartbeats")
+    if evaluation := report["evaluation"]:
+        shown = f"RMSE {progress.number(evaluation['rmse'])}, MAE {progress.number(evaluation['mae'])}"
+        made = f"made {local_time(evaluation['time'])}"
+        print(f"  last evaluation ({evaluation['split']}): {shown}; {evaluation['file']}, {made}")
     if forecast := report["forecast"]:
         span = f"from {forecast['from']} to {forecast['to']}"
         print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")
@@ -228,7 +233,11 @@ def train(
     resume: Annotated[str | None, typer.Option(help="Resume the run of this name.")] = None,
     wait: WaitOption = 60.0,
 ) -> None:
-    """Train with the connected sites; the run folder is written to runs/ of the server's kit."""
+    """Train with the connected sites; the run folder is written to runs/ of the server's kit.
+
+    The method is cnfgnn-private unless another one is asked for. Each site blurs its readings by its own
+    `blur`; nothing that the server sends changes it.
+    """
     from cnfgnn.federation.server_task import RUNS, Task, check_federated, settings_of
 
     if resume is not None:
@@ -245,7 +254,7 @@ def train(
         )
         task = Task("train", resume, resume=True, wait=wait)
     else:
-        settings = resolve(None, method, node_size, like, config, changes or [], seed, None)
+        settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
         check_federated(settings)
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         task = Task("train", name or _new_name(settings), settings=chosen, given=given_keys, wait=wait)
@@ -261,6 +270,7 @@ def train(
         raise typer.Exit(130) from None
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
+    _print_about_errors(result)
     _print_absent_sites(result)
     if result["left_out"]:
         left_out = ", ".join(result["left_out"])
@@ -280,7 +290,11 @@ def evaluate(
     wait: WaitOption = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Evaluate a run's best round at the sites; only summed errors are sent to the server."""
+    """Evaluate a run's best round at the sites; only summed errors are sent to the server.
+
+    They are errors against the blurred copies, unless every owner has set tell_errors. Each site writes its
+    true errors to evaluations/ in its own kit.
+    """
     from cnfgnn.data.windows import SPLITS
     from cnfgnn.federation.server_task import Task
 
@@ -289,9 +303,11 @@ def evaluate(
     result = _run_task(kit, Task("evaluate", run, split=split, wait=wait))
     scores = result["scores"]
     if as_json:
-        print(json.dumps(scores))
+        about = ("errors_against", "without_personal_weights", "told", "blur")
+        print(json.dumps({**scores, **{key: result[key] for key in about}}))
         return
     progress.out().print(progress.errors_table(scores, f"{run}, {split}", _step_minutes(kit, run)))
+    _print_about_errors(result)
     _print_absent_sites(result)
 
 
@@ -345,6 +361,18 @@ def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
         return run_task(kit, task, watcher)
     finally:
         watcher.end()
+
+
+def _print_about_errors(result: Mapping[str, Any]) -> None:
+    """Say what the errors of a table are about."""
+    true_ones = "each site has its true errors in evaluations/ of its kit"
+    if result["errors_against"] == "copies":
+        print(f"these are errors against the blurred copies of the readings; {true_ones}")
+    elif result["without_personal_weights"]:
+        print(f"these are errors of forecasts without the sensors' personal weights; {true_ones}")
+    for site, errors in result["told"].items():
+        shown = f"RMSE {progress.number(errors['rmse'])}, MAE {progress.number(errors['mae'])}"
+        print(f"true errors that site {site} tells: {shown}")
 
 
 def _print_absent_sites(result: Mapping[str, Any]) -> None:

@@ -12,9 +12,11 @@ from typing import Annotated
 import typer
 
 import cnfgnn
+from cnfgnn.cli.attack import attack
 from cnfgnn.cli.data import data_app
 from cnfgnn.cli.demo import demo
 from cnfgnn.cli.federation import federation_app
+from cnfgnn.cli.privacy import privacy
 from cnfgnn.cli.report import report
 from cnfgnn.cli.settings import methods, settings
 from cnfgnn.cli.studies import compare, reproduce
@@ -25,7 +27,20 @@ from cnfgnn.process_setup import end_with_parent, keep_freed_memory
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
 )
-for command in (demo, train, evaluate, forecast, runs, settings, methods, compare, reproduce, report):
+for command in (
+    demo,
+    train,
+    evaluate,
+    forecast,
+    runs,
+    settings,
+    methods,
+    compare,
+    reproduce,
+    report,
+    attack,
+    privacy,
+):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")

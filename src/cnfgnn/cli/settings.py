@@ -72,10 +72,14 @@ def resolve(
     changes: list[str],
     seed: int | None,
     device: str | None,
+    default: str = "cnfgnn",
 ) -> Config:
-    """The settings of a new run: the preset, then the file, then --set, then options; the last one wins."""
+    """The settings of a new run: the preset, then the file, then --set, then options; the last one wins.
+
+    `default` is the method if neither the option nor the file names one.
+    """
     from_file = toml.read_changes(config) if config else {}
-    name, size = from_file.pop("method", "cnfgnn"), from_file.pop("size", DEFAULT_SIZE)
+    name, size = from_file.pop("method", default), from_file.pop("size", DEFAULT_SIZE)
     defaults = preset(method or name, node_size or size, like_of(like))
     configured = defaults.with_changes(from_file)  # the settings of the file must be valid on their own
     # `cnfgnn settings` prints every setting: nobody has chosen those that were left as they are.

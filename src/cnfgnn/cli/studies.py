@@ -16,8 +16,11 @@ from rich.table import Table
 from cnfgnn.cli import progress
 from cnfgnn.cli.settings import LIKE_HELP
 from cnfgnn.config import toml
+from cnfgnn.errors import ConfigError
 
-TABLES = "forecasting, cost, inductive, strategies, rounds, deviations, beyond, histograms or subgraphs"
+TABLES = (
+    "forecasting, cost, inductive, strategies, rounds, deviations, beyond, privacy, histograms or subgraphs"
+)
 JobsOption = Annotated[
     int, typer.Option(min=1, help="Number of runs to train in parallel, each in its own process.")
 ]
@@ -72,6 +75,13 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Number of seeds; without it, those of the plan.")
     ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods of the plan, separated by commas.")
+    ] = None,
+    blurs: Annotated[
+        str | None,
+        typer.Option(help="For privacy: other blurs, separated by commas, in the unit of the readings."),
+    ] = None,
     like: Annotated[str | None, typer.Option(help=LIKE_HELP)] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Set one setting of all runs; can be repeated.")
@@ -89,7 +99,9 @@ def reproduce(
     from cnfgnn.studies.reproduce import reproduce as run_study
 
     wanted = dict(toml.parse_change(text) for text in changes or [])
-    request = Request(data, out, quick, seeds, like, wanted, jobs, not done)
+    request = Request(
+        data, out, quick, seeds, like, wanted, jobs, not done, _listed(methods), _blurs(_listed(blurs))
+    )
     with _stoppable():
         outcome, folder = run_study(table, request, progress.PlanWatcher())
     for made in outcome.tables:
@@ -98,6 +110,18 @@ def reproduce(
             print(note)
         print()
     print(f"written to {folder}: {table}.md, {table}.json, {table}.html and more")
+
+
+def _listed(text: str | None) -> list[str]:
+    """The parts of a list with commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _blurs(listed: list[str]) -> list[float]:
+    try:
+        return [float(blur) for blur in listed]
+    except ValueError:
+        raise ConfigError("--blurs", f"needs numbers, such as 0,2.5,10, not {','.join(listed)}") from None
 
 
 def _of_seeds(count: int) -> str:

@@ -14,11 +14,12 @@ from cnfgnn.files import make_folder, write_whole
 
 
 def write_example(
-    folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]], min_sites: int = 1
+    folder: Path, data: Dataset, sites: Mapping[str, Sequence[int]], min_sites: int = 1, blur: float = 0.0
 ) -> Path:
     """Write a project file for this machine and every site's readings in a folder of its own.
 
-    `sites` lists each site's sensors by their position in the data. Returns the path of the project file.
+    `sites` lists each site's sensors by their position in the data, and `blur` is the least blur of each
+    site. Returns the path of the project file.
     """
     make_folder(folder)
     for name, rows in sites.items():
@@ -35,6 +36,7 @@ def write_example(
     content = {
         "name": folder.name,
         "min_sites": min_sites,
+        "blur": blur,
         "server": {"host": "localhost", "port": port, "admin_port": admin_port},
         "graph": {"sensors": "sensors.csv", "edges": "edges.csv"},
         "sites": owners,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,8 +85,14 @@ def memory_plan_of(run: Run) -> MemoryPlan | None:
     return MemoryPlan.from_json(stored) if stored else None
 
 
-def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """What the run's first event records about its data."""
+def first_event(
+    run: Run,
+    project: Project,
+    graph: Graph,
+    positions: np.ndarray[Any, Any],
+    blurs: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """What the run's first event records about its data; `blurs` has None for sites that are absent."""
     terms = terms_of(run)
     ends = np.array([terms.first, terms.first + (terms.rows - 1) * terms.step]).astype("datetime64[s]")
     return {
@@ -99,6 +105,7 @@ def first_event(run: Run, project: Project, graph: Graph, positions: np.ndarray[
         "missing": None,
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
         "sites": federated_data(run).sites,
+        "blur": dict(blurs),
     }
 
 

@@ -36,6 +36,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "site": read_site(kit).name,
         "task": bool(pid and jobs_of(kit)),
         "forecast": recorded.get("forecast"),
+        "evaluation": recorded.get("evaluation"),
         "failed": recorded.get("problems", []),
         "heard": None,
     }

@@ -31,6 +31,10 @@ fi
 echo "$0: cnfgnn is not on PATH: run it once by its full path: .../cnfgnn federation {command} '$kit'" >&2
 exit 127
 """
+BLUR_NOTE = """# blur = {default}
+# The noise on the copy of the readings that everything sent is computed from: a standard deviation in the
+# readings' unit. 0 protects nothing. It can only be chosen before a reading is used for the first time.
+"""
 ENGINE_SCRIPTS = ("*.sh", "*.ipynb", "readme.txt")  # the engine's start scripts, which do not fit our kits
 
 
@@ -197,9 +201,13 @@ def _site_text(site: SitePlan) -> str:
     settings: dict[str, Any] = {"name": site.name, "sensors": site.sensors}
     if site.readings:
         settings["readings"] = site.readings
-    text = "# The settings of this site. You may change everything but the name and the sensors.\n"
+    if site.least_blur:
+        settings["least_blur"] = site.least_blur
+    text = "# The settings of this site. You may change everything but name, sensors and least_blur.\n"
     text += dump_table(settings)
-    return text if site.readings else text + '# readings = "/data/readings.csv"\n'
+    if not site.readings:
+        text += '# readings = "/data/readings.csv"\n'
+    return text + BLUR_NOTE.format(default=f"{site.least_blur:g}")
 
 
 def _project_text(project: Project) -> str:
@@ -215,6 +223,7 @@ def _project_text(project: Project) -> str:
     content = {
         "name": project.name,
         "min_sites": project.min_sites,
+        "blur": project.blur,
         "piece_kib": project.piece_kib,
         "keep_tasks": project.keep_tasks,
         "server": {

@@ -15,6 +15,8 @@ from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.flare.handshake import ask_server
 from cnfgnn.federation.kits import role
 from cnfgnn.federation.processes import running
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site_copies import private_folder
 from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import connection_problem, copied_kit_warning, recorded_process
@@ -31,8 +33,7 @@ def check_site(kit: Path) -> Iterator[str]:
         raise ConfigError(str(kit), "this is the server's kit: run the check on a site's kit")
     plan = read_site(kit)
     data = SiteData(plan, kit)  # refuses missing sensors and timestamps that are out of order
-    readings = data.readings
-    source = readings.source
+    readings, source = data.truth, data.source
     yield f"sensors: all {len(plan.sensors)} of site {plan.name} are in {source}"
     if readings.notes:
         yield f"format: {'; '.join(readings.notes)}"
@@ -49,6 +50,7 @@ def check_site(kit: Path) -> Iterator[str]:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
     most = f"at most {share[worst]:.1%} (sensor {readings.ids[worst]})"
     yield f"missing: {missing.mean():.1%} of all readings, {most}"
+    yield from _blur(data, plan, kit)
     for finding in data.findings:
         yield f"note: {finding}"
     if data.findings:
@@ -59,10 +61,27 @@ def check_site(kit: Path) -> Iterator[str]:
     yield from _server(kit)
 
 
+def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
+    """What the server can learn of the readings, and where the key and the copies are."""
+    if not data.sigmas:
+        yield (
+            "warning: blur is 0: the server can estimate each reading of this site, nearly exactly; set blur"
+            f" in {settings_file(kit)}"
+        )
+        return
+    made = ", ".join(f"{count} with a blur of {sigma:g}" for sigma, count in sorted(data.sigmas.items()))
+    yield f"blur: {plan.blur:g}; readings that have a copy: {made}"
+    if other := sum(count for sigma, count in data.sigmas.items() if sigma != plan.blur):
+        yield f"note: {other} readings had a copy before; it is final, whatever the blur is now"
+    yield f"key and copies: {private_folder(plan, kit)} (back it up: it cannot be made again)"
+    if plan.tell_errors:
+        yield "note: tell_errors is true: the server also gets the sums of this site's true errors"
+
+
 def _clock(data: SiteData) -> str:
     """Refuse readings from the future: the clock, or the time zone of the file, is wrong."""
     now = datetime.now(UTC)
-    local = now if data.readings.utc else datetime.now().astimezone()
+    local = now if data.truth.utc else datetime.now().astimezone()
     shown = (local.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
     newest = int(data.measured[-1])
     if newest > shown + data.step:
@@ -70,7 +89,7 @@ def _clock(data: SiteData) -> str:
             f"this reading is in the future: the clock shows {local:%Y-%m-%d %H:%M}; check this machine's"
             " clock and the file's time zone"
         )
-        raise DataError(data.readings.source, problem, row=format_time(newest))
+        raise DataError(data.source, problem, row=format_time(newest))
     return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {format_duration(max(0, shown - newest))} old"
 
 

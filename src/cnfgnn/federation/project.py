@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
+from cnfgnn.privacy.noise import LEAST_SIGMA
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
 # NVIDIA FLARE's rules for names; at most 64 characters, because a name becomes a certificate's common name.
@@ -23,7 +25,7 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # folders of these names belong to other parties
 
-PROJECT_KEYS = ("name", "min_sites", "piece_kib", "keep_tasks", "server", "graph", "sites")
+PROJECT_KEYS = ("name", "min_sites", "blur", "piece_kib", "keep_tasks", "server", "graph", "sites")
 KEEP_TASKS, MOST_TASKS = 20, 100_000  # how many finished tasks keep their logs and settings: default, limit
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")
@@ -44,7 +46,8 @@ class ServerAddress:
 class SitePlan:
     """One site: the sensors it owns and, if known, where it keeps their readings.
 
-    Everything from `device` on is the site's own choice and is read from its local/site.toml.
+    Everything from `device` on, except `least_blur`, is the site's own choice and is read from its
+    local/site.toml.
     """
 
     name: str
@@ -54,6 +57,10 @@ class SitePlan:
     device: str = "auto"  # where its nodes compute
     memory: int = 0  # bytes that hidden states and embeddings may use; 0: half of the device's memory
     keep_tasks: int = KEEP_TASKS  # how many finished tasks keep their logs
+    least_blur: float = 0.0  # what the project asks of every site
+    blur: float = 0.0  # of the copy that everything sent is computed from, in the readings' unit; 0: none
+    private: str | None = None  # folder of the key and the copies; None: beside the readings
+    tell_errors: bool = False  # whether the server gets the sums of true errors
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
 
@@ -77,6 +84,7 @@ class Project:
     min_sites: int = 1
     piece_kib: int = PIECE >> 10  # larger payloads are split into messages of this size
     keep_tasks: int = KEEP_TASKS  # how many finished tasks keep their logs at the server
+    blur: float = 0.0  # the least blur of every site, in the readings' unit
 
     @property
     def sensors(self) -> tuple[str, ...]:
@@ -98,7 +106,8 @@ def _project(content: Mapping[str, Any], folder: Path) -> Project:
     name = _string(content, "name")
     if not SITE_NAME.fullmatch(name):
         raise ConfigError("name", f"{shown(name)} is not allowed: use letters, digits, - and _ only")
-    sites = _sites(_table(content, "sites"))
+    blur = amount_of_blur(content.get("blur", 0.0))
+    sites = tuple(replace(site, least_blur=blur) for site in _sites(_table(content, "sites")))
     graph = _graph(_table(content, "graph"), folder)
     _check_owners(sites, read_positions(graph.sensors), graph.sensors)
     server = _server(_table(content, "server"))
@@ -108,7 +117,7 @@ def _project(content: Mapping[str, Any], folder: Path) -> Project:
     min_sites = _integer(content, "min_sites", 1, 1, len(sites))
     piece_kib = _integer(content, "piece_kib", PIECE >> 10, 16, LARGEST_PIECE >> 10)
     keep_tasks = _integer(content, "keep_tasks", KEEP_TASKS, 1, MOST_TASKS)
-    return Project(name, server, sites, graph, min_sites, piece_kib, keep_tasks)
+    return Project(name, server, sites, graph, min_sites, piece_kib, keep_tasks, blur)
 
 
 def _server(table: Mapping[str, Any]) -> ServerAddress:
@@ -177,6 +186,14 @@ def _check_owners(sites: tuple[SitePlan, ...], located: Collection[str], file: P
             if sensor not in located:
                 raise ConfigError(key, f"sensor {shown(sensor)} is missing from {file.name}")
             owners[sensor] = site.name
+
+
+def amount_of_blur(value: object) -> float:
+    """The value of a setting `blur`; ConfigError if it is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or LEAST_SIGMA <= value < math.inf):  # type: ignore[operator]
+        raise ConfigError("blur", "it must be a number in the unit of the readings, 0 or more, such as 5")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _check_keys(table: Mapping[str, Any], prefix: str, keys: Collection[str]) -> None:

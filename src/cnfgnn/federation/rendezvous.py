@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from cnfgnn.algorithm.cost import GIB
@@ -111,7 +113,16 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
         return legible(hello.get("problem"))
     if hello.get("sensors") != list(plan.sensors):
         return "its kit lists other sensors than the server's kit: use kits of the same project file"
-    return _reported_span(hello)
+    blur: Any = hello.get("blur")
+    if type(blur) not in (int, float) or not 0 <= blur < math.inf:
+        return "it does not report its blur"
+    if blur < plan.least_blur:
+        return (
+            f"the blur of site {plan.name} is {blur:g}, and this federation asks for at least"
+            f" {plan.least_blur:g}: its owner sets it in local/site.toml"
+        )
+    span = _reported_span(hello)
+    return span if isinstance(span, str) else replace(span, blur=float(blur))
 
 
 def _reported_span(hello: Mapping[str, Any]) -> Span | str:

@@ -14,8 +14,10 @@ from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import check_method
+from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
+from cnfgnn.data.series import SUMS
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.federated_run import (
@@ -34,7 +36,7 @@ from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import scores_as_dict
+from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import train_run_with
 from cnfgnn.runs.training_loop import evaluate
 from cnfgnn.transports.remote.messages import Channel
@@ -74,12 +76,13 @@ def _train(context: TaskContext) -> dict[str, Any]:
         return experiment
 
     def about() -> dict[str, Any]:
-        return first_event(run, context.project, context.graph, context.positions)
+        return first_event(run, context.project, context.graph, context.positions, context.blurs)
 
     result = train_run_with(run, set_up, about, watcher, save_phases=True)
     return {
         "scores": scores_as_dict(result.test, context.ids),
         **result.summary(),
+        **about_errors(context, run.config, result.test),
         "left_out": [context.ids[row] for row in result.progress.left_out],
         "absent": list(context.absent_sites()),
     }
@@ -112,8 +115,12 @@ def _evaluate(context: TaskContext) -> dict[str, Any]:
     strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
     context.status.set(state="running", round=run.progress.best.r_g)
     split: Any = context.task.split
-    scores = scores_as_dict(evaluate(experiment, split), context.ids)
-    return {"scores": scores, "absent": list(context.absent_sites())}
+    scores = evaluate(experiment, split)
+    return {
+        "scores": scores_as_dict(scores, context.ids),
+        **about_errors(context, run.config, scores),
+        "absent": list(context.absent_sites()),
+    }
 
 
 def _forecast(context: TaskContext) -> dict[str, Any]:
@@ -160,12 +167,36 @@ def _forecast_at_sites(context: TaskContext, run: Run, span: Span) -> Experiment
     return experiment
 
 
+def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:
+    """What the errors of a result are about, and the true errors of the owners who tell them, by site.
+
+    errors_against  "readings" if they are errors against true readings, "copies" if some are against blurred
+                    copies
+    without_personal_weights  whether they are errors of forecasts without what each sensor learned for itself
+    told  the true errors of each site whose owner tells them
+    """
+    all_told = scores.all_told
+    blurred = any(span.blur > 0 for span in context.spans.values())
+    told: dict[str, Any] = {}
+    for site, rows in context.rows.items():
+        if scores.told is not None and scores.told[rows, :, SUMS.index("count")].sum() > 0:
+            told[site] = vars(Errors.of(scores.told[rows]))
+    return {
+        "errors_against": "copies" if blurred and not all_told else "readings",
+        "without_personal_weights": config.model.personal > 0 and not all_told,
+        "told": told,
+        "blur": context.blurs,
+    }
+
+
 def check_federated(config: Config) -> None:
     """Refuse settings that need the readings of all sites in one place."""
     method = check_method(config)
     if not method.federated:
         problem = f"{method.name} pools all readings, so it cannot run in a federation: use cnfgnn train"
         raise ConfigError("--method", problem)
+    if BLUR in config.given:
+        raise ConfigError(BLUR, "each site sets its own blur, in its local/site.toml: leave it out")
     for key in CLEANING_KEYS:
         if f"data.{key}" in config.given:
             problem = f"each site decides which of its readings are missing: set {key} in its local/site.toml"
@@ -178,4 +209,5 @@ def check_federated(config: Config) -> None:
 def settings_of(config: Config) -> dict[str, Any]:
     """A configuration in the form that a task carries."""
     settings = flat(config.as_dict())
+    del settings[BLUR]  # it may be part of a preset, but each site has its own
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

@@ -1,6 +1,7 @@
-"""A site's readings: the description that the server gets, and the series that the site's nodes train on.
+"""A site's readings and their blurred copy: the description that the server gets, and the series of both.
 
-The readings never leave the site.
+The readings never leave the site. Whatever the server can notice comes from the copy: the nodes train on it,
+and a refusal depends on it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.folder import load_readings
-from cnfgnn.data.quality import clean, findings_in
+from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site_copies import blurred_copy, check_least_blur
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
 from cnfgnn.transports.remote.endpoint import Terms
@@ -29,7 +32,10 @@ SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is p
 
 
 class SiteData:
-    """The readings of a site's sensors, in the order of its settings.
+    """The readings of a site's sensors, in the order of its settings: `truth`, and their blurred `copy`.
+
+    Which readings are missing is decided first, and the copy has the same gaps. Outliers are sought in each
+    of the two by itself. Without blur both are the same object.
 
     Windows are numbered from the first to the last step at which any site has a reading, so one wrong
     timestamp would affect every site. When the site reports its time span, it therefore ignores
@@ -46,25 +52,40 @@ class SiteData:
     def __init__(self, plan: SitePlan, kit: Path) -> None:
         if plan.readings is None:
             raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
+        check_least_blur(plan, kit)
         loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
-        self.readings: Readings = clean(loaded, plan.cleaning)
-        self.findings = findings_in(loaded, plan.cleaning, prefix="")  # for the site's owner only
-        self.seconds: npt.NDArray[np.int64] = self.readings.times.astype("datetime64[s]").astype(np.int64)
-        self.measured = self.seconds[~np.isnan(self.readings.values).all(axis=1)]
+        observed = mask_codes(loaded, plan.cleaning)
+        self.blur = plan.blur
+        blurred, self.sigmas = blurred_copy(observed, plan, kit)
+        self.truth: Readings = mask_outliers(observed, plan.cleaning)
+        self.copy = self.truth if blurred is observed else mask_outliers(blurred, plan.cleaning)
+        self._loaded, self._cleaning = loaded, plan.cleaning
+        self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
+        self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
-            raise DataError(self.readings.source, "it has no reading for any sensor of this site")
-        latest = time.time() + self.step + (0 if self.readings.utc else FURTHEST_ZONE)
+            raise DataError(self.source, "it has no reading for any sensor of this site")
+        latest = time.time() + self.step + (0 if self.copy.utc else FURTHEST_ZONE)
         past = self.measured[self.measured <= latest]
         if not len(past):
             problem = "all readings are in the future: check this machine's clock and the file's time zone"
-            raise DataError(self.readings.source, problem, row=str(self.readings.times[0]))
+            raise DataError(self.source, problem, row=str(self.copy.times[0]))
         self.future, self.newest = self.measured[len(past) :], int(past[-1])
         is_isolated = isolated_rows((past - past[0]) // self.step)
         self.isolated, self.counted = past[is_isolated], past[~is_isolated]
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What looks wrong with the true readings; for the site's owner only."""
+        return findings_in(self._loaded, self._cleaning, prefix="")
+
+    @property
+    def source(self) -> str:
+        """Where the readings come from, for messages."""
+        return self.truth.source
+
     @property
     def step(self) -> int:
-        return int(self.readings.step.astype("timedelta64[s]").astype(int))
+        return int(self.copy.step.astype("timedelta64[s]").astype(int))
 
     @property
     def first(self) -> int:
@@ -75,12 +96,13 @@ class SiteData:
         return int(self.counted[-1])
 
     def describe(self) -> Mapping[str, Any]:
-        """What the server needs to number windows; it contains no reading."""
+        """What the server needs to number windows, and the blur; it contains no reading."""
         return {
             "first": self.first,
             "last": self.last,
             "step": self.step,
-            "utc": self.readings.utc,
+            "utc": self.copy.utc,
+            "blur": self.blur,
             "newest": self.newest,
             "measured": len(self.counted),
             "ignored": len(self.isolated) + len(self.future),
@@ -88,7 +110,7 @@ class SiteData:
 
     def warnings(self) -> list[str]:
         """What the site's owner should look at; for the owner only, because it names rows."""
-        warnings, source = [], self.readings.source
+        warnings, source = [], self.source
         for seconds, where in ((self.isolated, "far from all other rows"), (self.future, "in the future")):
             if len(seconds):
                 rows = "1 row is" if len(seconds) == 1 else f"{len(seconds)} rows are"
@@ -96,35 +118,43 @@ class SiteData:
                 if len(seconds) > 3:
                     times += ", ..."
                 warnings.append(f"{rows} {where} in {source}; check the timestamps: {times}")
-        if age := age_if_old(self.newest, self.step, self.readings.utc, time.time()):
+        if age := age_if_old(self.newest, self.step, self.copy.utc, time.time()):
             warnings.append(f"the newest reading in {source} is {age} old ({format_time(self.newest)})")
         return warnings
 
     def readings_before(self, end: int, steps: int) -> Readings | None:
-        """The readings of the last `steps` steps before `end`, in seconds since 1970; None without any."""
+        """The true readings of the last `steps` steps before `end`, in seconds since 1970; None without
+        any."""
         recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
         if not recent.any():
             return None
-        r = self.readings
+        r = self.truth
         return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
 
     def series(self, terms: Terms) -> Series:
-        """The readings on the time steps that all sites agreed on; steps without a reading are missing."""
+        """The copy on the time steps that all sites agreed on; steps without a reading are missing."""
         if terms.step != self.step:
             problem = f"the readings are {self.step} s apart, and those of the other sites {terms.step} s"
-            raise DataError(self.readings.source, problem)
+            raise DataError(self.source, problem)
         if (int(self.seconds[0]) - terms.first) % terms.step:
             raise DataError(
-                self.readings.source,
+                self.source,
                 f"the timestamps are shifted against the other sites' steps of {terms.step} s",
-                row=str(self.readings.times[0]),
+                row=str(self.copy.times[0]),
             )
-        n, rows = len(self.readings.ids), (self.seconds - terms.first) // terms.step
+        return self._on_steps(self.copy, terms)
+
+    def true_series(self, terms: Terms) -> Series | None:
+        """The readings on the same steps, for their owner; None if the copy is the readings."""
+        return None if self.copy is self.truth else self._on_steps(self.truth, terms)
+
+    def _on_steps(self, readings: Readings, terms: Terms) -> Series:
+        n, rows = len(readings.ids), (self.seconds - terms.first) // terms.step
         within = (rows >= 0) & (rows < terms.rows)
         values = np.full((n, terms.rows), np.nan)
         missing = np.ones((n, terms.rows), dtype=np.bool_)
-        values[:, rows[within]] = self.readings.values[within].T
-        missing[:, rows[within]] = self.readings.missing[within].T
+        values[:, rows[within]] = readings.values[within].T
+        missing[:, rows[within]] = readings.missing[within].T
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
         return Series(values, missing, (seconds % day) / day, weekday(seconds))

@@ -12,10 +12,23 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SitePlan
+from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SitePlan, amount_of_blur
 
 CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
-SITE_KEYS = ("name", "sensors", "readings", "device", "memory", "keep_tasks", "reading", *CLEANING_KEYS)
+SITE_KEYS = (
+    "name",
+    "sensors",
+    "readings",
+    "least_blur",
+    "blur",
+    "private",
+    "tell_errors",
+    "device",
+    "memory",
+    "keep_tasks",
+    "reading",
+    *CLEANING_KEYS,
+)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -50,6 +63,13 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
     keep_tasks = content.get("keep_tasks", KEEP_TASKS)
     if type(keep_tasks) is not int or not 1 <= keep_tasks <= MOST_TASKS:
         raise ConfigError("keep_tasks", f"it must be a whole number from 1 to {MOST_TASKS}")
+    least_blur = _blur(content, "least_blur", 0.0)
+    tell_errors = content.get("tell_errors", False)
+    if not isinstance(tell_errors, bool):
+        raise ConfigError("tell_errors", "it must be true or false")
+    private = content.get("private")
+    if private is not None and (not isinstance(private, str) or not private):
+        raise ConfigError("private", "it must be the path of a folder")
     return SitePlan(
         name,
         tuple(map(str, sensors)),
@@ -57,6 +77,10 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         device=str(content.get("device", "auto")),
         memory=_memory(content.get("memory")),
         keep_tasks=keep_tasks,
+        least_blur=least_blur,
+        blur=_blur(content, "blur", least_blur),
+        private=private,
+        tell_errors=tell_errors,
         cleaning=_cleaning(content),
         reading=_reading(content.get("reading", {}), file),
     )
@@ -68,6 +92,13 @@ def _cleaning(content: Mapping[str, Any]) -> DataConfig:
         return Config().with_changes(changes).data
     except ConfigError as error:
         raise ConfigError(error.key.removeprefix("data."), error.problem) from None
+
+
+def _blur(content: Mapping[str, Any], key: str, default: float) -> float:
+    try:
+        return amount_of_blur(content.get(key, default))
+    except ConfigError as error:
+        raise ConfigError(key, error.problem) from None
 
 
 def _memory(text: object) -> int:

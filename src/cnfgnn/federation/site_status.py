@@ -47,6 +47,11 @@ class SiteStatus:
         forecast = {"time": time.time(), "file": file, "from": first, "to": last}
         self._update(lambda status: {"forecast": forecast})
 
+    def record_evaluation(self, file: str, split: str, rmse: float, mae: float) -> None:
+        """Record the true errors of an evaluation, which only the owner knows."""
+        evaluation = {"time": time.time(), "file": file, "split": split, "rmse": rmse, "mae": mae}
+        self._update(lambda status: {"evaluation": evaluation})
+
     def record_problem(self, verb: str, problem: str) -> None:
         """Record something that this site refused or could not do."""
         entry = {"time": time.time(), "verb": verb, "problem": problem}

@@ -11,23 +11,24 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cnfgnn.algorithm.store import newest
+from cnfgnn.data.quality import Ranges
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site_errors import AnyError, for_server
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
 
 STATES = "states"
 JOINED = "joined.json"
 OWNER = "owner"
+RANGES = "ranges.json"  # of the owner
 
 
 class JoinRecord(NamedTuple):
-    """The readings with which a site joined a run. The record stays at the site."""
+    """The copy of the readings with which a site joined a run. The record stays at the site."""
 
     rows: int  # how many of the run's time steps the readings reach
-    sha256: str  # a digest of the readings
-    ranges: tuple[tuple[float, float] | None, ...]  # each sensor's minimum and maximum; None without readings
+    sha256: str  # a digest of the copy
 
 
 class SiteStore(FolderStore):
@@ -49,8 +50,7 @@ class SiteStore(FolderStore):
         path = self.folder / JOINED
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            ranges = tuple(_range(pair) for pair in content["ranges"])
-            return JoinRecord(int(content["rows"]), str(content["sha256"]), ranges)
+            return JoinRecord(int(content["rows"]), str(content["sha256"]))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -60,10 +60,21 @@ class SiteStore(FolderStore):
             raise self._reported("join", RunError(path, "is damaged and cannot be read")) from error
 
     def write_join_record(self, record: JoinRecord) -> None:
-        path = self.folder / JOINED
+        self._write_json(JOINED, record._asdict())
+
+    def read_ranges(self) -> Ranges:
+        """Each sensor's lowest and highest true reading in training; empty if it is not known."""
+        stored = read_json_or_empty(self.folder / RANGES)
+        return {str(sensor): _range(pair) for sensor, pair in stored.items()}
+
+    def write_ranges(self, ranges: Ranges) -> None:
+        self._write_json(RANGES, ranges)
+
+    def _write_json(self, name: str, content: Mapping[str, object]) -> None:
+        path = self.folder / name
         try:
             self._make_folders()
-            write_whole(path, json.dumps(record._asdict()).encode())
+            write_whole(path, json.dumps(content).encode())
             path.chmod(0o600)
         except OSError as error:
             raise self._reported("join", StorageError(path, error)) from error
@@ -102,4 +113,4 @@ class SiteStore(FolderStore):
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if pair is None else (float(pair[0]), float(pair[1]))
+    return (float(pair[0]), float(pair[1])) if pair else None

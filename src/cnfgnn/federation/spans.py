@@ -26,6 +26,7 @@ class Span:
     measured: int = 0  # the number of steps at which the site has a reading
     ignored: int = 0  # the number of rows that the site ignores, see SiteData
     memory: int = 0  # bytes that the site has for hidden states and embeddings; 0: unknown
+    blur: float = 0.0  # of the copy of the readings that the site answers from
 
     @property
     def rows(self) -> int:
@@ -118,6 +119,18 @@ def reading_warnings(spans: Mapping[str, Span], now: float) -> list[str]:
         sites = f"site {names[0]}" if len(names) == 1 else f"sites {', '.join(names)}"
         warnings.append(f"the newest reading of {sites} is {age} old")
     return warnings
+
+
+def unblurred_warnings(spans: Mapping[str, Span]) -> list[str]:
+    """What this server can estimate of readings that are not blurred."""
+    names = [name for name, span in spans.items() if span.blur == 0]
+    if not names:
+        return []
+    sites = f"site {names[0]} has" if len(names) == 1 else f"sites {', '.join(names)} have"
+    return [
+        f"{sites} no blur: from what they send, this server can estimate each of their readings, nearly"
+        " exactly"
+    ]
 
 
 def age_if_old(newest: int, step: int, utc: bool, now: float) -> str:

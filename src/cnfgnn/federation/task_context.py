@@ -25,7 +25,7 @@ from cnfgnn.errors import ConfigError, NodeError
 from cnfgnn.federation.federated_run import memory_plan_of
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
-from cnfgnn.federation.spans import Span, covering_span, reading_warnings
+from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
 from cnfgnn.federation.status import Status
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
@@ -72,6 +72,7 @@ class TaskContext:
         self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
         self.spans = self._find_sites()
         self.warnings: list[str] = []
+        self.warn(unblurred_warnings(self.spans))
         if task.do != "evaluate":  # an evaluation uses the time steps of the training
             self.warn(reading_warnings(self.spans, time.time()))
 
@@ -94,6 +95,20 @@ class TaskContext:
     def span(self) -> Span:
         """From the first reading of any site to the last."""
         return covering_span(self.spans)
+
+    @property
+    def blurs(self) -> dict[str, float | None]:
+        """The blur of each site of the project; None for sites that were not found for this task."""
+        return {name: self.spans[name].blur if name in self.spans else None for name in self.links}
+
+    @property
+    def rows(self) -> dict[str, list[int]]:
+        """The rows of each site's sensors."""
+        rows: dict[str, list[int]] = {}
+        for site in self.project.sites:
+            first = sum(map(len, rows.values()))
+            rows[site.name] = list(range(first, first + len(site.sensors)))
+        return rows
 
     @property
     def folder(self) -> Path:

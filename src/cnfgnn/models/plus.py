@@ -1,8 +1,8 @@
 """The extended node model: it can also use the sensor's identity, its weekly profile, the calendar, and gaps.
 
-Weights with `.personal.` in their name belong to one node and stay with its owner: they are never averaged and
-never sent. They have one row per node and start at zero. Weights without them stand for a model in which they
-are zero: this is how hidden states for the server are computed, and how a sensor that has not trained is
+Weights with `.personal.` in their name belong to one node and stay with its owner: they are never averaged
+and never sent. They have one row per node and start at zero. Weights without them stand for a model in which
+they are zero: this is how hidden states for the server are computed, and how a sensor that has not trained is
 forecast.
 """
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,17 +29,20 @@ from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, new_key, sta
 KEY_FILE = "key"
 COPIES_FILE = "copies.sqlite"
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
+# A day of readings or more is one entry: a table with a row for each reading would take minutes to read.
+BLOCK = 1 << 18  # seconds, about three days
+READING = np.dtype([("time", "<i8"), ("reading", "<f4"), ("sigma", "<f8"), ("copy", "<f4")])
+SENSORS_AT_ONCE = 64  # whose copies are written together: bounds the memory, and how long others wait
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS copies (
-    sensor TEXT NOT NULL, time INTEGER NOT NULL,
-    reading REAL NOT NULL, sigma REAL NOT NULL, copy REAL NOT NULL,
-    PRIMARY KEY (sensor, time)
-) WITHOUT ROWID;
+    sensor TEXT NOT NULL, block INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (sensor, block)
+);
 """
 
 Values = npt.NDArray[np.float32]
 Times = npt.NDArray[np.int64]
+Known = npt.NDArray[np.void]  # of type READING, sorted by time
 
 
 class Copies(Protocol):
@@ -76,35 +80,64 @@ class CopyStore:
         self.folder = folder
         self.key = self._open()
 
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether there is a key or a copy in this folder, or what is left of them."""
+        return (folder / KEY_FILE).exists() or (folder / COPIES_FILE).exists()
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the key and tells nothing about it."""
+        return _fingerprint(self.key)
+
     def blur(self, readings: Readings, sigma: float) -> Readings:
-        values = np.empty_like(readings.values)
+        return self.blur_with_sigmas(readings, sigma)[0]
+
+    def blur_with_sigmas(self, readings: Readings, sigma: float) -> tuple[Readings, dict[float, int]]:
+        """The copy, and how many of its readings were blurred with each sigma."""
+        values, sigmas = np.empty_like(readings.values), Counter[float]()
         seconds = readings.times.astype("datetime64[s]").astype(np.int64)
         with self._database() as database:
-            for column, sensor in enumerate(readings.ids):
-                values[:, column] = _public_gaps(readings, column)
-                observed = ~readings.missing[:, column]
-                if observed.any():
-                    copies = self._copies(
-                        database, sensor, seconds[observed], readings.values[observed, column], sigma
-                    )
-                    values[observed, column] = copies
-        return replace(readings, values=values)
+            for first in range(0, len(readings.ids), SENSORS_AT_ONCE):
+                columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))
+                self._draw_missing(database, readings, columns, seconds, sigma)
+                for column in columns:
+                    observed = ~readings.missing[:, column]
+                    known = _at(_read(database, readings.ids[column], seconds), seconds[observed])
+                    values[:, column] = _public_gaps(readings, column)
+                    values[observed, column] = known["copy"]
+                    used, counts = np.unique(known["sigma"], return_counts=True)
+                    sigmas.update(dict(zip(used.tolist(), counts.tolist(), strict=True)))
+        return replace(readings, values=values), dict(sigmas)
 
-    def _copies(
-        self, database: sqlite3.Connection, sensor: str, times: Times, values: Values, sigma: float
-    ) -> Values:
-        """The copies of a sensor's readings; readings that have none yet get one first."""
-        new = np.isnan(_known(database, sensor, times))
-        if new.any():
-            draws = standard_normal(self.key, sensor, times[new].astype("datetime64[s]"))
-            drawn = blurred(values[new], draws, sigma)
-            rows = zip(times[new].tolist(), values[new].tolist(), drawn.tolist(), strict=True)
-            with database:  # a transaction: on disk when it ends
-                database.executemany(
-                    "INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?)",
-                    ((sensor, time, reading, sigma, copy) for time, reading, copy in rows),
+    def _draw_missing(
+        self,
+        database: sqlite3.Connection,
+        readings: Readings,
+        columns: Iterable[int],
+        seconds: Times,
+        sigma: float,
+    ) -> None:
+        """Make copies of all readings of some sensors that have none."""
+        drawn: dict[str, Known] = {}
+        for column in columns:
+            sensor, observed = readings.ids[column], ~readings.missing[:, column]
+            new = observed & ~_is_in(seconds, _read(database, sensor, seconds)["time"])
+            if new.any():
+                draws = standard_normal(self.key, sensor, readings.times[new])
+                drawn[sensor] = made = np.empty(int(new.sum()), dtype=READING)
+                made["time"], made["reading"], made["sigma"] = (
+                    seconds[new],
+                    readings.values[new, column],
+                    sigma,
                 )
-        return _known(database, sensor, times)  # another process may have been first
+                made["copy"] = blurred(made["reading"], draws, sigma)
+        if not drawn:
+            return
+        database.execute("BEGIN IMMEDIATE")
+        with database:  # a transaction: on disk when it ends
+            for sensor, made in drawn.items():
+                _add(database, sensor, made)
 
     # ---- the folder ---------------------------------------------------------------------------------
 
@@ -115,14 +148,11 @@ class CopyStore:
             make_folder(self.folder)
             self.folder.chmod(0o700)
             _create(copies_file)  # before the key: a key without copies means that they are lost
-            key = new_key()
-            with self._database() as database, database:
-                database.execute("INSERT OR IGNORE INTO about VALUES ('key', ?)", (_fingerprint(key),))
-            write_private(key_file, key.hex().encode() + b"\n")
-        if not key_file.exists():
-            raise RunError(key_file, _lost("the key of this owner's blurred copies"))
         if not copies_file.exists():
             raise RunError(copies_file, _lost("the blurred copies that were made with the key beside it"))
+        self._make_key_once()
+        if not key_file.exists():
+            raise RunError(key_file, _lost("the key of this owner's blurred copies"))
         try:
             key = bytes.fromhex(key_file.read_text(encoding="ascii").strip())
         except OSError as error:
@@ -139,11 +169,29 @@ class CopyStore:
             raise RunError(key_file, "this is not the key that the blurred copies beside it were made with")
         return key
 
+    def _make_key_once(self) -> None:
+        """Make the key unless the database knows one, also if several processes or a crash interfere."""
+        key_file = self.folder / KEY_FILE
+        with self._database() as database:
+            if database.execute("SELECT value FROM about WHERE name = 'key'").fetchone() is not None:
+                return
+            database.execute("BEGIN IMMEDIATE")
+            with database:
+                if database.execute("SELECT value FROM about WHERE name = 'key'").fetchone() is not None:
+                    return
+                if key_file.exists():
+                    raise RunError(
+                        self.folder / COPIES_FILE, _lost("the file of the blurred copies", "empty")
+                    )
+                key = new_key()
+                write_private(key_file, key.hex().encode() + b"\n")
+                database.execute("INSERT INTO about VALUES ('key', ?)", (_fingerprint(key),))
+
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         path = self.folder / COPIES_FILE
         try:
-            database = sqlite3.connect(path, timeout=WAITS_FOR)
+            database = sqlite3.connect(path, timeout=WAITS_FOR, isolation_level=None)
         except sqlite3.Error as error:
             raise StorageError(path, str(error)) from error
         try:
@@ -175,19 +223,42 @@ def _create(path: Path) -> None:
         raise StorageError(path, error) from error
 
 
-def _known(database: sqlite3.Connection, sensor: str, times: Times) -> Values:
-    """The copies that there are at these times; NaN where there is none."""
-    found = np.array(
-        database.execute(
-            "SELECT time, copy FROM copies WHERE sensor = ? AND time BETWEEN ? AND ? ORDER BY time",
-            (sensor, int(times[0]), int(times[-1])),
-        ).fetchall(),
-        dtype=np.float64,
-    ).reshape(-1, 2)
-    copies = np.full(len(times), np.nan, dtype=np.float32)
-    _, here, there = np.intersect1d(times, found[:, 0].astype(np.int64), return_indices=True)
-    copies[here] = found[there, 1].astype(np.float32)
-    return copies
+def _read(database: sqlite3.Connection, sensor: str, times: Times) -> Known:
+    """The readings of a sensor that have a copy, from the first of these times to the last, or some more."""
+    rows = database.execute(
+        "SELECT readings FROM copies WHERE sensor = ? AND block BETWEEN ? AND ? ORDER BY block",
+        (sensor, int(times[0]) // BLOCK, int(times[-1]) // BLOCK),
+    )
+    return np.frombuffer(b"".join(row[0] for row in rows), dtype=READING)
+
+
+def _add(database: sqlite3.Connection, sensor: str, made: Known) -> None:
+    """Add copies, except of readings that have one by now: another process may have been first."""
+    known = _read(database, sensor, made["time"])
+    made = made[~_is_in(made["time"], known["time"])]
+    merged = np.concatenate([known, made])
+    merged = merged[np.argsort(merged["time"], kind="stable")]
+    changed = np.unique(made["time"] // BLOCK)
+    blocks = merged["time"] // BLOCK
+    database.executemany(
+        "INSERT OR REPLACE INTO copies VALUES (?, ?, ?)",
+        ((sensor, block, merged[blocks == block].tobytes()) for block in changed.tolist()),
+    )
+
+
+def _at(known: Known, times: Times) -> Known:
+    """What is known of a sensor's readings at these times; there is a copy of each."""
+    found: Known = known[np.searchsorted(known["time"], times)]
+    return found
+
+
+def _is_in(times: Times, ascending: Times) -> npt.NDArray[np.bool_]:
+    """Which of these times are among the others."""
+    if not len(ascending):
+        return np.zeros(len(times), dtype=np.bool_)
+    places = np.searchsorted(ascending, times).clip(max=len(ascending) - 1)
+    found: npt.NDArray[np.bool_] = ascending[places] == times
+    return found
 
 
 def _public_gaps(readings: Readings, column: int) -> Values:

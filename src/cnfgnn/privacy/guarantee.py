@@ -9,7 +9,9 @@ Su, 2022).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 DELTA = 1e-6
 LARGEST_EPSILON = 1e9  # beyond it, epsilon says no more than "no protection"
@@ -20,7 +22,7 @@ def normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-def distance(change: float, readings: int, sigma: float) -> float:
+def distance(change: float, readings: float, sigma: float) -> float:
     """mu of a change of this size over so many readings."""
     if change == 0:
         return 0.0
@@ -73,6 +75,11 @@ def _log_normal_cdf(x: float) -> float:
     return -square / 2 - math.log(-x) - 0.5 * math.log(2 * math.pi) + math.log(series)
 
 
+def hidden_change(readings: int, sigma: float, most: float) -> float:
+    """The largest change over so many readings that an attacker notices with probability `most` at most."""
+    return 2 * NormalDist().inv_cdf(most) * sigma / math.sqrt(readings)
+
+
 @dataclass(frozen=True)
 class Row:
     """What an attacker can make of one kind of event."""
@@ -86,21 +93,20 @@ class Row:
     @property
     def verdict(self) -> str:
         """In words, for an owner."""
-        for limit, words in _VERDICTS:
-            if self.detection < limit:
-                return words
-        return "it cannot be hidden"
+        return next((words for words, limit in VERDICTS.items() if self.detection < limit), NOT_HIDDEN)
 
 
-_VERDICTS = (
-    (0.6, "hardly better than a coin toss"),
-    (0.75, "a guess with some evidence"),
-    (0.9, "a good guess"),
-    (0.99, "nearly certain"),
-)
+# The words for an event that the best possible attacker notices with a probability below these.
+VERDICTS: Mapping[str, float] = {
+    "well hidden": 0.6,
+    "mostly hidden": 0.75,
+    "partly hidden": 0.9,
+    "hardly hidden": 0.99,
+}
+NOT_HIDDEN = "not hidden"
 
 
-def table(sigma: float, changes: tuple[float, ...], lengths: tuple[int, ...]) -> list[Row]:
+def table(sigma: float, changes: Iterable[float], lengths: Sequence[int]) -> list[Row]:
     """A row for each size of change and number of readings that it lasts."""
     rows = []
     for change in changes:

@@ -52,12 +52,16 @@ class Errors:
 class Scores:
     """Summed errors of n nodes at t steps ahead, and every figure that follows from them.
 
-    sums  (n t 8)    see `cnfgnn.data.series.SUMS`
-    seen  (n,) bool  which nodes trained; None if all did
+    sums      (n t 8)    see `cnfgnn.data.series.SUMS`
+    seen      (n,) bool  which nodes trained; None if all did
+    told      (n t 8)    true errors of owners who tell them, zeros of the others; None if nobody was asked
+    all_told             whether `sums` are true errors; otherwise they are errors against blurred copies
     """
 
     sums: Tensor
     seen: Tensor | None = None
+    told: Tensor | None = None
+    all_told: bool = True
 
     @property
     def overall(self) -> Errors:

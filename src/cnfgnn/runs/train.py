@@ -207,6 +207,7 @@ def _test_event(result: Result, sensors: Sequence[str], ledger: Ledger) -> dict[
         "rounds": len(result.progress.history),
         "left_out": [sensors[row] for row in result.progress.left_out],
         **scores_as_dict(result.test, sensors),
+        "errors_against": "readings" if result.test.all_told else "copies",
         "ledger": [row for row in ledger.state() if row[0] != "recovery"],
     }
 

@@ -194,7 +194,8 @@ def evaluate_best(experiment: Experiment, progress: Progress) -> Result:
 
 def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
     """The errors of all nodes on a split, with their current weights; true ones as far as owners tell."""
-    return Scores(experiment.strategy.score(split).best_known.cpu(), experiment.seen)
+    sums = experiment.strategy.score(split)
+    return Scores(sums.best_known.cpu(), experiment.seen, sums.told.cpu(), sums.all_told)
 
 
 class SensorError(NamedTuple):

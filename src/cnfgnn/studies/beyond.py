@@ -10,7 +10,7 @@ from typing import Any
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies import error_by_bytes
-from cnfgnn.studies.lines import Line, Study, masked_table
+from cnfgnn.studies.lines import Line, Study, bytes_per_node, masked_table, median
 from cnfgnn.studies.paper import Outcome, change
 from cnfgnn.studies.tables import Column, Mean, Table
 
@@ -56,10 +56,10 @@ def beyond(study: Study) -> Outcome:
 
 def _results(study: Study, lines: Sequence[Line]) -> Table:
     """The methods and the baselines."""
-    rows = [line.with_cells(median=_median(line, "rmse"), mae=line.mean("mae")) for line in study.baselines]
+    rows = [line.with_cells(median=median(line, "rmse"), mae=line.mean("mae")) for line in study.baselines]
     rows += [
         line.with_cells(
-            median=_median(line, "rmse"),
+            median=median(line, "rmse"),
             rmse=line.mean("rmse"),
             mae=line.mean("mae"),
             validation=_validation(line),
@@ -94,7 +94,7 @@ def _bytes(study: Study, lines: Sequence[Line], methods: Sequence[Line]) -> Tabl
 def _masked_results(study: Study, lines: Sequence[Line]) -> Table:
     rows = [
         line.with_cells(
-            median=_median(line, "masked_mae"),
+            median=median(line, "masked_mae"),
             mae=line.mean("masked_mae"),
             rmse=line.mean("masked_rmse"),
             **_cost(line, []),
@@ -131,11 +131,11 @@ def _figures(line: Line, methods: Sequence[Line]) -> dict[str, Any]:
 
 def _cost(line: Line, lines: Sequence[Line]) -> dict[str, Any]:
     """Bytes of one node until the best round, and their ratio to the paper's method, by medians."""
-    moved = [_per_node(run, run.progress.best.training_bytes.per_node) for run in line.runs]
+    moved = [bytes_per_node(run, run.progress.best.training_bytes.per_node) for run in line.runs]
     if not moved or not method_of(line.cells["method"]).federated:
         return {}
     base = [run for other in lines if other.cells["method"] == BASE for run in other.runs]
-    theirs = [_per_node(run, run.progress.best.training_bytes.per_node) for run in base]
+    theirs = [bytes_per_node(run, run.progress.best.training_bytes.per_node) for run in base]
     share = statistics.median(moved) / statistics.median(theirs) if theirs else None
     return {"bytes": Mean.of([amount / MB for amount in moved]), "share": share}
 
@@ -143,17 +143,7 @@ def _cost(line: Line, lines: Sequence[Line]) -> dict[str, Any]:
 def _curve(run: Run) -> error_by_bytes.Curve:
     """Bytes of one node so far and the validation error, round by round."""
     rounds = run.progress.history
-    return [(_per_node(run, done.training_bytes.per_node), done.validation.rmse) for done in rounds]
-
-
-def _per_node(run: Run, moved: int) -> float:
-    seen = run.config.training.seen
-    return moved / max(1, int(len(run.data.sensors) * seen))
-
-
-def _median(line: Line, figure: str) -> float | None:
-    values = [test["overall"][figure] for test in line.tests]
-    return None if None in values else statistics.median(values)
+    return [(bytes_per_node(run, done.training_bytes.per_node), done.validation.rmse) for done in rounds]
 
 
 def _validation(line: Line) -> Mean:

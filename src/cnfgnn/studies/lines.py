@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,9 +101,27 @@ class Study:
         return tuple(notes)
 
 
+def with_settings(line: Line, *keys: str) -> Line:
+    """The line with these settings as cells, even those that equal the preset's."""
+    config = line.runs[0].config
+    settings = {key: config.setting(key) for key in keys}
+    return Line({**line.cells, **settings}, line.tests, line.runs)
+
+
+def bytes_per_node(run: Run, moved: int) -> float:
+    """The bytes of one node that trains, of those that a run moved at all of them."""
+    return moved / max(1, int(len(run.data.sensors) * run.config.training.seen))
+
+
+def median(line: Line, figure: str) -> float | None:
+    """The median of an error over seeds; None if a seed has none."""
+    values = [test["overall"][figure] for test in line.tests]
+    return None if None in values else statistics.median(values)
+
+
 def line_of(row: Row) -> Line:
     cells = {
-        "method": row.case.method,
+        "method": row.case.title,
         "size": row.case.size if len(method_of(row.case.method).sizes) > 1 else None,
         "label": row.case.label,
         "group": row.case.group,

@@ -16,7 +16,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import seen_sensors
 from cnfgnn.studies import figures
-from cnfgnn.studies.lines import METHOD, Line, Study, masked_table
+from cnfgnn.studies.lines import METHOD, Line, Study, masked_table, with_settings
 from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
@@ -91,7 +91,7 @@ def rounds(study: Study) -> Outcome:
         Column("training.client_rounds", "R_c"),
         Column("training.server_rounds", "R_s"),
     )
-    lines = [_with_settings(line, "training.client_rounds", "training.server_rounds") for line in study.lines]
+    lines = [with_settings(line, "training.client_rounds", "training.server_rounds") for line in study.lines]
     rows = [_result(line, gib=_gib(line)) for line in (*study.baselines, *lines)]
     columns = [*what, RESULT[0], Column("gib", "GiB until the best round"), *RESULT[1:]]
     title = f"Rounds of nodes and Graph Network on {study.data.name}, unmasked"
@@ -109,7 +109,7 @@ def rounds(study: Study) -> Outcome:
 def inductive(study: Study) -> Outcome:
     """Training on a share of the sensors, testing on all; baselines are of all sensors."""
     what = (Column("method", "method"), Column("training.seen", "share seen", 0, True))
-    lines = [_with_settings(line, "training.seen") for line in study.lines]
+    lines = [with_settings(line, "training.seen") for line in study.lines]
     rows = []
     for line in (*study.baselines, *lines):
         method, share = line.cells["method"], line.cells.get("training.seen")
@@ -268,13 +268,6 @@ def _curve(run: Run, kind: str) -> list[float]:
     """Validation RMSE by round, of the kind by which rounds were compared."""
     rounds = [done.validation for done in run.progress.history]
     return [errors.masked_rmse if kind == "masked" else errors.rmse for errors in rounds]
-
-
-def _with_settings(line: Line, *keys: str) -> Line:
-    """The line with these settings as cells, even those that equal the preset's."""
-    config = line.runs[0].config
-    settings = {key: config.setting(key) for key in keys}
-    return Line({**line.cells, **settings}, line.tests, line.runs)
 
 
 def _points(

@@ -1,10 +1,11 @@
-"""Reproduce a table or figure of the paper: runs, tables, figures and a page in one folder."""
+"""Reproduce a table or figure, of the paper or our own: runs, tables, figures and a page in one folder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from cnfgnn.studies.paper import (
     subgraphs,
 )
 from cnfgnn.studies.plan import Plan, like_of
+from cnfgnn.studies.privacy import privacy, with_blurs
 
 WITH_TRAINING: Mapping[str, Callable[[Study], Outcome]] = {
     "forecasting": forecasting,
@@ -45,6 +47,7 @@ WITH_TRAINING: Mapping[str, Callable[[Study], Outcome]] = {
     "rounds": rounds,
     "deviations": deviations,
     "beyond": beyond,
+    "privacy": privacy,
 }
 WITHOUT_TRAINING = ("histograms", "subgraphs")
 NAMES = (*WITH_TRAINING, *WITHOUT_TRAINING)
@@ -55,7 +58,9 @@ SHOWN_RUNS = 6  # runs on the page
 class Request:
     """The options of `cnfgnn reproduce`.
 
-    start  whether to start runs that are missing; otherwise only finished runs are shown
+    start    whether to start runs that are missing; otherwise only finished runs are shown
+    methods  those of the plan to train and to show; empty for all
+    blurs    of the copies, for the table `privacy`; empty for those of the plan
     """
 
     data: Path | None = None
@@ -66,12 +71,18 @@ class Request:
     changes: Mapping[str, Any] = field(default_factory=dict)
     jobs: int = 1
     start: bool = True
+    methods: Sequence[str] = ()
+    blurs: Sequence[float] = ()
 
 
 def reproduce(name: str, request: Request, observer: Observer) -> tuple[Outcome, Path]:
     """Run what is missing, write every file, and return the outcome and its folder."""
     if name not in NAMES:
         raise ConfigError("TABLE", f"there is no table {name!r}", NAMES)
+    if request.blurs and name != "privacy":
+        raise ConfigError("--blurs", f"{name} has no blurs: only privacy has")
+    if request.methods and name in WITHOUT_TRAINING:
+        raise ConfigError("--methods", f"{name} trains no methods")
     source = experiment_file(name)
     if name in WITHOUT_TRAINING:
         outcome, data, runs = _from_data(name, source, request)
@@ -121,6 +132,12 @@ def _plan(source: Path, request: Request) -> Plan:
         plan = replace(plan, seeds=tuple(range(1, request.seeds + 1)))
     if request.like is not None:
         plan = plan.like_published(request.like)
+    if request.methods:
+        plan = plan.with_methods(request.methods)
+    if request.blurs:
+        plan = with_blurs(plan, request.blurs)
+    if not plan.cases():
+        raise ConfigError("--methods", "none of these methods has a line at these blurs")
     changes = dict(request.changes)
     if request.data is not None:
         changes["data.path"] = str(request.data.absolute())
@@ -164,6 +181,9 @@ def _write(name: str, outcome: Outcome, folder: Path, runs: Sequence[Run], data:
     if drawn:
         pictures = [f"<figure>{svg(figure)}</figure>" for figure in drawn.values()]
         sections.insert(1, Section("Figures", f'<div class="split even">{"".join(pictures)}</div>'))
+    if find_spec("plotly") is None:  # a machine that only trains
+        runs = []
+        sections.append(Section("Runs", "<p>Their charts need plotly, which is not installed here.</p>"))
     if len(runs) > SHOWN_RUNS:
         text = f"{SHOWN_RUNS} of {len(runs)} runs, one seed each; use cnfgnn report to see the others."
         sections.append(Section("Runs", f"<p>{text}</p>"))

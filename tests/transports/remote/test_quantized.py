@@ -184,9 +184,7 @@ def test_a_site_that_does_not_keep_to_the_wire_is_left_out_by_name(
     transport = wires.transport()
     strategy = server(federated(wires, transport))
     strategy.round(1)
-    clients = wires.ends[1].clients
-    assert clients is not None
-    fault(clients)
+    fault(wires.owner(1).nodes)
     refusals: list[str] = []
     refuse = transport._refuse
     transport._refuse = lambda *why: (refuse(*why), refusals.append(why[0].problem))  # type: ignore[assignment, method-assign]
@@ -205,8 +203,7 @@ def test_a_site_keeps_out_what_the_server_sends_another_way(data: Dataset) -> No
     transport = wires.transport()
     strategy = server(federated(wires, transport))
     strategy.round(1)
-    clients = wires.ends[1].clients
-    assert clients is not None
+    clients = wires.owner(1).nodes
     before = {name: w.clone() for name, w in clients.theta.items()}
     rows, sites = strategy.nodes.rows, transport.parties
     draw = next(iter(strategy.batches.epoch(2, 0)))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cnfgnn.algorithm import dispatch
 from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS
@@ -235,7 +235,7 @@ REPLIES: dict[int, dict[str, Tensor]] = {
             "weights": OWN,
             "encode": {"h_c": torch.zeros(N, BATCH if "number" in good.numbers else 7, HIDDEN)},
             "backward": {"grad_h_G": H_G.bfloat16()},
-            "score": {"sums": torch.zeros(N, HORIZON, 8).double()},
+            "score": {name: torch.zeros(N, HORIZON, 8).double() for name in ("sums", "told")},
         }.get(good.verb, {})
     ]
 }
@@ -319,16 +319,16 @@ class OverBytes:
         self.known: dict[str, Sizes] = {}
         self.verbs: set[str] = set()
 
-    def __call__(self, clients: Clients, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
-        known = self.known.get(clients.name, Sizes(clients.series.nodes))
+    def __call__(self, owner: Owner, calls: Sequence[Call]) -> list[dict[str, Tensor]]:
+        known = self.known.get(owner.nodes.name, Sizes(owner.nodes.series.nodes))
         there = decode_calls(bytearray(encode_calls(calls)), lambda parts: check_calls(parts, known))
         check_call_values(there)
-        replies = dispatch.run(clients, there)
+        replies = dispatch.run(owner, there)
         sent = encode_answers([Answer(c.verb, None, r) for c, r in zip(there, replies, strict=True)])
         most = largest_answer(calls, known)
         answers = decode_answers(bytearray(sent), lambda parts: check_answers(parts, calls, known), most)
         check_values(answers)
-        self.known[clients.name] = check_calls(calls, known)
+        self.known[owner.nodes.name] = check_calls(calls, known)
         self.verbs |= {c.verb for c in calls}
         return [dict(answer.tensors) for answer in answers]
 
@@ -340,7 +340,7 @@ def outcome(experiment: Experiment) -> dict[str, Tensor]:
     strategy.restore("again")
     found = {f"theta.{name}": w for name, w in strategy.everyone.weights().items()}
     for split in ("train", "validation", "test"):
-        found[split] = strategy.score(split)
+        found[split], found[f"told.{split}"] = strategy.score(split)
     return found
 
 
@@ -387,9 +387,9 @@ def test_forecasting_ahead_goes_over_bytes_too(data: Dataset, monkeypatch: pytes
     over_bytes = simulate(data, config, groups, windows=ahead, scaler=scaler)
     server(over_bytes).forecast()
     for (_, one), (_, other) in zip(plain.owners, over_bytes.owners, strict=True):
-        assert one.owner.forecasts is not None
-        assert other.owner.forecasts is not None
-        torch.testing.assert_close(other.owner.forecasts, one.owner.forecasts, rtol=0, atol=0, equal_nan=True)
+        assert one.forecasts is not None
+        assert other.forecasts is not None
+        torch.testing.assert_close(other.forecasts, one.forecasts, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_refusal_is_malformed() -> None:

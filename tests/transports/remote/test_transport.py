@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.node_state import PERSONAL
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
@@ -35,18 +38,26 @@ class Wires:
 
     def __init__(self, data: Dataset, config: Config, groups: Sequence[Sequence[int]] = GROUPS) -> None:
         self.data, self.config, self.groups = data, config, groups
-        self.stores = [MemoryStore() for _ in groups]
+        self.stores: list[Store] = [MemoryStore() for _ in groups]
+        self.owner_stores: list[Store] = [SiteMemoryStore() for _ in groups]
         self.ends = [self.fresh(k) for k in range(len(groups))]
         self.cut: set[str] = set()
         self.bend: dict[str, Callable[[bytes], bytes]] = {}  # what becomes of a site's answers
         self.asked = 0
 
     def fresh(self, k: int) -> Endpoint:
-        def join(terms: Terms) -> Clients:
+        def join(terms: Terms) -> Owner:
             series = Series.of(self.data.readings, np.array(self.groups[k]))
-            return Clients(series, Compute.of(self.config.compute), self.stores[k], f"site-{k}")
+            nodes = Clients(series, Compute.of(self.config.compute), self.stores[k], f"site-{k}")
+            return Owner(nodes, series, self.owner_stores[k], tells=True)
 
         return Endpoint(join, lambda: {"name": f"site-{k}"})
+
+    def owner(self, k: int) -> Owner:
+        """The owner of a site that has joined."""
+        owner = self.ends[k].owner
+        assert owner is not None
+        return owner
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
         self.asked += 1
@@ -89,11 +100,12 @@ def test_every_federated_method_gives_what_the_simulator_gives(method: str) -> N
             server(experiment).save(f"round-{r_g}", ())
     torch.testing.assert_close(server(one).score("test"), server(two).score("test"), rtol=0, atol=1e-9)
     assert one.ledger.items == two.ledger.items
-    for store, (_, clients) in zip(wires.stores, two.owners, strict=True):  # weights, and all else they keep
-        kept, same = store.read("round-2"), clients.store.read("round-2")
-        assert kept.keys() == same.keys()
-        for name, tensor in same.items():
-            torch.testing.assert_close(kept[name], tensor, rtol=0, atol=1e-12, equal_nan=True)
+    for k, (_, owner) in enumerate(two.owners):  # weights, and all else that nodes and owners keep
+        for store, same in ((wires.stores[k], owner.nodes.store), (wires.owner_stores[k], owner.store)):
+            kept, expected = store.read("round-2"), same.read("round-2")
+            assert kept.keys() == expected.keys()
+            for name, tensor in expected.items():
+                torch.testing.assert_close(kept[name], tensor, rtol=0, atol=1e-12, equal_nan=True)
 
 
 def test_what_does_not_fit_into_one_note_travels_in_pieces(data: Dataset) -> None:
@@ -104,7 +116,7 @@ def test_what_does_not_fit_into_one_note_travels_in_pieces(data: Dataset) -> Non
     experiment, same = federated(wires, transport), simulate(data, small("at-fedavg"), groups=GROUPS)
     for one in (experiment, same):
         server(one).round(1)
-    assert torch.equal(server(experiment).score("test"), server(same).score("test"))
+    torch.testing.assert_close(server(experiment).score("test"), server(same).score("test"), rtol=0, atol=0)
     assert wires.asked > 200
 
 
@@ -197,7 +209,7 @@ def test_what_nobody_can_use_is_refused_by_name_and_left_out_of_the_average(
     strategy = server(federated(wires, transport))
     strategy.round(1)
     strategy.score("validation")
-    fault(wires.ends[1].clients)  # type: ignore[arg-type]
+    fault(wires.owner(1).nodes)
     strategy.round(2)
     site = transport.parties[1]
     assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
@@ -256,7 +268,8 @@ def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset)
     transport, whole = wires.transport(), Series.of(data.readings, np.array([1, 2]))
     short = Series(whole.values[:, :20], whole.missing[:, :20], whole.time_of_day[:20])
     compute = Compute.of(wires.config.compute)
-    wires.ends[1].join = lambda terms: Clients(short, compute, MemoryStore(), "site-1")
+    nodes = Clients(short, compute, MemoryStore(), "site-1")
+    wires.ends[1].join = lambda terms: Owner(nodes, short, MemoryStore())
     with pytest.raises(NodeError, match="'site-1' failed at 'census'"):
         federated(wires, transport)
 
@@ -282,8 +295,7 @@ def test_a_site_that_cannot_hold_what_was_agreed_on_refuses_by_itself(data: Data
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport()
     strategy = server(federated(wires, transport))
-    clients = wires.ends[1].clients
-    assert clients is not None
+    clients = wires.owner(1).nodes
     clients.memory_limit = 100
     strategy.round(1)
     strategy.nodes.flush()
@@ -328,3 +340,59 @@ def _until(true: Callable[[], bool]) -> None:
             return
         waited.wait(0.05)
     raise AssertionError("it never came about")
+
+
+def test_owners_follow_in_the_order_of_the_verbs(data: Dataset) -> None:
+    """A state that is saved in the same exchange has what was learned just before."""
+    config = small("mlp-fedavg")
+    wires = Wires(data, config)
+    one, two = federated(wires, wires.transport()), simulate(data, config, groups=GROUPS)
+    for experiment in (one, two):
+        strategy = server(experiment)
+        strategy.round(1)
+        strategy.nodes.update(r_g=2, r_c=1, step=100)
+        strategy.save("round-2", ())
+    for k, (_, owner) in enumerate(two.owners):
+        kept, expected = wires.owner_stores[k].read("round-2"), owner.store.read("round-2")
+        assert [name for name in expected if name.startswith(PERSONAL)]
+        for name, tensor in expected.items():
+            torch.testing.assert_close(kept[name], tensor, rtol=0, atol=1e-12, equal_nan=True)
+
+
+def test_an_answer_does_not_wait_for_the_owners_training(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wires = Wires(data, small("mlp-fedavg"))
+    strategy = server(federated(wires, wires.transport()))
+    strategy.round(1)
+    owner, may_learn, learned = wires.owner(1), threading.Event(), threading.Event()
+    learn = owner._learn
+
+    def held(*batch: Any) -> None:
+        may_learn.wait()
+        learn(*batch)
+        learned.set()
+
+    monkeypatch.setattr(owner, "_learn", held)
+    strategy.nodes.update(r_g=2, r_c=1, step=100)
+    assert strategy.nodes.weights()  # it has come although the owner has not trained yet
+    assert not learned.is_set()
+    may_learn.set()
+    strategy.save("round-2", ())  # the next request waits for the owner
+    assert learned.is_set()
+
+
+def test_an_owner_that_fails_goes_unnoticed(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    wires = Wires(data, small("mlp-fedavg"))
+    transport = wires.transport()
+    strategy = server(federated(wires, transport))
+
+    def failing(*batch: Any) -> None:
+        raise ValueError("a reading of 371.25")
+
+    monkeypatch.setattr(wires.owner(1), "_learn", failing)
+    strategy.round(1)
+    strategy.score("validation")
+    strategy.save("round-1", ())
+    assert strategy.nodes.up.all()
+    assert [site.problem for site in transport.parties] == ["", "", ""]

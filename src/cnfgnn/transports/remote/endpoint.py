@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
+from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.dispatch import Answered, answer
 from cnfgnn.algorithm.number_rules import TAG
@@ -26,6 +27,7 @@ from cnfgnn.transports.remote.schema import check_calls
 from cnfgnn.transports.remote.values import check_call_values
 
 REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
+LEAVE_NODES_UNCHANGED = (verbs.Weights.name, verbs.Encode.name)
 MOST_ROWS = 1 << 28  # time steps
 MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
 
@@ -64,8 +66,8 @@ class Endpoint:
     """Carries out the requests of one server session on a site's nodes.
 
     `join` makes the nodes with their owner, and `about` describes the site in a hello. The nodes answer from
-    the blurred copy. Their owner follows: before the answer is sent, or after it where that takes long. The
-    server does not notice if the owner fails, except for a full or broken disk.
+    the blurred copy. Their owner follows in the same order: before the answer is sent, or after it where that
+    takes long. The server does not notice if the owner fails, except for a full or broken disk.
     """
 
     def __init__(
@@ -168,9 +170,7 @@ class Endpoint:
         finally:
             work.request, work.seconds = bytearray(), time.perf_counter() - begun
             work.done.set()
-        later, self._later = self._later, []
-        for answered in later:
-            self._follow(answered)
+        self._catch_up()
 
     def _answers(self, work: _Work, terms: Terms) -> list[Answer]:
         if self.owner is None or terms != self._terms:
@@ -201,6 +201,8 @@ class Endpoint:
 
     def _answered(self, owner: Owner, call: Call) -> Answer:
         try:
+            if call.verb not in LEAVE_NODES_UNCHANGED:
+                self._catch_up()  # what is left to follow needs the nodes as they are now
             answered = answer(owner.nodes, call)
             reply = answered.reply
             if owner.trains_on(answered.request):
@@ -210,6 +212,15 @@ class Endpoint:
         except CnfgnnError as problem:
             return Answer(call.verb, str(problem)[:300])
         return Answer(call.verb, None, answered.request.quantised(reply, owner.nodes.wire))
+
+    def _catch_up(self) -> None:
+        """Have the owner do what was left for later."""
+        later, self._later = self._later, []
+        for answered in later:
+            try:
+                self._follow(answered)
+            except StorageError:  # the owner has reported it, and the answer is on its way
+                continue
 
     def _follow(self, answered: Answered) -> Params:
         assert self.owner is not None

@@ -1,0 +1,272 @@
+"""Attack a run: record what its server receives, estimate the readings from that, and judge the estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.compute import Compute, caller_settings_restored
+from cnfgnn.attack.estimates import Estimate
+from cnfgnn.attack.gradients import with_gradients
+from cnfgnn.attack.judging import AttackReport, Line, guesses, judged, sensor_means
+from cnfgnn.attack.learned import Colluder, from_colluder, from_synthetic
+from cnfgnn.attack.observe import observe
+from cnfgnn.attack.recording import Recording
+from cnfgnn.attack.replica import public_facts
+from cnfgnn.attack.smoothing import bridged, smoothed_by_noise, smoothed_like
+from cnfgnn.attack.whole_series import whole_series
+from cnfgnn.config.settings import ComputeConfig
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import clean_dataset
+from cnfgnn.data.windows import Split
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.runs.folder import Run
+
+Attack = Literal["synthetic", "colluding", "series", "gradients", "smoother"]
+ATTACKS: tuple[Attack, ...] = get_args(Attack)
+MOST_LISTED = 12  # sensors in a message
+NEED_COLLUDER = ("colluding", "smoother")
+Watch = Callable[[str, float], None]  # the attack, and the share of it that is done
+
+LABELS = {
+    "synthetic": "network, made-up readings",
+    "colluding": "network, colluding sensor",
+    "series": "whole series at once",
+    "series-training": "whole series at once",
+    "gradients": "with gradients and weights",
+    "smoother": "series, smoother (colluding)",
+    "smoother-noise": "series, smoother (known blur)",
+}
+COPY = "the copy itself"
+COPY_LABELS = {
+    "smoother": "the copy, smoother (colluding)",
+    "smoother-noise": "the copy, smoother (known blur)",
+}
+SENSOR_MEAN, OVERALL_MEAN = "guess: each sensor's mean", "guess: the mean of all sensors"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long the attacks search: minibatches of training, and iterations of an inversion."""
+
+    steps: int = 2000
+    iterations: int = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Attacker:
+    """Everything that an attacker has: the recording, perhaps a colluding sensor, and a computer."""
+
+    recording: Recording
+    rows: Tensor  # (n,): the sensors that are attacked
+    colluder: Colluder | None
+    device: torch.device
+    split: Split = "test"
+    seed: int = 0
+    effort: Effort = Effort()
+    watch: Watch = lambda attack, share: None
+
+    def estimates(self, attacks: Iterable[str] = ATTACKS) -> dict[str, Estimate]:
+        """The estimate of each attack, by the keys of `LABELS`. True readings have no way into this."""
+        wanted, found = set(attacks), {}
+        rows, colluder, guess = self._with_colluder(), self.colluder, None
+        common = (self.recording, self.split)
+        if "synthetic" in wanted:
+            tick = self._tick("synthetic")
+            learned = from_synthetic(*common, rows, self.device, self.seed, self.effort.steps, tick)
+            found["synthetic"], guess = self._attacked(learned), learned.readings
+        if "colluding" in wanted:
+            assert colluder is not None
+            tick = self._tick("colluding")
+            found["colluding"] = from_colluder(
+                *common, self.rows, colluder, self.device, self.seed, self.effort.steps, tick
+            )
+        if wanted & {"series", "smoother"}:
+            tick = self._tick("series")
+            series = whole_series(*common, rows, self.device, guess, self.effort.iterations, tick)
+            if "series" in wanted:
+                found["series"] = self._attacked(series)
+            if "smoother" in wanted:
+                found |= self.smoothed(series)
+        if "gradients" in wanted:
+            tick = self._tick("gradients")
+            found |= with_gradients(self.recording, self.rows, self.device, self.effort.iterations, tick)
+        return found
+
+    def smoothed(self, estimate: Estimate) -> dict[str, Estimate]:
+        """An estimate of all rows, the colluder's last, smoothed with the help of the colluding sensor
+        ("smoother") and by the size of the blur ("smoother-noise")."""
+        public, rows = public_facts(self.recording), estimate.rows
+        lines = bridged(estimate.readings, public.observed[rows])
+        made = {}
+        if self.colluder is not None:
+            made["smoother"] = smoothed_like(lines, lines[-1], self.colluder.readings)
+        made["smoother-noise"] = smoothed_by_noise(lines, public.blur[rows])
+        return {key: self._attacked(estimate.with_readings(key, made[key])) for key in made}
+
+    def _with_colluder(self) -> Tensor:
+        """The attacked rows, and the colluder's last."""
+        if self.colluder is None:
+            return self.rows
+        return torch.cat([self.rows, torch.tensor([self.colluder.row])])
+
+    def _attacked(self, estimate: Estimate) -> Estimate:
+        """Without the colluding sensor, of which nothing has to be estimated."""
+        n = len(self.rows)
+        windows = None if estimate.windows is None else estimate.windows[:n]
+        return replace(estimate, rows=self.rows, readings=estimate.readings[:n], windows=windows)
+
+    def _tick(self, attack: str) -> Callable[[float], None]:
+        return lambda share: self.watch(attack, share)
+
+
+@caller_settings_restored()
+def attack_run(
+    run: Run,
+    data: Dataset,
+    split: Split = "test",
+    attacks: Sequence[str] | None = None,
+    sensors: int = 0,
+    windows: int = 0,
+    colluding: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    effort: Effort | None = None,
+    watch: Watch = lambda attack, share: None,
+) -> AttackReport:
+    """What a curious server can compute of the readings of a run's best round.
+
+    Args:
+        run: A run of the simulator, or the run folder of a federation's server that has a recording.
+        data: The true readings. Nothing but the mask of missing ones, the colluding sensor's own readings
+            and, in a simulator's run, what its nodes send, reaches an attack; the rest judges the estimates.
+        split: The windows to attack: "train", "validation" or "test".
+        attacks: Which of `ATTACKS`; by default all that make sense for the run.
+        sensors: How many sensors to attack; 0 for all.
+        windows: How many windows to attack; 0 for all, and for a week of training windows.
+        colluding: The sensor that helps the attacker; by default the one with the most readings.
+        seed: Of the networks that are trained, and of made-up readings.
+        device: Where to compute: auto, cpu, cuda, cuda:1 and so on.
+        effort: How long to search.
+        watch: Called with the name of an attack and the share of it that is done.
+
+    Returns:
+        The errors of every attack, beside those of guesses.
+
+    Raises:
+        RunError: The run has no finished round, or its server receives nothing to attack.
+        ConfigError: There is no such attack or sensor.
+    """
+    chosen = _checked(attacks, colluding, data.readings.ids)
+    compute = Compute.of(ComputeConfig(device=device))  # in full float32
+    watch("recording", 0.0)
+    training = attacks is None or "gradients" in chosen
+    observed = observe(run, data, split, windows, training)
+    watch("recording", 1.0)
+    truth = true_readings(run, data)
+    torch.set_float32_matmul_precision("highest")  # the run may have been trained in tf32
+    recording, public = observed.recording, public_facts(observed.recording)
+    rows, colluder = _rows(recording, split, colluding, truth, sensors)
+    if attacks is None:
+        chosen = _sensible(chosen, recording, colluder)
+    elif colluder is None and (lacking := [attack for attack in chosen if attack in NEED_COLLUDER]):
+        raise ConfigError("--attacks", f"{lacking[0]} needs a second sensor, which colludes")
+    attacker = Attacker(recording, rows, colluder, compute.device, split, seed, effort or Effort(), watch)
+    return AttackReport(
+        run=str(run.folder),
+        method=run.config.method,
+        split=split,
+        blur=float(public.blur.max()),
+        sensors=[public.ids[row] for row in rows.tolist()],
+        colluding=None if colluder is None else public.ids[colluder.row],
+        lines=_judged(attacker, chosen, truth, observed.copy),
+    )
+
+
+def true_readings(run: Run, data: Dataset) -> Tensor:
+    """(N T) float64, NaN where a reading is missing: only to judge by."""
+    readings = clean_dataset(data, run.config.data).readings
+    values = torch.from_numpy(readings.values.T).double()
+    return values.masked_fill(torch.from_numpy(readings.missing.T.copy()), torch.nan)
+
+
+def _judged(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tensor | None) -> list[Line]:
+    """The guesses, the attacks, and what the same attacker makes of the copy."""
+    recording, found = attacker.recording, attacker.estimates(chosen)
+    overall = recording.set_up.scaler.mean
+    means = sensor_means(recording.moments, overall)[attacker.rows]
+    like = next((e for e in found.values() if e.split == attacker.split), next(iter(found.values())))
+    lines = guesses(like, {OVERALL_MEAN: torch.full_like(means, overall), SENSOR_MEAN: means}, truth)
+    lines += [judged(estimate, LABELS[key], truth, key.split("-")[0]) for key, estimate in found.items()]
+    if copy is not None and bool(public_facts(recording).blur.any()):
+        rows = attacker._with_colluder()
+        covered = torch.zeros(copy.shape[1], dtype=torch.bool)
+        covered[like.inputs.flatten()] = True
+        given = replace(like, rows=rows, readings=copy[rows].masked_fill(~covered, torch.nan), windows=None)
+        lines.append(judged(attacker._attacked(given), COPY, truth, "copy"))
+        for key, smooth in attacker.smoothed(given).items():
+            lines.append(judged(smooth, COPY_LABELS[key], truth, "copy"))
+    return lines
+
+
+def _checked(attacks: Sequence[str] | None, colluding: str | None, ids: Sequence[str]) -> Sequence[str]:
+    """The attacks to carry out; unknown names are refused before anything is computed."""
+    if colluding is not None and colluding not in ids:
+        shown = ids if len(ids) <= MOST_LISTED else ()
+        raise ConfigError("--colluding", f"there is no sensor {colluding!r}", shown)
+    for attack in attacks or ():
+        if attack not in ATTACKS:
+            raise ConfigError("--attacks", f"there is no attack {attack!r}", ATTACKS)
+    return tuple(attacks or ATTACKS)
+
+
+def _sensible(chosen: Sequence[str], recording: Recording, colluder: Colluder | None) -> list[str]:
+    """Without a second sensor nobody colludes, without blur there is nothing to smooth, and a recording may
+    hold no training."""
+    left_out = set()
+    if colluder is None:
+        left_out |= {*NEED_COLLUDER}
+    if not bool(public_facts(recording).blur.any()):
+        left_out.add("smoother")
+    if not recording.minibatches:
+        left_out.add("gradients")
+    return [attack for attack in chosen if attack not in left_out]
+
+
+def _rows(
+    recording: Recording, split: Split, colluding: str | None, truth: Tensor, sensors: int
+) -> tuple[Tensor, Colluder | None]:
+    """The sensors to attack, and the one that colludes, of which nothing has to be estimated."""
+    answered = _answered(recording, split)
+    colluder = _colluder(recording, answered, colluding, truth)
+    others = [row for row in answered if colluder is None or row != colluder.row]
+    return torch.tensor(others[:sensors] if sensors else others), colluder
+
+
+def _answered(recording: Recording, split: Split) -> list[int]:
+    """The rows of the sensors that sent hidden states of the split."""
+    states = recording.states.get(split)
+    if states is None:
+        raise RunError("recording", f"it has no hidden states of the {split} split")
+    rows: list[int] = (~states.h_c.isnan().any(dim=2).any(dim=1)).nonzero().flatten().tolist()
+    if not rows:
+        raise RunError("recording", f"no sensor has sent hidden states of the {split} split")
+    return rows
+
+
+def _colluder(
+    recording: Recording, answered: Sequence[int], name: str | None, truth: Tensor
+) -> Colluder | None:
+    """The sensor with this name, or the one with the most readings; None if there is no second sensor."""
+    public = public_facts(recording)
+    if name is not None and public.ids.index(name) not in answered:
+        raise ConfigError("--colluding", f"the sensor {name!r} has sent nothing")
+    if len(answered) < 2:
+        return None
+    counts = public.observed.sum(dim=1)
+    row = max(answered, key=lambda row: int(counts[row])) if name is None else public.ids.index(name)
+    return Colluder(row, truth[row])

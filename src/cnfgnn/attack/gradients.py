@@ -1,0 +1,271 @@
+"""Use all that crosses in training: hidden states, gradients and each node's weights between averagings.
+
+A gradient that a node returns depends on the readings that it was to forecast, so that it adds equations to
+those of the hidden state. In joint split learning nodes change their weights between two averagings. The
+server knows the weights at the beginning and at the end, and takes those in between to lie on a straight
+line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.randomness import SERVER_BATCHES, Batches, Coins
+from cnfgnn.attack.estimates import Estimate
+from cnfgnn.attack.inversion import Found, Target, invert
+from cnfgnn.attack.recording import Minibatch, Recording
+from cnfgnn.attack.replica import DTYPE, Replica, rounding
+from cnfgnn.attack.restarts import search
+from cnfgnn.attack.whole_series import WRONG
+from cnfgnn.errors import RunError
+from cnfgnn.models.cell import plain_operations
+from cnfgnn.models.params import Params
+
+
+def with_gradients(
+    recording: Recording,
+    rows: Tensor,
+    device: torch.device,
+    iterations: int,
+    tick: Callable[[float], None] = lambda share: None,
+) -> dict[str, Estimate]:
+    """The readings of the training windows: from hidden states alone ("series-training"), which shows what
+    gradients and weights add, and from everything ("gradients")."""
+    crossed = _Crossed.of(recording, rows, device)
+    replica = crossed.replica
+    length = int(crossed.starts.max()) - crossed.offset + replica.history + replica.horizon
+    series = 2 if replica.uses_profile else 1
+    start = torch.zeros(len(rows), length, series, device=device)
+    alone = search(
+        lambda nodes: crossed.among(nodes).from_states(),
+        [start],
+        WRONG * torch.ones(len(rows), device=device),  # residuals are in units of what rounding leaves open
+        iterations,
+        lambda share: tick(share / 2),
+    )
+    done = 0
+
+    def step(cost: float) -> None:
+        nonlocal done
+        done += 1
+        tick(0.5 + 0.5 * min(1.0, done / iterations))
+
+    joint = invert(crossed.from_everything(), alone.series, iterations, step)
+    tick(1.0)
+    return {
+        "series-training": crossed.estimate("series", alone),
+        "gradients": crossed.estimate("gradients", joint),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The windows of one minibatch, with the weights at its averaging (1, ...), the weights that each node is
+    taken to have had (m, ...), and the coins of scheduled sampling."""
+
+    windows: slice
+    averaged: Params
+    theta: Params
+    truth: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Crossed:
+    """What crossed of the kept training windows (w,), minibatch by minibatch.
+
+    h_c       (n w s)
+    h_G       (n w e)
+    gradient  (n w e)  of the summed loss: what was received, times the number of targets in the minibatch
+    weight    (n w t)  1 where a target counts
+    scale     (n s+e)  what rounding leaves open in each number
+    """
+
+    replica: Replica
+    starts: Tensor
+    h_c: Tensor
+    h_G: Tensor
+    gradient: Tensor
+    weight: Tensor
+    scale: Tensor
+    groups: list[_Group]
+
+    @classmethod
+    def of(cls, recording: Recording, rows: Tensor, device: torch.device) -> _Crossed:
+        replica = Replica(recording, rows, device)
+        kept = [batch for batch in recording.minibatches if len(batch.places) and _complete(batch, rows)]
+        if not kept:
+            raise RunError(
+                "recording", "it holds no minibatch of training that all attacked sensors answered"
+            )
+        weights = _Weights(recording, replica)
+        groups, first = [], 0
+        coins = Coins(replica.settings.seed, replica.horizon, replica.settings.sampling, device)
+        for batch in kept:
+            until = first + len(batch.places)
+            averaged, theta = _weights_of(recording, batch, replica)
+            groups.append(_Group(slice(first, until), averaged, theta, coins[batch.step]))
+            first = until
+        h_c = torch.cat([_states(recording, b)[rows] for b in kept], dim=1).to(device, DTYPE)
+        received = torch.cat([b.grad_h_G[rows] for b in kept], dim=1).to(device, DTYPE)
+        counts = torch.cat([weights.counts(b)[:, None].expand(-1, len(b.places)) for b in kept], dim=1)
+        places = torch.cat([b.places for b in kept])
+        wire = replica.settings.wire
+        open_in_gradient = rounding(received, wire)[:, None] * counts.mean(dim=1, keepdim=True)
+        scale = torch.cat(
+            [
+                rounding(h_c, wire)[:, None].expand(-1, h_c.shape[-1]),
+                open_in_gradient.expand(-1, received.shape[-1]),
+            ],
+            dim=1,
+        )
+        return cls(
+            replica,
+            replica.starts("train", places),
+            h_c,
+            torch.cat([b.h_G[rows] for b in kept], dim=1).to(device, DTYPE),
+            received * counts[..., None],
+            weights.of(places),
+            scale.clamp(min=torch.finfo(DTYPE).tiny),
+            groups,
+        )
+
+    @property
+    def offset(self) -> int:
+        return int(self.starts.min())
+
+    def among(self, nodes: Tensor) -> _Crossed:
+        """The same of some of the nodes."""
+        replica = self.replica
+        return _Crossed.of(replica.recording, replica.rows[nodes.cpu()], replica.device)
+
+    # ---- equations ----------------------------------------------------------------------------------
+
+    def from_states(self) -> Target:
+        """The hidden states alone, as if nodes kept the averaged weights."""
+        history = self.replica.history
+        scale = self.scale[:, None, : self.h_c.shape[-1]]
+
+        def encode(unknown: Tensor, some: slice) -> Tensor:
+            parts = []
+            for group, of_group, here in self._groups(some):
+                profile = unknown[:, here, history:] if self.replica.uses_profile else None
+                batch = self.replica.batch(self.starts[of_group], unknown[:, here, :history], profile)
+                parts.append(self.replica.encode(group.averaged, batch))
+            return torch.cat(parts, dim=1) / scale
+
+        rows, kinds = self._layout(history)
+        return Target(self.h_c / scale, self.starts - self.offset, encode, rows, kinds)
+
+    def from_everything(self) -> Target:
+        """Hidden states and gradients, with the weights that each node is taken to have had."""
+        length = self.replica.history + self.replica.horizon
+        scale = self.scale[:, None]
+
+        def encode(unknown: Tensor, some: slice) -> Tensor:
+            parts = []
+            for group, of_group, here in self._groups(some):
+                profile = unknown[:, here, length:] if self.replica.uses_profile else None
+                parts.append(self._crossing(group, of_group, unknown[:, here, :length], profile))
+            return torch.cat(parts, dim=1) / scale
+
+        rows, kinds = self._layout(length)
+        received = torch.cat([self.h_c, self.gradient], dim=-1) / scale
+        return Target(received, self.starts - self.offset, encode, rows, kinds)
+
+    def _crossing(self, group: _Group, windows: slice, readings: Tensor, profile: Tensor | None) -> Tensor:
+        """(n b s+e): the hidden states and gradients of some windows of a minibatch."""
+        replica, weight = self.replica, self.weight[:, windows]
+        batch = replica.batch(self.starts[windows], readings, profile, weight)
+        with plain_operations():
+            h_c = replica.model.encode(group.theta, batch)
+
+            def loss(h_G: Tensor) -> Tensor:
+                y_hat = replica.model.decode(group.theta, batch, h_c, h_G, group.truth)
+                error = y_hat - batch.y
+                error = error.square() if replica.settings.loss == "square" else error.abs()
+                return (error * weight).sum()
+
+            gradient = torch.func.grad(loss)(self.h_G[:, windows])
+        return torch.cat([h_c[..., : replica.sent], gradient], dim=-1)
+
+    def _layout(self, readings: int) -> tuple[Tensor, Tensor]:
+        """Rows and kinds of a window's unknown numbers: so many readings, and the profile at its targets."""
+        device, history = self.replica.device, self.replica.history
+        rows = torch.arange(readings, device=device)
+        kinds = torch.zeros_like(rows)
+        if self.replica.uses_profile:
+            ahead = history + torch.arange(self.replica.horizon, device=device)
+            rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
+        return rows, kinds
+
+    def _groups(self, some: slice) -> list[tuple[_Group, slice, slice]]:
+        """The minibatches of some windows: each with its windows, and where these are among `some`."""
+        found = []
+        for group in self.groups:
+            first, until = max(group.windows.start, some.start), min(group.windows.stop, some.stop)
+            if first < until:
+                here = slice(first - some.start, until - some.start)
+                found.append((group, slice(first, until), here))
+        return found
+
+    def estimate(self, name: str, found: Found) -> Estimate:
+        replica = self.replica
+        starts = self.starts.cpu().sort().values
+        readings = torch.full((replica.nodes, len(replica.clock)), torch.nan, dtype=torch.float64)
+        covered = (starts[:, None] + torch.arange(replica.history)).flatten().unique()
+        solved = replica.unscaled(found.series[..., 0]).cpu()
+        readings[:, covered] = solved[:, covered - self.offset]
+        return Estimate(name, "train", replica.rows, starts, replica.history, readings)
+
+
+class _Weights:
+    """Which targets count in the nodes' losses: public facts, because the mask of missing readings is."""
+
+    def __init__(self, recording: Recording, replica: Replica) -> None:
+        self.replica, settings = replica, replica.settings
+        self.has = recording.has["train"][replica.rows].to(replica.device)
+        count = replica.windows.count("train")
+        self.batches = Batches(settings.seed, SERVER_BATCHES, count, settings.server_batch, replica.device)
+
+    def of(self, places: Tensor) -> Tensor:
+        """(n b t) of some training windows."""
+        replica, places = self.replica, places.to(self.replica.device)
+        ahead = replica.starts("train", places)[:, None] + replica.history
+        ahead = ahead + torch.arange(replica.horizon, device=replica.device)
+        counts = self.has[:, places, None].expand(-1, -1, replica.horizon)
+        if replica.settings.missing == "masked":
+            counts = counts & replica.observed[:, ahead]
+        return counts.to(DTYPE)
+
+    def counts(self, batch: Minibatch) -> Tensor:
+        """(n,): the number of targets in a minibatch, by which a node divides its loss."""
+        return self.of(self.batches[batch.draw]).sum(dim=(1, 2)).clamp(min=1)
+
+
+def _complete(batch: Minibatch, rows: Tensor) -> bool:
+    return not bool(batch.grad_h_G[rows].isnan().any())
+
+
+def _states(recording: Recording, batch: Minibatch) -> Tensor:
+    """h_c of a minibatch, sent with it or before it with all training windows."""
+    if batch.h_c is not None:
+        return batch.h_c
+    states = recording.states["train"]
+    return states.h_c[:, batch.places - int(states.places[0])]
+
+
+def _weights_of(recording: Recording, batch: Minibatch, replica: Replica) -> tuple[Params, Params]:
+    """The averaged weights before a minibatch, and those that each node is taken to have had in it."""
+    interval = recording.intervals[batch.interval]
+    averaged = replica.theta(interval.before)
+    if not interval.after or not batch.steps:
+        return averaged, averaged
+    share, own = batch.steps / interval.steps, {name: w[replica.rows] for name, w in interval.after.items()}
+    if any(w.isnan().any() for w in own.values()):
+        return averaged, averaged
+    between = {name: torch.lerp(interval.before[name].float(), w.float(), share) for name, w in own.items()}
+    return averaged, replica.theta(between)

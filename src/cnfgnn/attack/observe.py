@@ -1,0 +1,158 @@
+"""Record what the server of a simulator's run receives: its best round is encoded and trained once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.methods import method_of
+from cnfgnn.algorithm.server import Alternating, Server
+from cnfgnn.attack.recording import RECORDING_FILE, PublicFacts, Recorder, Recording, SetUp
+from cnfgnn.config.settings import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import clean_dataset
+from cnfgnn.data.series import Series
+from cnfgnn.data.windows import Split, Windows
+from cnfgnn.errors import DataError, RunError
+from cnfgnn.models.params import part
+from cnfgnn.runs.evaluate import restore_best
+from cnfgnn.runs.folder import Run
+
+TRAINING_WINDOWS = 2016  # the newest training windows are attacked with gradients: a week of them
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """What the server has, and, to compare with, the copy (n T) of the readings that all of it is made from.
+
+    The copy is None if the nodes are elsewhere: their owners have it.
+    """
+
+    recording: Recording
+    copy: Tensor | None
+
+
+def check_attackable(run: Run) -> None:
+    """Refuse a run whose server receives no hidden states, or does not know the weights behind them."""
+    method = method_of(run.config.method)
+    if not method.federated:
+        problem = f"{method.name} pools all readings in one place, so that there is no server to attack"
+    elif not method.graph_network:
+        problem = f"{method.name} sends no hidden states, which these attacks begin with"
+    elif method.sharing != "average":
+        problem = f"with {method.name} every node keeps weights of its own, and the server does not know them"
+    elif not run.progress.history:
+        problem = "has no finished round yet"
+    else:
+        return
+    raise RunError(run.folder, problem)
+
+
+def observe(
+    run: Run, data: Dataset, split: Split = "test", windows: int = 0, training: bool = True
+) -> Observation:
+    """What the server of a run receives, as a recording.
+
+    If the run folder has a recording, that is it. Otherwise the run's best round is set up again in the
+    simulator, evaluated and, with `training`, trained for one more round.
+
+    windows  how many windows of the split to keep; 0 keeps all
+    """
+    check_attackable(run)
+    path = run.folder / RECORDING_FILE
+    if path.is_file():
+        recording, copy = Recording.load(path), None
+        series = Series.of(clean_dataset(data, run.config.data).readings)
+        if recording.nodes != series.nodes:
+            problem = f"has {recording.nodes} sensors, but the readings to judge by have {series.nodes}"
+            raise RunError(path, problem)
+    else:
+        experiment = restore_best(run, data)
+        series = _series(experiment)
+        recording, copy = (
+            _record(run, experiment, split, windows, training),
+            torch.from_numpy(series.values),
+        )
+    if recording.public is None:
+        public = _public_facts(recording.set_up, series, data.readings.ids, run.config)
+        recording = replace(recording, public=public)
+    return Observation(recording, copy)
+
+
+def _record(run: Run, experiment: Experiment, split: Split, windows: int, training: bool) -> Recording:
+    server = experiment.strategy
+    assert isinstance(server, Server)
+    kept = _kept(experiment.windows, split, windows, training)
+    clients = _nodes(experiment.owners[0][1])
+    told = SetUp(clients.settings, experiment.scaler, experiment.windows)
+    recorder = Recorder(server.everyone.transport, kept, told)
+    server.everyone.transport = server.nodes.transport = recorder
+    state = run.store("server").read(run.progress.best.tag)
+    server.everyone.census(experiment.windows, experiment.config.data.missing)
+    server.everyone.load(part(state, "theta_bar."), "evaluation", wire="full")
+    server.everyone.encode(split=split, purpose="evaluation")
+    if training:
+        server.step = int(state["step"])
+        if isinstance(server, Alternating):
+            server.embed(server.encode())
+        server.round(min(run.progress.best.r_g + 1, experiment.config.training.rounds))
+    return recorder.recording()
+
+
+def _kept(windows: Windows, split: Split, count: int, training: bool) -> dict[Split, slice]:
+    """Which windows to record: the first ones of the split, and the newest ones of training."""
+    available = windows.count(split)
+    if available == 0:
+        raise DataError(split, "there are no windows with readings in this split")
+    kept: dict[Split, slice] = {split: slice(0, min(count, available) if count else available)}
+    if training and split != "train":
+        train = windows.count("train")
+        kept["train"] = slice(max(0, train - (count or TRAINING_WINDOWS)), train)
+    return kept
+
+
+def _public_facts(told: SetUp, series: Series, ids: tuple[str, ...], config: Config) -> PublicFacts:
+    """Times, and which readings there are: the values are not used."""
+    treatment, known = told.settings.missing, None
+    absent = series.absent(treatment)
+    if told.settings.model.profile:
+        values = np.where(absent, np.nan, 0.0)
+        without_values = Series(values, series.missing, series.time_of_day, series.weekday)
+        known = torch.from_numpy(~np.isnan(without_values.weekly_profiles(told.windows, treatment).at_rows))
+    return PublicFacts(
+        ids,
+        torch.from_numpy(series.time_of_day),
+        torch.from_numpy(np.stack([series.calendar.slot, series.weekday], axis=1)),
+        torch.from_numpy(absent.copy()),
+        torch.from_numpy(~series.missing),
+        known,
+        torch.full((series.nodes,), blur_of(config), dtype=torch.float64),
+    )
+
+
+def blur_of(config: Config) -> float:
+    """The standard deviation of the noise on the copies, in the readings' unit."""
+    return float(getattr(getattr(config, "privacy", None), "blur", 0.0))
+
+
+def _nodes(owner: Any) -> Clients:
+    """What answers verbs for an owner."""
+    nodes: Clients = getattr(owner, "nodes", owner)
+    return nodes
+
+
+def _series(experiment: Experiment) -> Series:
+    """What the nodes compute with, of all of them."""
+    parts = [(rows.numpy(), _nodes(owner).series) for rows, owner in experiment.owners]
+    first = parts[0][1]
+    n = sum(len(rows) for rows, _ in parts)
+    values, missing = np.empty((n, first.values.shape[1])), np.empty((n, first.values.shape[1]), dtype=bool)
+    for rows, series in parts:
+        values[rows], missing[rows] = series.values, series.missing
+    return Series(values, missing, first.time_of_day, first.weekday)

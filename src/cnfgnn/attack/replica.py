@@ -1,0 +1,145 @@
+"""The nodes' model as the server can run it: any readings, public facts and the weights that all nodes share.
+
+Personal weights never reach the server. They are zero in everything that nodes send, so they are zero here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cnfgnn.attack.recording import PublicFacts, Recording
+from cnfgnn.data.batch import Batch
+from cnfgnn.data.windows import Split
+from cnfgnn.errors import RunError
+from cnfgnn.models.params import Params
+from cnfgnn.models.plus import node_model
+
+DTYPE = torch.float32
+
+
+class Replica:
+    """The model of some nodes (`rows`), on the device that the attacker computes on."""
+
+    def __init__(self, recording: Recording, rows: Tensor, device: torch.device) -> None:
+        told, public = recording.set_up, public_facts(recording)
+        self.recording, self.rows, self.device = recording, rows, device
+        self.settings, self.scaler, self.windows = told.settings, told.scaler, told.windows
+        self.history, self.horizon = told.windows.history, told.windows.horizon
+        self.model = node_model(told.settings.model, self.history, self.horizon)
+        self.sent, self.uses_profile = told.settings.model.sent_width, told.settings.model.profile
+        self.clock = public.time_of_day.to(device, DTYPE)
+        self.moments = public.moments.to(device)
+        self.absent, self.observed = public.absent[rows].to(device), public.observed[rows].to(device)
+        known = public.profile_known
+        self.profile_known = None if known is None else known[rows].to(device)
+        with torch.device("meta"):
+            self._shapes = {name: w.shape for name, w in self.model.init(torch.Generator()).items()}
+
+    @property
+    def nodes(self) -> int:
+        return len(self.rows)
+
+    def starts(self, split: Split, places: Tensor) -> Tensor:
+        """The first row of some windows of a split."""
+        return torch.from_numpy(self.windows.starts[split]).to(self.device)[places.to(self.device)]
+
+    def theta(self, shared: Mapping[str, Tensor]) -> Params:
+        """All weights of the model: those that were shared, and zeros for personal ones."""
+        m = next(iter(shared.values())).shape[0]
+        zeros = {name: torch.zeros(m, *shape[1:], device=self.device) for name, shape in self._shapes.items()}
+        return zeros | {name: w.to(self.device, DTYPE) for name, w in shared.items()}
+
+    def batch(
+        self, starts: Tensor, readings: Tensor, profile: Tensor | None = None, weight: Tensor | None = None
+    ) -> Batch:
+        """The windows that start at these rows (b,), with these scaled readings.
+
+        readings  (n b t)  of the inputs, or of inputs and targets
+        profile   (n b t)  the profile at the targets, if the model uses one
+        weight    (n b t)  1 where a target counts
+        """
+        history, horizon = self.history, self.horizon
+        steps = torch.arange(history + horizon, device=self.device)
+        clock = self.clock[starts[:, None] + steps]  # (b t)
+        inputs = starts[:, None] + steps[:history]
+        ahead = starts[:, None] + steps[history:]
+        x = torch.stack([readings[..., :history], clock[:, :history].expand(len(readings), -1, -1)], dim=-1)
+        y = (
+            readings[..., history:]
+            if readings.shape[-1] > history
+            else readings.new_zeros(*ahead.shape)[None]
+        )
+        change = None
+        if self.uses_profile:
+            assert profile is not None
+            assert self.profile_known is not None
+            known = self.profile_known[:, ahead]
+            change = torch.where(known, profile - readings[..., history - 1 : history], 0.0)
+        return Batch(
+            x=x,
+            y=y.expand(len(readings), -1, -1),
+            clock=clock[:, history:],
+            weight=weight,
+            moment=self.moments[starts + history - 1],
+            gaps=self.absent[:, inputs].to(DTYPE) if self.settings.model.gaps else None,
+            profile_change=change,
+        )
+
+    def encode(self, theta: Params, batch: Batch) -> Tensor:
+        """What the nodes would send of these windows: (n b s)."""
+        return self.model.encode(theta, batch)[..., : self.sent]
+
+    def scaled(self, readings: Tensor) -> Tensor:
+        return ((readings.double() - self.scaler.mean) / self.scaler.std).to(self.device, DTYPE)
+
+    def unscaled(self, values: Tensor) -> Tensor:
+        """In the readings' unit, as float64."""
+        return values.double() * self.scaler.std + self.scaler.mean
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """The hidden states (n w s) that some nodes sent of a split, the windows' starts (w,), the weights."""
+
+    replica: Replica
+    h_c: Tensor
+    starts: Tensor
+    theta: Params
+
+    @classmethod
+    def of(cls, recording: Recording, split: Split, rows: Tensor, device: torch.device) -> Received:
+        states = recording.states.get(split)
+        if states is None:
+            raise RunError("recording", f"it has no hidden states of the {split} split")
+        replica = Replica(recording, rows, device)
+        h_c = states.h_c[rows].to(device, DTYPE)
+        return cls(replica, h_c, replica.starts(split, states.places), replica.theta(states.theta))
+
+    @property
+    def inputs(self) -> Tensor:
+        """(w t): the rows of each window's readings."""
+        return self.starts[:, None] + torch.arange(self.replica.history, device=self.starts.device)
+
+    def among(self, nodes: Tensor) -> Received:
+        """The same of some of the nodes."""
+        replica = Replica(self.replica.recording, self.replica.rows[nodes.cpu()], self.replica.device)
+        return Received(replica, self.h_c[nodes], self.starts, self.theta)
+
+
+def public_facts(recording: Recording) -> PublicFacts:
+    """The public facts of a recording."""
+    if recording.public is None:
+        raise RunError("recording", "it does not say which readings are missing: add the public facts to it")
+    return recording.public
+
+
+def rounding(h_c: Tensor, wire: str) -> Tensor:
+    """(n,): the standard deviation that the encoding on the wire leaves open in each number."""
+    size = h_c.square().mean(dim=(1, 2)).sqrt()
+    if wire == "int8":  # uniform within a step; the largest number is 127 steps
+        return h_c.abs().amax(dim=(1, 2)) / 127 / 12**0.5
+    return size * (2.0**-9 / 3**0.5 if wire == "bf16" else 2e-4)  # products in tf32 err by a few 1e-4

@@ -1,0 +1,80 @@
+"""Invert the whole series of every node at once, from the hidden states of its overlapping windows.
+
+No data are needed, and no other sensor. Unknown are the readings and, if the model uses one, the weekly
+profile. Nodes whose search ends in a wrong place are noticed by what is left over (the residual), which the
+attacker sees; they are searched again from other starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from cnfgnn.attack.estimates import Estimate
+from cnfgnn.attack.inversion import Target
+from cnfgnn.attack.recording import Recording
+from cnfgnn.attack.replica import Received, rounding
+from cnfgnn.attack.restarts import search
+from cnfgnn.data.windows import Split
+
+ITERATIONS = 60
+WRONG = 25.0  # a window whose squared residual is so many times what rounding explains is not solved yet
+
+
+def whole_series(
+    recording: Recording,
+    split: Split,
+    rows: Tensor,
+    device: torch.device,
+    guess: Tensor | None = None,
+    iterations: int = ITERATIONS,
+    tick: Callable[[float], None] = lambda share: None,
+) -> Estimate:
+    """The readings whose hidden states are those that were received.
+
+    guess  (n T) in the readings' unit, NaN where unknown: another place to begin, besides the mean
+    """
+    received = Received.of(recording, split, rows, device)
+    target, offset = series_target(received)
+    length = int(target.starts.max()) + target.span
+    starts = [torch.zeros(len(rows), length, target.series, device=device)]
+    if guess is not None:
+        begin = received.replica.scaled(guess[:, offset : offset + length])
+        starts.append(_both_series(torch.nan_to_num(begin), target.series, length))
+    solved = WRONG * rounding(received.h_c, recording.set_up.settings.wire).square()
+    found = search(lambda nodes: series_target(received.among(nodes))[0], starts, solved, iterations, tick)
+    total = len(received.replica.clock)
+    readings = torch.full((len(rows), total), torch.nan, dtype=torch.float64)
+    history = received.replica.history
+    solved = received.replica.unscaled(found.series[..., 0]).cpu()
+    windows = received.starts.cpu()[:, None] + torch.arange(history)
+    covered = windows.flatten().unique()
+    readings[:, covered] = solved[:, covered - offset]
+    return Estimate("series", split, rows, received.starts.cpu(), history, readings)
+
+
+def series_target(received: Received) -> tuple[Target, int]:
+    """The equations, with rows counted from the first one of any window, which is the second result."""
+    replica, offset = received.replica, int(received.starts.min())
+    history, horizon, device = replica.history, replica.horizon, replica.device
+    rows = torch.arange(history, device=device)
+    kinds = torch.zeros_like(rows)
+    if replica.uses_profile:
+        ahead = history + torch.arange(horizon, device=device)
+        rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
+
+    def encode(unknown: Tensor, some: slice) -> Tensor:
+        profile = unknown[..., history:] if replica.uses_profile else None
+        batch = replica.batch(received.starts[some], unknown[..., :history], profile)
+        return replica.encode(received.theta, batch)
+
+    return Target(received.h_c, received.starts - offset, encode, rows, kinds), offset
+
+
+def _both_series(readings: Tensor, series: int, length: int) -> Tensor:
+    """(n T k): begin with a profile that is what the sensor reads anyway; pad to the length of the series."""
+    padded = torch.zeros(len(readings), length, device=readings.device)
+    padded[:, : readings.shape[1]] = readings
+    return padded[..., None].repeat(1, 1, series)

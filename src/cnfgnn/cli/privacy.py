@@ -1,0 +1,208 @@
+"""The command that says what a blur guarantees."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from cnfgnn.cli import progress
+from cnfgnn.config.settings import SETTINGS
+from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.files import write_whole
+
+if TYPE_CHECKING:
+    from cnfgnn.privacy.explanation import Guarantee
+    from cnfgnn.runs.folder import Run
+
+BLUR = "privacy.blur"
+TIME = re.compile(r"(\d+(?:\.\d+)?) *(s|min|h|d|days?|weeks?)", re.A)
+SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "day": 86400, "days": 86400} | dict.fromkeys(
+    ("week", "weeks"), 7 * 86400
+)
+MOST_READINGS = 10**9  # more in one event can only be a mistake
+
+
+def privacy(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run folder: its blur and the time between its readings are used.")
+    ] = None,
+    blur: Annotated[
+        float | None, typer.Option(help="Without a run: the blur, in the unit of the readings.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="The unit of the readings, such as mph, to show it.")] = "",
+    step: Annotated[
+        str | None,
+        typer.Option(help="Without a run: the time between two readings, such as 5min, to show times."),
+    ] = None,
+    changes: Annotated[
+        str | None, typer.Option(help="Sizes of the changes to show, in the unit of the readings: 1,5,10,20")
+    ] = None,
+    durations: Annotated[
+        str | None,
+        typer.Option(
+            help="How long changes last: readings (1,3,12), or times (15min,1h,1d) if the step is known."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[Path | None, typer.Option(help="An HTML file to write, too.")] = None,
+) -> None:
+    """Say what a blur guarantees: which changes of the readings a server can tell, whatever it does.
+
+    The table has, for changes of several sizes and durations, the probability with which the best possible
+    attacker is right, and the figures of differential privacy. It needs no readings.
+    """
+    from cnfgnn.privacy.explanation import Measures, explain
+    from cnfgnn.privacy.explanation import as_json as all_as_json
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise StorageError(out, "there is no such folder")
+    blurs, seconds = _blurs_and_step(run, blur, step)
+    measures = Measures(unit, seconds)
+    guarantees = explain(blurs, measures, _changes(changes), _durations(durations, seconds))
+    if out is not None:
+        from cnfgnn.report.guarantee_page import guarantee_page
+
+        about = "your readings" if run is None else run.absolute().name
+        write_whole(out, guarantee_page(about, guarantees).encode())
+    if as_json:
+        print(json.dumps(all_as_json(guarantees, measures), allow_nan=False))
+        return
+    _print(guarantees)
+    if out is not None:
+        print(f"page {out}")
+
+
+def blurs_of(run: Run) -> dict[str, float]:
+    """The blur of each site of a run; a run of the simulator has one, under the name ""."""
+    # Runs of versions without this setting have no blur.
+    blur = float(run.config.setting(BLUR)) if BLUR in SETTINGS else 0.0
+    if run.data.federation is None:
+        return {"": blur}
+    return dict.fromkeys(run.data.federation.sites, blur)
+
+
+# ---- what was asked for ---------------------------------------------------------------------------------
+
+
+def _blurs_and_step(
+    folder: Path | None, blur: float | None, step: str | None
+) -> tuple[dict[str, float], float | None]:
+    """The blur of each site and the seconds between two readings, from a run or from options."""
+    if folder is None:
+        if blur is None:
+            raise ConfigError("--blur", "give the blur in the unit of your readings, or a run folder")
+        return {"": _checked(blur)}, None if step is None else _seconds("--step", step)
+    for option, value in (("--blur", blur), ("--step", step)):
+        if value is not None:
+            raise ConfigError(option, "a run has its own: leave out this option, or the run")
+    from cnfgnn.runs.folder import Run
+
+    run = Run.open(folder)
+    return blurs_of(run), float(run.data.step_seconds)
+
+
+def _checked(blur: float) -> float:
+    from cnfgnn.privacy.noise import LEAST_SIGMA
+
+    if blur != 0 and not LEAST_SIGMA <= blur < math.inf:
+        raise ConfigError("--blur", f"must be 0 or at least {LEAST_SIGMA}, not {blur}")
+    return blur
+
+
+def _changes(text: str | None) -> list[float]:
+    """The sizes of changes, smallest first."""
+    sizes = []
+    for part in _parts(text):
+        try:
+            size = float(part)
+        except ValueError:
+            size = math.nan
+        if not 0 < size < math.inf:
+            raise ConfigError("--changes", f"{part!r} is not a size above 0: give sizes like 1,5,10,20")
+        sizes.append(size)
+    return sorted(set(sizes))
+
+
+def _durations(text: str | None, step: float | None) -> list[int]:
+    """The numbers of readings that changes last, smallest first; a part of a step counts as a reading."""
+    lengths = []
+    for part in _parts(text):
+        if re.fullmatch(r"\d+", part, re.A):
+            readings = int(part)
+        elif step is None:
+            problem = f"{part!r} is not a number of readings; times like 1h also need --step"
+            raise ConfigError("--durations", problem)
+        else:
+            readings = math.ceil(_seconds("--durations", part) / step - 1e-9)
+        if not 1 <= readings <= MOST_READINGS:
+            raise ConfigError("--durations", f"{part!r} is not between 1 and {MOST_READINGS:,} readings")
+        lengths.append(readings)
+    return sorted(set(lengths))
+
+
+def _parts(text: str | None) -> list[str]:
+    return [] if text is None else [part.strip() for part in text.split(",")]
+
+
+def _seconds(option: str, text: str) -> float:
+    """The seconds of a text such as 5min."""
+    match = TIME.fullmatch(text.strip())
+    seconds = float(match[1]) * SECONDS[match[2]] if match else 0.0
+    if not 0 < seconds < math.inf:
+        raise ConfigError(option, f"{text!r} is not a time such as 30s, 5min, 1h, 1d or 1week")
+    return seconds
+
+
+# ---- what is printed ------------------------------------------------------------------------------------
+
+
+def _print(guarantees: Sequence[Guarantee]) -> None:
+    from cnfgnn.privacy.explanation import MU_AND_EPSILON, RIGHT_AT_MOST, caveats
+
+    console = progress.out()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    for guarantee in guarantees:
+        if guarantee.sites:
+            say(f"{', '.join(guarantee.sites)}:")
+        say(f"{guarantee.sentence} {guarantee.about_the_noise}")
+        if guarantee.rows:
+            console.print(_table(guarantee))
+    if any(guarantee.rows for guarantee in guarantees):
+        say(RIGHT_AT_MOST)
+        say(MU_AND_EPSILON)
+    if told := caveats(guarantees):
+        say("\nKeep in mind:")
+        for title, text in told.items():
+            say(f"- {title}. {text}")
+
+
+def _table(guarantee: Guarantee) -> Table:
+    from cnfgnn.privacy.explanation import epsilon_text, mu_text, share
+
+    measures = guarantee.measures
+    in_time = measures.step is not None
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("change", "lasts") if in_time else ("change",):
+        table.add_column(heading, justify="right", overflow="fold")  # rather two lines than a cut figure
+    for heading in ("readings", "right\nat most", "mu", "epsilon"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("the event is", overflow="fold")
+    for row in guarantee.rows:
+        cells = [measures.amount(row.change), *([measures.lasting(row.readings)] if in_time else [])]
+        cells += [f"{row.readings:,}", share(row.detection), mu_text(row.mu), epsilon_text(row.epsilon)]
+        table.add_row(*map(Text, (*cells, row.verdict)))
+        if row.readings == guarantee.durations[-1]:
+            table.add_section()
+    return table

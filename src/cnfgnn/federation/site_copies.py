@@ -1,0 +1,76 @@
+"""The blurred copy of a site's readings, and where the site keeps its key and its copies.
+
+They belong to the readings, not to the kit: by default they are in a folder beside the readings, so that a
+kit that is issued again finds the copies that the old one made. The kit remembers which key it used. If that
+key or its copies are gone, the site stops, because a second copy of a reading would reveal it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site_settings import settings_file
+from cnfgnn.files import read_json
+from cnfgnn.privacy.copies import CopyStore, write_private
+
+FOLDER = "cnfgnn-private"
+RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
+
+
+class BlurredCopy(NamedTuple):
+    """The copy of a site's readings; the readings themselves if nothing is blurred."""
+
+    readings: Readings
+    sigmas: Mapping[float, int]  # how many readings were blurred with each sigma; empty without a store
+
+
+def private_folder(plan: SitePlan, kit: Path) -> Path:
+    """The folder of the site's key and copies."""
+    readings = kit / (plan.readings or "")
+    beside = (readings if readings.is_dir() else readings.parent) / FOLDER
+    return Path(os.path.abspath(beside if plan.private is None else kit / plan.private))
+
+
+def check_least_blur(plan: SitePlan, kit: Path) -> None:
+    """Refuse a blur below the least one of the project."""
+    if plan.blur < plan.least_blur:
+        problem = (
+            f"the blur of site {plan.name} is {plan.blur:g}, and this federation asks for at least"
+            f" {plan.least_blur:g}: raise it, or leave it out"
+        )
+        raise ConfigError(f"{settings_file(kit)}: blur", problem)
+
+
+def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
+    """The copy from which everything that the site sends is computed.
+
+    A site that has made copies uses them whatever its blur is now: with a blur of 0, only readings without a
+    copy are used as they are.
+    """
+    folder, remembered = private_folder(plan, kit), read_json(kit / "local" / RECORD)
+    if remembered is None and plan.blur == 0 and not CopyStore.exists(folder):
+        return BlurredCopy(observed, {})
+    if remembered is not None and not CopyStore.exists(folder):
+        raise RunError(folder, _gone(remembered))
+    store = CopyStore(folder)
+    if remembered is not None and remembered.get("key") != store.fingerprint:
+        raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
+    record = {"key": store.fingerprint, "folder": str(folder)}
+    if remembered != record:
+        write_private(kit / "local" / RECORD, json.dumps(record).encode())
+    return BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
+
+
+def _gone(remembered: Mapping[str, object]) -> str:
+    return (
+        f"the key and the blurred copies that this site has used are not here; they were in"
+        f" {remembered.get('folder')}: move that folder here, restore it from a backup, or set `private` in"
+        " local/site.toml to where it is. Copies must not be made again: two copies of a reading reveal it"
+    )

@@ -1,0 +1,204 @@
+"""A site's nodes and their owner: which readings each of them uses, and what the owner writes into the kit.
+
+The nodes have the blurred copy of the readings and answer the server. The owner has the true readings; it
+writes forecasts and true errors, and what goes wrong with it is reported at the site alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm import verbs
+from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.config.settings import Missing
+from cnfgnn.data.quality import out_of_range
+from cnfgnn.data.series import SUMS, Series
+from cnfgnn.data.windows import Split, Windows
+from cnfgnn.errors import DataError, RunError, StorageError
+from cnfgnn.federation.site_data import SiteData, first_rows, value_ranges
+from cnfgnn.federation.site_errors import for_server
+from cnfgnn.federation.site_status import SiteStatus
+from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.spans import format_time
+from cnfgnn.files import make_folder, write_whole
+from cnfgnn.models.params import Params
+from cnfgnn.runs.events import plain
+from cnfgnn.runs.scores import Scores, scores_as_dict
+from cnfgnn.transports.remote.endpoint import Terms
+
+FORECASTS = "forecasts"
+EVALUATIONS = "evaluations"
+log = logging.getLogger(__name__)
+
+
+class SiteClients(Clients):
+    """A site's nodes. Training and evaluation use the copy with which the site joined the run, and a forecast
+    uses the current one."""
+
+    def __init__(
+        self,
+        current: Series,
+        run_series: Callable[[], Series],
+        compute: Compute,
+        store: SiteStore,
+        name: str,
+        memory_limit: int,
+    ) -> None:
+        super().__init__(current, compute, store, name, memory_limit=memory_limit)
+        self.current, self.run_series = current, run_series
+
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        self.series = self.current if windows.ahead else self.run_series()
+        return super().census(windows, missing)
+
+    def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
+        self.series = self.current if windows.ahead else self.run_series()
+        super().prepare(settings, mean, std, windows)
+
+
+class SiteOwner(Owner):
+    """The owner of a site's nodes: it writes forecasts and true errors into the kit.
+
+    Nothing but a full or broken disk may show the server that the owner failed: everything else may depend on
+    true readings. It is logged, and `federation status` at the site shows it.
+    """
+
+    def __init__(
+        self, nodes: SiteClients, data: SiteData, terms: Terms, store: SiteStore, kit: Path, tells: bool
+    ) -> None:
+        self.site_data, self.terms, self.kit, self.site_store = data, terms, kit, store
+        self.current = data.true_series(terms)  # None if nothing is blurred
+        truth = nodes.series if self.current is None else self.current
+        super().__init__(nodes, truth, store.of_owner(), tells)
+
+    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+        try:
+            return super().follow(request, arrays, answer)
+        except StorageError:
+            raise
+        except RunError:  # the store has reported it
+            return {}
+        except Exception as error:
+            log.debug("the owner's part of %r failed", request.name, exc_info=True)
+            self._report(request.name, str(error) or type(error).__name__)
+            return {}
+
+    def _report(self, verb: str, problem: str) -> None:
+        log.error("%r failed: %s", verb, problem)
+        SiteStatus(self.kit).record_problem(verb, problem)
+
+    # ---- which readings ------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        self.truth = self._readings_to_use()
+        super().prepare()
+        own = self.site_store.of_owner()
+        if not self.nodes.windows.ahead and not own.read_ranges():
+            own.write_ranges(dict(zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)))
+
+    def _readings_to_use(self) -> Series:
+        """The true readings at the times at which the nodes use the copy."""
+        if self.current is None:
+            return self.nodes.series
+        record = None if self.nodes.windows.ahead else self.site_store.read_join_record()
+        return self.current if record is None else first_rows(self.current, record.rows)
+
+    # ---- true errors ---------------------------------------------------------------------------------------
+
+    def _evaluate(self, split: Split, of_copy: Tensor) -> None:
+        super()._evaluate(split, of_copy)
+        with suppress(StorageError):  # it is reported, and the server need not know
+            self._write_errors(split)
+
+    def _write_errors(self, split: Split) -> None:
+        """Write the true errors of a split into the kit."""
+        assert self.errors is not None
+        sums, ids = self.errors.cpu(), self.site_data.truth.ids
+        scores = Scores(sums)
+        content: dict[str, Any] = {"run": self.terms.run, "split": split, "time": time.time()}
+        content |= scores_as_dict(scores, ids)
+        content["sums"] = {
+            sensor: dict(zip(SUMS, row.sum(0).tolist(), strict=True))
+            for sensor, row in zip(ids, sums, strict=True)
+        }
+        name = f"{self.terms.run}-{split}.json"
+        self._write(EVALUATIONS, name, json.dumps(plain(content), indent=1).encode())
+        overall, masked = scores.overall, self.nodes.settings.missing == "masked"
+        errors = (overall.masked_rmse, overall.masked_mae) if masked else (overall.rmse, overall.mae)
+        SiteStatus(self.kit).record_evaluation(f"{EVALUATIONS}/{name}", split, *errors)
+
+    # ---- forecasts -----------------------------------------------------------------------------------------
+
+    def forecast(self) -> None:
+        super().forecast()
+        self._warn_of_unusual_readings()
+        self._write_forecasts()
+
+    def _warn_of_unusual_readings(self) -> None:
+        """Log readings far outside of the training's range.
+
+        A changed unit or a broken sensor looks like that, and the model was never trained on such values.
+        """
+        ranges = self.site_store.of_owner().read_ranges()
+        end = self.terms.first + (self.terms.rows - self.data.horizon) * self.terms.step
+        newest = self.site_data.readings_before(end, self.data.history)
+        if newest is not None and ranges:
+            for finding in out_of_range(newest, ranges, self.data.scaler.std):
+                log.warning("%s", finding)
+
+    def _write_forecasts(self) -> None:
+        """Write a row per step ahead and a column per sensor into the kit.
+
+        The column of a sensor without a reading in the history is empty. If no sensor has one, the previous
+        files are kept.
+        """
+        assert self.forecasts is not None
+        has = self.data.available["test"]
+        if has is not None and not has.any():
+            log.warning(
+                "no forecast: no sensor has a reading in the last %d steps before it (the newest reading is"
+                " from %s); the previous forecasts are kept",
+                self.data.history,
+                format_time(self.site_data.newest),
+            )
+            return
+        if not torch.isfinite(self.forecasts).any():
+            raise DataError(self.kit / FORECASTS, "the forecast contains no finite number and is not written")
+        horizon, terms = self.forecasts.shape[1], self.terms
+        ahead = terms.first + terms.step * np.arange(terms.rows - horizon, terms.rows)
+        times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
+        frame = pd.DataFrame(
+            self.forecasts.T.double().cpu().numpy(),
+            index=times.tz_localize("UTC") if self.site_data.truth.utc else times,
+            columns=list(self.site_data.truth.ids),
+        )
+        content = frame.to_csv(float_format="%.4f").encode()
+        for name in (f"{terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
+            self._write(FORECASTS, name, content)
+        SiteStatus(self.kit).record_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
+
+    def _write(self, folder: str, name: str, content: bytes) -> None:
+        """Write a file into the kit that only the owner can read."""
+        place = self.kit / folder
+        try:
+            make_folder(place).chmod(0o700)
+            write_whole(place / name, content)
+            (place / name).chmod(0o600)
+        except (StorageError, OSError) as error:
+            problem = error if isinstance(error, StorageError) else StorageError(place / name, error)
+            self._report(folder, str(problem))
+            raise for_server(problem, self.kit) from None

@@ -1,0 +1,148 @@
+"""The attacks on small runs: how near they come, and that they see nothing but the recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.attack.estimates import Estimate
+from cnfgnn.attack.execute import ATTACKS, Attacker, Effort, attack_run, true_readings
+from cnfgnn.attack.learned import Colluder
+from cnfgnn.attack.observe import observe
+from cnfgnn.attack.recording import RECORDING_FILE, Recording
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.train import Unwatched, train_run
+from tests.attack.small_runs import FAMILIES, to_attack
+from tests.conftest import small
+
+QUICK = Effort(steps=60, iterations=6)
+CPU = torch.device("cpu")
+
+
+def blinded(data: Dataset, but: int) -> Dataset:
+    """The same data with NaN for every reading of all sensors but one."""
+    values = np.full_like(data.readings.values, np.nan)
+    values[:, but] = data.readings.values[:, but]
+    return replace(data, readings=replace(data.readings, values=values))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_whole_series_is_found_from_hidden_states_alone(
+    family: str, attacked_runs: dict[str, Path], attacked_city: Dataset
+) -> None:
+    run = Run.open(attacked_runs[family])
+    report = attack_run(run, attacked_city, attacks=["series"], windows=60)
+    found, guessed = report.line("whole series at once"), report.line("guess: each sensor's mean")
+    assert guessed.all.rmse > 3
+    assert found.all.rmse < (0.01 if family == "at-fedavg" else 0.2)  # int8 leaves a little open
+    assert found.all.within_1 > 0.99
+    assert found.newest.rmse < 0.2
+    assert found.newest.readings <= 60 * 3  # three sensors are attacked, the fourth colludes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attacks_do_not_depend_on_the_attacked_readings(
+    family: str, attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
+) -> None:
+    run = Run.open(attacked_runs[family])
+    observed = observe(run, attacked_city, windows=20)
+    observed.recording.save(tmp_path / "recording.safetensors")
+
+    def estimates(recording: Recording, data: Dataset) -> dict[str, Estimate]:
+        colluder = Colluder(1, true_readings(run, data)[1])
+        return Attacker(recording, torch.tensor([0, 2]), colluder, CPU, effort=QUICK).estimates(ATTACKS)
+
+    before = estimates(observed.recording, attacked_city)
+    after = estimates(Recording.load(tmp_path / "recording.safetensors"), blinded(attacked_city, but=1))
+    assert before.keys() == after.keys()
+    assert {"synthetic", "colluding", "series", "gradients", "smoother"} <= before.keys()
+    for name, estimate in before.items():
+        assert not estimate.by_window().isnan().any(), name
+        assert torch.equal(estimate.by_window(), after[name].by_window()), name
+
+
+def test_gradients_and_weights_add_to_what_hidden_states_tell(
+    attacked_runs: dict[str, Path], attacked_city: Dataset
+) -> None:
+    """In joint split learning nodes change their weights between averagings: the server allows for it."""
+    run = Run.open(attacked_runs["cnfgnn-plus"])
+    report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=40)
+    alone, joint = report.line("whole series at once"), report.line("with gradients and weights")
+    assert alone.split == joint.split == "train"
+    assert joint.all.rmse < 0.7 * alone.all.rmse
+
+
+def test_guesses_are_those_of_somebody_who_knows_the_mean(
+    attacked_runs: dict[str, Path], attacked_city: Dataset
+) -> None:
+    run = Run.open(attacked_runs["at-fedavg"])
+    report = attack_run(
+        run, attacked_city, attacks=["colluding"], windows=30, colluding="c0000", effort=Effort(steps=1)
+    )
+    assert report.colluding == "c0000"
+    assert report.sensors == ["c0001", "c0002", "c0003"]
+    values = attacked_city.readings.values.astype(np.float64)[:, 1:]
+    windows = observe(run, attacked_city, windows=30, training=False).recording.set_up.windows
+    rows = windows.starts["test"][:30, None] + np.arange(12)
+    inputs = np.unique(windows.starts["train"][:, None] + np.arange(12))
+    for label, mean in (
+        ("guess: each sensor's mean", np.nanmean(values[inputs], axis=0)),
+        ("guess: the mean of all sensors", run.scaler.mean),
+    ):
+        error = (values - mean)[rows]
+        line = report.line(label)
+        assert line.all.rmse == pytest.approx(np.sqrt(np.nanmean(error**2)))
+        assert line.all.mae == pytest.approx(np.nanmean(np.abs(error)))
+        assert line.newest.mae == pytest.approx(np.nanmean(np.abs(error[:, -1])))
+        assert line.all.within_3 == pytest.approx(np.mean(np.abs(error[~np.isnan(error)]) < 3))
+
+
+def test_a_recording_in_the_run_folder_is_used(
+    attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
+) -> None:
+    config = to_attack("cnfgnn-plus", **{"training.rounds": 1})
+    run = Run.create(tmp_path / "server", config, attacked_city)
+    train_run(run, attacked_city, Unwatched())
+    recording = observe(run, attacked_city, windows=25, training=False).recording
+    replace(recording, public=None).save(run.folder / RECORDING_FILE)  # a server knows no mask
+    report = attack_run(run, attacked_city, attacks=["series"], sensors=2)
+    assert report.line("whole series at once").newest.readings <= 2 * 25
+    assert report.line("whole series at once").all.rmse < 0.3
+    replace(recording, moments=recording.moments[:2]).save(run.folder / RECORDING_FILE)
+    with pytest.raises(RunError, match="has 2 sensors, but the readings to judge by have 4"):
+        attack_run(run, attacked_city)
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ("gru-central", "pools all readings in one place, so that there is no server to attack"),
+        ("gru-fedavg", "sends no hidden states"),
+        ("sl", "every node keeps weights of its own"),
+    ],
+)
+def test_a_method_without_anything_to_attack_is_refused(
+    named: str, problem: str, data: Dataset, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", small(named), data)
+    with pytest.raises(RunError, match=problem):
+        attack_run(run, data)
+
+
+def test_what_cannot_be_attacked_is_said_in_a_sentence(
+    attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
+) -> None:
+    run = Run.open(attacked_runs["at-fedavg"])
+    with pytest.raises(ConfigError, match=r"there is no sensor 'nobody'.*c0000, c0001, c0002, c0003"):
+        attack_run(run, attacked_city, colluding="nobody")
+    with pytest.raises(ConfigError, match=r"there is no attack 'magic'.*synthetic, colluding"):
+        attack_run(run, attacked_city, attacks=["magic"])
+    begun = Run.create(tmp_path / "begun", to_attack("at-fedavg"), attacked_city)
+    with pytest.raises(RunError, match="has no finished round yet"):
+        attack_run(begun, attacked_city)

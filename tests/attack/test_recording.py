@@ -1,0 +1,129 @@
+"""A recording holds what crossed, no more and no less, in memory and as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.verbs import Prepare, plan_of, starts_of
+from cnfgnn.attack.observe import observe
+from cnfgnn.attack.recording import Recorder, Recording
+from cnfgnn.attack.replica import Received
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.errors import RunError
+from cnfgnn.models.params import is_personal
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.simulation import simulate
+from tests.attack.small_runs import FAMILIES
+from tests.conftest import server, small
+
+
+def tensors(thing: object) -> dict[str, Tensor]:
+    """Every tensor in a recording, by where it is."""
+    if isinstance(thing, Tensor):
+        return {"": thing}
+    if isinstance(thing, dict):
+        inside = thing.items()
+    elif isinstance(thing, list | tuple) and not hasattr(thing, "_fields"):
+        inside = ((str(k), part) for k, part in enumerate(thing))
+    elif hasattr(thing, "__dataclass_fields__"):
+        inside = vars(thing).items()
+    else:
+        return {}
+    return {f"{name}.{below}": x for name, part in inside for below, x in tensors(part).items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_holds_all_of_it(
+    family: str, attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
+) -> None:
+    run = Run.open(attacked_runs[family])
+    recording = observe(run, attacked_city, windows=15).recording
+    recording.save(tmp_path / "recording.safetensors")
+    loaded = Recording.load(tmp_path / "recording.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["recording.safetensors"]
+    before, after = tensors(recording), tensors(loaded)
+    assert len(before) > 30
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        torch.testing.assert_close(tensor, after[name], rtol=0, atol=0, equal_nan=True)
+    assert loaded.set_up.settings == recording.set_up.settings
+    assert loaded.set_up.scaler == recording.set_up.scaler
+    assert [b.draw for b in loaded.minibatches] == [b.draw for b in recording.minibatches]
+    assert loaded.public is not None
+    assert loaded.public.ids == attacked_city.readings.ids
+
+
+def test_the_server_can_repeat_what_it_received(
+    attacked_runs: dict[str, Path], attacked_city: Dataset
+) -> None:
+    """With the recorded weights and the true readings, which it does not have, the states are the same."""
+    run = Run.open(attacked_runs["at-fedavg"])
+    recording = observe(run, attacked_city, windows=15, training=False).recording
+    received = Received.of(recording, "test", torch.arange(4), torch.device("cpu"))
+    readings = torch.from_numpy(attacked_city.readings.values.T.copy()).double()[:, received.inputs]
+    batch = received.replica.batch(received.starts, received.replica.scaled(readings))
+    h_c = received.replica.encode(received.theta, batch)
+    known = ~readings.isnan().any(dim=-1)
+    assert known.sum() > 30
+    torch.testing.assert_close(h_c[known], received.h_c[known], rtol=1e-4, atol=1e-5)
+
+
+def test_personal_weights_are_never_in_it(data: Dataset) -> None:
+    config = small("cnfgnn-plus", **{"training.rounds": 1})
+    experiment = simulate(data, config)
+    strategy = server(experiment)
+    recorder = Recorder(strategy.everyone.transport, {"train": slice(0, 10), "validation": slice(0, 5)})
+    strategy.everyone.transport = strategy.nodes.transport = recorder
+    told = Prepare(
+        experiment.owners[0][1].settings,
+        experiment.scaler.mean,
+        experiment.scaler.std,
+        plan_of(experiment.windows),
+    )
+    strategy.everyone._tell(told, starts_of(experiment.windows))
+    strategy.everyone.census(experiment.windows, config.data.missing)
+    strategy.round(1)
+    strategy.round(2)
+    strategy.score("validation")
+    recording = recorder.recording()
+    assert recording.set_up.settings == told.settings
+    assert recording.states["validation"].h_c.shape == (6, 5, 3)
+    assert not any(is_personal(name) for name in tensors(recording))
+    assert {batch.draw.r_g for batch in recording.minibatches} == {2}  # of the newest round alone
+    assert sorted(int(p) for batch in recording.minibatches for p in batch.places) == list(range(10))
+    steps = [(batch.interval, batch.steps) for batch in recording.minibatches]
+    assert steps[:3] == [(0, 0), (0, 1), (1, 0)]  # weights are averaged after two minibatches
+    assert recording.intervals[0].steps == 2
+    assert all(len(w) == 6 for w in recording.intervals[0].after.values())
+
+
+def test_nodes_that_do_not_answer_are_left_out(data: Dataset) -> None:
+    experiment = simulate(data, small("at-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
+    strategy = server(experiment)
+    inner = strategy.everyone.transport
+    recorder = Recorder(inner, {"test": slice(0, 4)})
+    strategy.everyone.transport = strategy.nodes.transport = recorder
+    strategy.everyone.load(strategy.everyone.weights() and _first(strategy.everyone.weights()))
+    inner.away.add("site-1")  # type: ignore[attr-defined]
+    strategy.everyone.encode(split="test")
+    with pytest.raises(RunError, match="nothing was recorded: the nodes were not prepared"):
+        recorder.recording()
+    h_c = recorder.states["test"].h_c
+    assert not h_c[:3].isnan().any()
+    assert h_c[3:].isnan().all()
+
+
+def _first(theta: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: w[:1] for name, w in theta.items()}
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="there is no such recording"):
+        Recording.load(tmp_path / "none")
+    (tmp_path / "damaged").write_bytes(b"no safetensors")
+    with pytest.raises(RunError, match="is damaged, or no recording of a server"):
+        Recording.load(tmp_path / "damaged")

@@ -1,0 +1,245 @@
+"""Sites that blur their readings: what the server learns, what it refuses, and what owners get."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cnfgnn.config.presets import BLUR
+from cnfgnn.errors import ConfigError
+from cnfgnn.federation.server_task import RUNS, check_federated, settings_of
+from cnfgnn.federation.site_copies import FOLDER
+from cnfgnn.federation.site_owner import EVALUATIONS, SiteOwner
+from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.site_store import OWNER, STATES
+from cnfgnn.federation.status import STATUS
+from cnfgnn.privacy.copies import KEY_FILE
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Errors
+from tests.conftest import network, small
+from tests.federation.in_memory_federation import SITES, InMemoryFederation
+
+SIGMA = 5.0
+NO_BLUR = "no blur: from what they send, this server can estimate each of their readings, nearly exactly"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
+    """Sites that have trained with `cnfgnn-private`; one owner tells its errors."""
+    data = network(seconds=3600)
+    sites = InMemoryFederation(tmp_path_factory.mktemp("private"), data, blur=SIGMA)
+    sites.set("south", tell_errors=True)
+    sites.set("west", blur=7.0)
+    status = sites.train(small("cnfgnn-private"))
+    assert status["state"] == "finished", status["problem"]
+    return sites
+
+
+@pytest.fixture
+def sites(trained: InMemoryFederation) -> Iterator[InMemoryFederation]:
+    """The same; readings and settings are restored after a test."""
+    files = {name: trained.readings(name) for name in SITES}
+    settings = {name: (trained.kits[name] / "local" / "site.toml").read_text() for name in SITES}
+    yield trained
+    for name in SITES:
+        trained.write(name, files[name])
+        (trained.kits[name] / "local" / "site.toml").write_text(settings[name])
+
+
+def owner_of(sites: InMemoryFederation, name: str) -> SiteOwner:
+    owner = sites.ends[name].owner
+    assert isinstance(owner, SiteOwner)
+    return owner
+
+
+def evaluation(sites: InMemoryFederation, name: str, split: str) -> dict[str, object]:
+    [file] = (sites.kits[name] / EVALUATIONS).glob(f"*-{split}.json")
+    assert file.stat().st_mode & 0o077 == 0
+    return dict(json.loads(file.read_text()))
+
+
+# ---- what the server knows ------------------------------------------------------------------------------
+
+
+def test_the_run_records_each_sites_blur_and_what_its_errors_are_about(
+    sites: InMemoryFederation,
+) -> None:
+    run = Run.open(sites.server / RUNS / "one")
+    first, *_, test = run.events()
+    assert first["data"]["blur"] == {"north": SIGMA, "south": SIGMA, "west": 7.0}
+    assert test["errors_against"] == "copies"
+    assert run.config.method == "cnfgnn-private"
+    assert run.config.privacy.blur == 0
+    result = sites.status["result"] if sites.status["do"] == "train" else sites.evaluate()["result"]
+    assert result["errors_against"] == "copies"
+    assert result["without_personal_weights"]
+    assert list(result["told"]) == ["south"]
+    assert result["blur"] == first["data"]["blur"]
+    assert not [line for line in sites.status["warnings"] if "no blur" in line]
+
+
+def test_told_errors_are_true_and_the_others_are_errors_against_the_copies(sites: InMemoryFederation) -> None:
+    result = sites.evaluate()["result"]
+    told = result["told"]["south"]
+    own = evaluation(sites, "south", "test")["overall"]
+    assert told == pytest.approx(own)
+    against_copy = Errors(**result["scores"]["per_node"]["s0"])
+    true = Errors(**evaluation(sites, "north", "test")["per_node"]["s0"])  # type: ignore[index]
+    assert against_copy.masked_rmse**2 == pytest.approx(true.masked_rmse**2 + SIGMA**2, rel=0.6)
+    assert "north" not in result["told"]
+
+
+def test_if_all_owners_tell_the_result_is_the_true_one(sites: InMemoryFederation) -> None:
+    for name in SITES:
+        sites.set(name, tell_errors=True)
+    result = sites.evaluate()["result"]
+    assert (result["errors_against"], result["without_personal_weights"]) == ("readings", False)
+    assert list(result["told"]) == list(SITES)
+    for name in SITES:
+        for sensor, errors in evaluation(sites, name, "test")["per_node"].items():  # type: ignore[attr-defined]
+            assert result["scores"]["per_node"][sensor] == pytest.approx(errors)
+
+
+def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp_path: Path) -> None:
+    sites = InMemoryFederation(tmp_path, network(dropout=0))
+    sites.set("south", blur=2.0)
+    for status in (
+        sites.train(small("gru-fedavg", **{"training.rounds": 1})),
+        sites.evaluate(),
+        sites.forecast(),
+    ):
+        assert status["state"] == "finished", status["problem"]
+        assert f"sites north, west have {NO_BLUR}" in status["warnings"]
+
+
+def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
+    """Even if its kit does not know what the project asks for."""
+    sites.set("north", least_blur=None, blur=1.5)
+    status = sites.forecast(wait=1.0)
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["without"]["north"] == (
+        "the blur of site north is 1.5, and this federation asks for at least 5: its owner sets it in"
+        " local/site.toml"
+    )
+    assert status["result"]["sites"] == ["south", "west"]
+    sites.set("north", least_blur=SIGMA)
+    status = sites.forecast(wait=1.0)
+    assert "local/site.toml: blur: the blur of site north is 1.5" in status["result"]["without"]["north"]
+
+
+def test_the_server_cannot_choose_a_blur() -> None:
+    with pytest.raises(ConfigError, match=r"privacy.blur: each site sets its own blur, in its local"):
+        check_federated(small("cnfgnn-private", **{BLUR: 1.0}))
+    assert BLUR not in settings_of(small("cnfgnn-private"))
+
+
+# ---- what owners get ------------------------------------------------------------------------------------
+
+
+def test_nodes_have_the_copy_and_owners_the_readings(sites: InMemoryFederation) -> None:
+    sites.evaluate()
+    for name in SITES:
+        owner = owner_of(sites, name)
+        frame = sites.readings(name).to_numpy().T
+        np.testing.assert_allclose(owner.truth.values, frame, rtol=1e-6)
+        seen = owner.nodes.series
+        assert seen is not owner.truth
+        np.testing.assert_array_equal(np.isnan(seen.values), np.isnan(frame))
+        assert np.nanstd(seen.values - frame) == pytest.approx(owner.site_data.blur, rel=0.2)
+        assert not [key for key in owner.nodes.theta if ".personal." in key]
+        assert any(w.any() for w in owner.personal.values())
+
+
+def test_personal_weights_are_saved_with_the_owner_and_true_errors_are_shown_at_the_site(
+    sites: InMemoryFederation,
+) -> None:
+    for name in SITES:
+        [states] = (sites.kits[name] / STATES).glob("one-*")
+        assert list((states / OWNER).glob("*.safetensors"))
+        recorded = read_site_status(sites.kits[name])["evaluation"]
+        assert recorded["split"] == "test"
+        content = evaluation(sites, name, "test")
+        assert recorded["rmse"] == pytest.approx(content["overall"]["masked_rmse"])  # type: ignore[index]
+        assert set(content["per_node"]) == set(sites.readings(name).columns)  # type: ignore[call-overload]
+    assert not list(sites.server.rglob(f"*{EVALUATIONS}*"))
+
+
+def test_a_corrected_reading_keeps_its_copy_so_that_the_run_goes_on(sites: InMemoryFederation) -> None:
+    before = sites.evaluate()["result"]["scores"]
+    frame = sites.readings("north")
+    sites.write("north", frame + 1.25)
+    status = sites.evaluate()
+    assert status["state"] == "finished", status["problem"]
+    assert status["result"]["scores"] == before  # the server notices nothing
+    np.testing.assert_allclose(owner_of(sites, "north").truth.values, (frame + 1.25).to_numpy().T, rtol=1e-6)
+    frame.iloc[40] = np.nan
+    sites.write("north", frame)
+    assert "its readings have changed" in sites.evaluate()["problem"]
+
+
+def test_forecasts_are_made_from_true_readings(sites: InMemoryFederation) -> None:
+    sites.forecast()
+    before = sites.latest("west")
+    sites.write("west", sites.readings("west") + 2.0)
+    sites.forecast()
+    after = sites.latest("west")
+    assert before is not None
+    assert after is not None
+    assert (after - before).to_numpy().mean() == pytest.approx(2.0, abs=1.0)
+
+
+def test_the_server_does_not_notice_that_an_owner_failed(
+    sites: InMemoryFederation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = sites.forecast()["result"]
+    latest = sites.latest("north")
+    real = SiteOwner.forecasts_of
+
+    def diverged(self: SiteOwner, split: object, windows: slice) -> torch.Tensor:
+        return real(self, "test", windows) * (torch.nan if self.nodes.name == "north" else 1)
+
+    monkeypatch.setattr(SiteOwner, "forecasts_of", diverged)
+    caplog.set_level(logging.ERROR)
+    status = sites.forecast()
+    assert status["result"] == expected
+    assert all(not site["problem"] for site in status["sites"].values())
+    assert [record for record in caplog.records if "no finite number" in record.message]
+    assert "no finite number" in read_site_status(sites.kits["north"])["problems"][-1]["problem"]
+    assert latest is not None
+    assert latest.equals(sites.latest("north"))  # the previous forecasts are kept
+
+
+def test_lost_copies_stop_a_site_and_the_server_is_not_told_more(sites: InMemoryFederation) -> None:
+    folder = sites.folder / "example" / "data" / "north" / FOLDER
+    aside = folder.rename(sites.folder / "aside")
+    try:
+        status = sites.forecast(wait=1.0)
+    finally:
+        aside.rename(folder)
+    assert status["result"]["without"]["north"] == (
+        "its blurred copies cannot be used; run cnfgnn federation check at the site to see why"
+    )
+    assert str(folder) in read_site_status(sites.kits["north"])["problems"][-1]["problem"]
+
+
+def test_no_key_is_in_any_other_file(sites: InMemoryFederation, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    sites.forecast()
+    keys = {path: path.read_text().strip() for path in sites.folder.rglob(f"{FOLDER}/{KEY_FILE}")}
+    assert len(set(keys.values())) == len(SITES)
+    assert (sites.server / STATUS).exists()
+    for path in sites.folder.rglob("*"):
+        if path.is_file() and path not in keys:
+            content = path.read_bytes()
+            for key in keys.values():
+                assert key.encode() not in content, path
+                assert bytes.fromhex(key) not in content, path
+    for record in caplog.records:
+        assert not [key for key in keys.values() if re.search(key, record.getMessage())]
