@@ -128,3 +128,67 @@ def test_what_needs_the_engine_is_imported_late() -> None:
     for path in FILES:
         if not path.is_relative_to(PACKAGE / "federation"):
             assert not any(name.startswith("cnfgnn.federation") for name in top_level_imports(path)), path
+
+
+# ---- whatever answers a verb has no way to the true readings --------------------------------------------
+
+OWNER = "cnfgnn.algorithm.owner"
+# In the algorithm, only these know owners: what hands calls to nodes and owner, what sets both up, and
+# centralised training, where nobody keeps anything to himself.
+MAY_IMPORT_THE_OWNER = {"dispatch.py", "experiment.py", "pooled.py"}
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of this package; None for a name that is none, or that is of another package."""
+    if name.split(".")[0] != "cnfgnn":
+        return None
+    path = PACKAGE.joinpath(*name.split(".")[1:])
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module of this package that a file imports, also as `from package import module`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if module_file(name) is not None}
+
+
+def reachable_modules(first: str) -> set[str]:
+    """A module and every module of this package that it imports, directly or through others."""
+    found, waiting = {first}, [first]
+    while waiting:
+        file = module_file(waiting.pop())
+        assert file is not None
+        new = imported_modules(file) - found
+        found |= new
+        waiting += new
+    return found
+
+
+@pytest.mark.parametrize("module", ["clients", "verbs", "forecaster", "nodes", "server"])
+def test_what_answers_a_verb_or_asks_for_it_does_not_know_owners(module: str) -> None:
+    assert OWNER not in reachable_modules(f"cnfgnn.algorithm.{module}")
+
+
+def test_reachable_modules_are_found() -> None:
+    """A test of the test: what may know owners does."""
+    assert OWNER in reachable_modules("cnfgnn.algorithm.dispatch")
+    assert {"cnfgnn.algorithm.clients", "cnfgnn.data.series"} <= reachable_modules(OWNER)
+
+
+def test_in_the_algorithm_only_few_know_owners() -> None:
+    importing = {
+        path.name for path in (PACKAGE / "algorithm").glob("*.py") if OWNER in imported_modules(path)
+    }
+    assert importing == MAY_IMPORT_THE_OWNER
+
+
+@pytest.mark.parametrize("module", ["clients", "verbs", "forecaster"])
+def test_what_answers_a_verb_does_not_know_how_copies_are_made(module: str) -> None:
+    assert not any(
+        name.startswith("cnfgnn.privacy") for name in reachable_modules(f"cnfgnn.algorithm.{module}")
+    )

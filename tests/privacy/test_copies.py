@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import sqlite3
 import stat
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import replace
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +18,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cnfgnn.privacy.copies
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, Copies, CopyStore, SimulatedCopies
+from cnfgnn.privacy.copies import (
+    COPIES_FILE,
+    KEY_FILE,
+    READING,
+    UNNAMED_KEY_FILE,
+    Copies,
+    CopyStore,
+    SimulatedCopies,
+)
 
 ROWS, SENSORS = 40, 3
 SIGMAS = st.just(0.0) | st.floats(1e-3, 50)
@@ -112,24 +126,125 @@ def test_however_readings_arrive_each_has_one_copy(
             assert seen.setdefault(key, copy.values[row, column]) == copy.values[row, column]
 
 
-def _blur(folder: Path, seed: int) -> None:
+def _blur(folder: Path, seed: int, all_here: Barrier) -> None:
+    all_here.wait()
     CopyStore(folder).blur(some_readings(seed), 5.0)
 
 
-def test_processes_at_the_same_time_agree_on_one_copy(tmp_path: Path) -> None:
-    CopyStore(tmp_path)  # the key is made once, before
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_blur, args=(tmp_path, seed)) for seed in range(3)]
+def test_processes_at_the_same_time_agree_on_one_key_and_one_copy(tmp_path: Path) -> None:
+    context, folder = multiprocessing.get_context("spawn"), tmp_path / "owner"
+    all_here = context.Barrier(3)
+    processes = [context.Process(target=_blur, args=(folder, seed, all_here)) for seed in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    copies = CopyStore(tmp_path)
-    first = copies.blur(some_readings(0), 5.0)
-    again = CopyStore(tmp_path).blur(some_readings(1), 5.0)
+    first = CopyStore(folder).blur(some_readings(0), 5.0)
+    again = CopyStore(folder).blur(some_readings(1), 5.0)
     observed = ~(first.missing | again.missing)
     np.testing.assert_array_equal(first.values[observed], again.values[observed])
+    assert {path.name for path in folder.iterdir()} == {KEY_FILE, COPIES_FILE}
+
+
+def test_a_reading_that_was_missing_for_a_while_has_its_first_copy(tmp_path: Path) -> None:
+    true = some_readings()
+    first = CopyStore(tmp_path).blur(true, 5.0)
+    gone = replace(true, values=np.full_like(true.values, np.nan), missing=np.ones_like(true.missing))
+    assert np.isnan(CopyStore(tmp_path).blur(gone, 5.0).values).all()
+    back = replace(true, values=true.values + np.float32(30))
+    np.testing.assert_array_equal(
+        CopyStore(tmp_path).blur(back, 1.0).values[~true.missing], first.values[~true.missing]
+    )
+
+
+# ---- processes that are killed --------------------------------------------------------------------------
+
+BLUR_FOR_EVER = """
+import sys
+from pathlib import Path
+import numpy as np
+from cnfgnn.data.readings import Readings
+from cnfgnn.privacy.copies import CopyStore
+store, rows, sensors = CopyStore(Path(sys.argv[1])), 500, tuple("abcdefgh")
+for day in range(10000):
+    steps = day * rows + np.arange(rows)
+    times = np.datetime64("2024-01-01T00:00:00") + (300 * steps).astype("timedelta64[s]")
+    values = np.full((rows, len(sensors)), 50, dtype=np.float32)
+    store.blur(Readings(times, sensors, values, np.zeros(values.shape, dtype=bool)), 5.0)
+    print(day, flush=True)
+"""
+
+
+def all_copies(folder: Path) -> list[tuple[str, np.ndarray]]:
+    """What the database holds of each sensor."""
+    with closing(sqlite3.connect(folder / COPIES_FILE)) as database:
+        rows = database.execute("SELECT sensor, readings FROM copies ORDER BY sensor, block").fetchall()
+    return [(sensor, np.frombuffer(content, dtype=READING)) for sensor, content in rows]
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_copies_that_are_final(tmp_path: Path) -> None:
+    folder = tmp_path / "owner"
+    with subprocess.Popen([sys.executable, "-c", BLUR_FOR_EVER, folder], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.kill()
+    kept = all_copies(folder)
+    assert sum(len(copies) for _, copies in kept) >= 3 * 500 * 8
+    assert all((np.diff(copies["time"]) > 0).all() for _, copies in kept)
+    for sensor, copies in kept[:: len(kept) // 4]:
+        times = copies["time"].astype("datetime64[s]")
+        corrected = np.full((len(times), 1), 12, dtype=np.float32)
+        mask = np.zeros(corrected.shape, dtype=np.bool_)
+        again = CopyStore(folder).blur(Readings(times, (sensor,), corrected, mask), 1.0)
+        np.testing.assert_array_equal(again.values[:, 0], copies["copy"])
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def _killed(*_: object) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("moment", ["_create", "new_key", "write_private", "_fingerprint", "_rename"])
+def test_a_process_that_is_killed_while_it_makes_the_key_leaves_a_folder_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(f"cnfgnn.privacy.copies.{moment}", _killed)
+        with pytest.raises(Killed):
+            CopyStore(tmp_path)
+    assert not (tmp_path / KEY_FILE).exists()
+    first = CopyStore(tmp_path).blur(some_readings(), 5.0)
+    np.testing.assert_array_equal(CopyStore(tmp_path).blur(some_readings(), 5.0).values, first.values)
+    assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
+    assert not (tmp_path / UNNAMED_KEY_FILE).exists()
+
+
+def test_a_process_that_is_killed_before_its_copies_are_on_disk_has_not_used_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CopyStore(tmp_path)
+    add = cnfgnn.privacy.copies._add
+
+    def killed_later(database: sqlite3.Connection, sensor: str, made: np.ndarray) -> None:
+        add(database, sensor, made)
+        if sensor == "b":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cnfgnn.privacy.copies._add", killed_later)
+        with pytest.raises(Killed):
+            store.blur(some_readings(), 5.0)
+    assert all_copies(tmp_path) == []
+    store.blur(some_readings(), 5.0)
+    assert {sensor for sensor, _ in all_copies(tmp_path)} == {"a", "b", "c"}
+
+
+# ---- damage ---------------------------------------------------------------------------------------------
 
 
 def test_a_lost_key_or_copy_stops_the_owner_and_says_why(tmp_path: Path) -> None:
@@ -160,6 +275,26 @@ def test_another_key_or_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one" / COPIES_FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(RunError, match="is damaged: restore this folder"):
         CopyStore(tmp_path / "one")
+
+
+@pytest.mark.parametrize("damage", ["cut off", "empty", "overwritten", "another file"])
+def test_a_damaged_database_is_refused_and_left_as_it_is(tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "owner"
+    CopyStore(folder).blur(some_readings(rows=4000), 5.0)
+    file = folder / COPIES_FILE
+    whole = file.read_bytes()
+    assert len(whole) > 8 * 4096  # pages of the database
+    damaged = {
+        "cut off": whole[: len(whole) // 2],
+        "empty": b"",
+        "overwritten": whole[:4096] + b"\xff" * (len(whole) - 4096),
+        "another file": b"time,a,b,c\n" * 1000,
+    }[damage]
+    file.write_bytes(damaged)
+    key = (folder / KEY_FILE).read_bytes()
+    with pytest.raises(RunError, match=rf"{COPIES_FILE}: .* restore this folder from a backup"):
+        CopyStore(folder).blur(some_readings(rows=4000), 5.0)
+    assert (folder / KEY_FILE).read_bytes() == key
 
 
 def test_only_the_owner_can_read_the_folder_and_the_key_is_nowhere_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whatever the true readings are, a server sees the same bits if their blurred copy and the mask are the same.
+"""Whatever the true readings are, a server sees the same bits if their blurred copy and mask are the same.
 
 Each test does something twice, on two sets of true readings with one copy. "The same" means every byte of
 every message and every file. Owners do not tell their errors here, except where a test says so.
@@ -6,6 +6,7 @@ every message and every file. Owners do not tell their errors here, except where
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ def partitions(draw: st.DrawFn, n: int) -> list[list[int]]:
     """The rows 0 .. n-1 in groups, in any order."""
     rows, cuts = draw(st.permutations(range(n))), draw(st.sets(st.integers(1, n - 1)))
     ends = [0, *sorted(cuts), n]
-    return [list(rows[first:last]) for first, last in zip(ends, ends[1:], strict=False)]
+    return [list(rows[first:last]) for first, last in itertools.pairwise(ends)]
 
 
 @st.composite
@@ -229,7 +230,7 @@ class Leaky:
         patch.setattr(Owner, "__init__", remembered)
 
     def replace(self, name: str, leak: Callable[..., Any]) -> None:
-        """Replace a method of `Clients`; `leak` gets the nodes, their owner, the original and its arguments."""
+        """Replace a method of `Clients`; `leak` gets the nodes, their owner, the original and arguments."""
         original = getattr(Clients, name)
 
         def leaking(nodes: Clients, *args: Any, **kwargs: Any) -> Any:

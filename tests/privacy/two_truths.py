@@ -1,7 +1,7 @@
 """Two sets of true readings with one blurred copy, and everything that a server sees of each.
 
-The copy comes from a `CopyStore`, whose first copy of a reading is final: other readings of the same sensors at
-the same times have the same copy. If what the server sees differs in a single bit, something of the truth
+The copy comes from a `CopyStore`, whose first copy of a reading is final: other readings of the same sensors
+at the same times have the same copy. If what the server sees differs in a single bit, something of the truth
 has left its owner.
 """
 
@@ -144,14 +144,10 @@ class Seen:
 
 def differences(one: Seen, other: Seen) -> list[str]:
     """Where two servers saw something different: empty if they cannot tell the truths apart."""
-    found = []
-    for number, pair in enumerate(itertools.zip_longest(one.messages, other.messages)):
-        if pair[0] != pair[1]:
-            found.append(f"message {number}")
-    for name in sorted(one.files.keys() | other.files.keys()):
-        if one.files.get(name) != other.files.get(name):
-            found.append(f"file {name}")
-    return found
+    pairs = enumerate(itertools.zip_longest(one.messages, other.messages))
+    names = sorted(one.files.keys() | other.files.keys())
+    messages = [f"message {number}" for number, (sent, same) in pairs if sent != same]
+    return messages + [f"file {name}" for name in names if one.files.get(name) != other.files.get(name)]
 
 
 def as_bytes(tensors: Mapping[str, Tensor]) -> bytes:

@@ -27,18 +27,18 @@ from cnfgnn.files import make_folder, write_whole
 from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, new_key, standard_normal
 
 KEY_FILE = "key"
+UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
 COPIES_FILE = "copies.sqlite"
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # A day of readings or more is one entry: a table with a row for each reading would take minutes to read.
 BLOCK = 1 << 18  # seconds, about three days
 READING = np.dtype([("time", "<i8"), ("reading", "<f4"), ("sigma", "<f8"), ("copy", "<f4")])
 SENSORS_AT_ONCE = 64  # whose copies are written together: bounds the memory, and how long others wait
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS copies (
-    sensor TEXT NOT NULL, block INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (sensor, block)
-);
-"""
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS copies (sensor TEXT NOT NULL, block INTEGER NOT NULL, readings BLOB NOT NULL,"
+    " PRIMARY KEY (sensor, block))",
+)
 
 Values = npt.NDArray[np.float32]
 Times = npt.NDArray[np.int64]
@@ -134,8 +134,7 @@ class CopyStore:
                 made["copy"] = blurred(made["reading"], draws, sigma)
         if not drawn:
             return
-        database.execute("BEGIN IMMEDIATE")
-        with database:  # a transaction: on disk when it ends
+        with _alone(database):
             for sensor, made in drawn.items():
                 _add(database, sensor, made)
 
@@ -164,28 +163,32 @@ class CopyStore:
         if len(key) != KEY_BYTES:
             raise RunError(key_file, _lost("the key of this owner's blurred copies", "damaged"))
         with self._database() as database:
-            known = database.execute("SELECT value FROM about WHERE name = 'key'").fetchone()
-        if known is None or known[0] != _fingerprint(key):
+            known = _key_in(database)
+        if known != _fingerprint(key):
             raise RunError(key_file, "this is not the key that the blurred copies beside it were made with")
         return key
 
     def _make_key_once(self) -> None:
-        """Make the key unless the database knows one, also if several processes or a crash interfere."""
-        key_file = self.folder / KEY_FILE
+        """Make the key unless the database knows one, also if several processes or a crash interfere.
+
+        The key counts once the database knows it, and only then it gets its name: a process that dies in
+        between leaves a folder with which the next one goes on.
+        """
+        key_file, unnamed = self.folder / KEY_FILE, self.folder / UNNAMED_KEY_FILE
         with self._database() as database:
-            if database.execute("SELECT value FROM about WHERE name = 'key'").fetchone() is not None:
-                return
-            database.execute("BEGIN IMMEDIATE")
-            with database:
-                if database.execute("SELECT value FROM about WHERE name = 'key'").fetchone() is not None:
-                    return
-                if key_file.exists():
-                    raise RunError(
-                        self.folder / COPIES_FILE, _lost("the file of the blurred copies", "empty")
-                    )
-                key = new_key()
-                write_private(key_file, key.hex().encode() + b"\n")
-                database.execute("INSERT INTO about VALUES ('key', ?)", (_fingerprint(key),))
+            with _alone(database):
+                for table in TABLES:
+                    database.execute(table)
+                if _key_in(database) is None:
+                    if key_file.exists():
+                        problem = _lost("the file of the blurred copies", "empty")
+                        raise RunError(self.folder / COPIES_FILE, problem)
+                    key = new_key()
+                    write_private(unnamed, key.hex().encode() + b"\n")
+                    database.execute("INSERT INTO about VALUES ('key', ?)", (_fingerprint(key),))
+            with _alone(database):
+                if unnamed.exists() and not key_file.exists():
+                    _rename(unnamed, key_file)
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -195,9 +198,7 @@ class CopyStore:
         except sqlite3.Error as error:
             raise StorageError(path, str(error)) from error
         try:
-            database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")  # a copy that was used survives a power cut
-            database.executescript(SCHEMA)
             yield database
         except sqlite3.OperationalError as error:
             raise StorageError(path, str(error)) from error
@@ -214,6 +215,27 @@ def write_private(path: Path, content: bytes) -> None:
         write_whole(path, content)
     finally:
         os.umask(before)
+
+
+@contextmanager
+def _alone(database: sqlite3.Connection) -> Iterator[None]:
+    """A transaction during which no other process writes; it is on disk when it ends."""
+    database.execute("BEGIN IMMEDIATE")
+    with database:
+        yield
+
+
+def _key_in(database: sqlite3.Connection) -> str | None:
+    """The fingerprint of the key that the copies are made with; None in a new database."""
+    found = database.execute("SELECT value FROM about WHERE name = 'key'").fetchone()
+    return None if found is None else str(found[0])
+
+
+def _rename(path: Path, new: Path) -> None:
+    try:
+        path.replace(new)
+    except OSError as error:
+        raise StorageError(new, error) from error
 
 
 def _create(path: Path) -> None:
