@@ -45,6 +45,8 @@ class Unobserved:
 
     def plan(self, runs: int, done: int) -> None: ...
 
+    def attack(self, run: Run, name: str) -> None: ...
+
     def watcher(self, run: Run) -> Unwatched:
         return Unwatched()
 

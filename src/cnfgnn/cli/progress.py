@@ -240,6 +240,9 @@ class PlanWatcher:
         elif time.monotonic() - self.printed_at > HEARTBEAT_S:
             self._print(f"{self.ended} of {self.runs} runs finished; {words}")
 
+    def attack(self, run: Run, name: str) -> None:
+        self._print(f"{run.folder.name}: attack {name}")
+
     def done(self, run: Run, problem: str | None) -> None:
         self.ended += 1
         self.at_work.pop(run.folder.name, None)

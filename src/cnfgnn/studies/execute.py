@@ -41,6 +41,9 @@ class Observer(Protocol):
     def done(self, run: Run, problem: str | None) -> None:
         """A run has finished, or failed with a problem."""
 
+    def attack(self, run: Run, name: str) -> None:
+        """An attack of this name on a finished run begins."""
+
     def end(self) -> None:
         """All runs have ended, or the plan was interrupted."""
 

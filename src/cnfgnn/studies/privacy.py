@@ -61,9 +61,10 @@ def with_blurs(plan: Plan, blurs: Sequence[float]) -> Plan:
 
 
 def privacy(study: Study, attackers: Attackers | None = None) -> Outcome:
-    """Every method at every blur, and how well attackers reconstruct the readings, if there are any."""
+    """Every method at every blur, and how well attackers reconstruct the readings; without `attackers`, what
+    earlier ones found."""
     curves = _curves(study)
-    attacked = {} if attackers is None else _attacked(curves.get(PRIVATE, []), study.data, attackers)
+    attacked = _attacked(curves.get(PRIVATE, []), study.data, attackers)
     rows = [line.with_cells(**_errors(line)) for line in study.baselines]
     for lines in curves.values():
         for line in lines:
@@ -129,17 +130,20 @@ def _megabytes(line: Line, data: Dataset) -> Mean:
     return Mean.of(moved)
 
 
-def _attacked(lines: Sequence[Line], data: Dataset, attackers: Attackers) -> dict[float, Mapping[str, float]]:
+def _attacked(
+    lines: Sequence[Line], data: Dataset, attackers: Attackers | None
+) -> dict[float, Mapping[str, float]]:
     """What attackers learn, by blur: they attack the first seed."""
-    return {line.cells[BLUR]: _attack_once(line.runs[0], data, attackers) for line in lines if line.runs}
+    found = {line.cells[BLUR]: _attack_once(line.runs[0], data, attackers) for line in lines if line.runs}
+    return {blur: errors for blur, errors in found.items() if errors}
 
 
-def _attack_once(run: Run, data: Dataset, attackers: Attackers) -> Mapping[str, float]:
+def _attack_once(run: Run, data: Dataset, attackers: Attackers | None) -> Mapping[str, float]:
     """Attack the best round of a run, or read what an earlier attack on it found: attacks take long."""
     path, best = run.folder / ATTACKS_FILE, run.progress.best.r_g
     known = _found_before(path, best)
-    if known is not None:
-        return known
+    if known is not None or attackers is None:
+        return known or {}
     found = attackers(run, data)
     write_whole(path, json.dumps({"round": best, "found": dict(found)}, indent=1).encode())
     return found

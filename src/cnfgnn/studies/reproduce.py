@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from cnfgnn.report.page import Section, page
 from cnfgnn.report.views import views
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
+from cnfgnn.studies.attackers import attackers_errors
 from cnfgnn.studies.beyond import beyond
 from cnfgnn.studies.costs import cost
 from cnfgnn.studies.execute import Observer, finished_rows, run_plan
@@ -121,7 +123,10 @@ def _from_runs(
     study = Study(name, data, like_of(data, plan.like), rows, compared)
     # The method of the paper comes first.
     shown = sorted(rows, key=lambda row: row.case.method != "at-fedavg")
-    return WITH_TRAINING[name](study), data, [row.runs[0] for row in shown]
+    made = WITH_TRAINING[name]
+    if name == "privacy" and request.start:  # otherwise only what earlier attacks found is shown
+        made = partial(privacy, attackers=partial(attackers_errors, observer=observer))
+    return made(study), data, [row.runs[0] for row in shown]
 
 
 def _plan(source: Path, request: Request) -> Plan:
