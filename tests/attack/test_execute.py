@@ -22,7 +22,7 @@ from cnfgnn.runs.train import Unwatched, train_run
 from tests.attack.small_runs import FAMILIES, to_attack
 from tests.conftest import small
 
-QUICK = Effort(steps=60, iterations=6)
+QUICK = Effort(steps=20, iterations=4)
 CPU = torch.device("cpu")
 
 
@@ -52,7 +52,7 @@ def test_attacks_do_not_depend_on_the_attacked_readings(
     family: str, attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
 ) -> None:
     run = Run.open(attacked_runs[family])
-    observed = observe(run, attacked_city, windows=20)
+    observed = observe(run, attacked_city, windows=14)
     observed.recording.save(tmp_path / "recording.safetensors")
 
     def estimates(recording: Recording, data: Dataset) -> dict[str, Estimate]:

@@ -43,10 +43,12 @@ def with_gradients(
     length = int(crossed.starts.max()) - crossed.offset + replica.history + replica.horizon
     series = 2 if replica.uses_profile else 1
     start = torch.zeros(len(rows), length, series, device=device)
+    # in units of what rounding leaves open; where nodes learn in between, more is left over in any case
+    solved = torch.full((len(rows),), torch.inf if crossed.drifts else WRONG, device=device)
     alone = search(
         lambda nodes: crossed.among(nodes).from_states(),
         [start],
-        WRONG * torch.ones(len(rows), device=device),  # residuals are in units of what rounding leaves open
+        solved,
         iterations,
         lambda share: tick(share / 2),
     )
@@ -139,6 +141,11 @@ class _Crossed:
     @property
     def offset(self) -> int:
         return int(self.starts.min())
+
+    @property
+    def drifts(self) -> bool:
+        """Whether nodes learn between minibatches."""
+        return any(group.theta is not group.averaged for group in self.groups)
 
     def among(self, nodes: Tensor) -> _Crossed:
         """The same of some of the nodes."""

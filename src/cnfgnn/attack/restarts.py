@@ -14,6 +14,7 @@ from torch import Tensor
 from cnfgnn.attack.inversion import Found, Target, invert, window_costs
 
 REPAIRS = 3  # times that unsolved windows are searched again
+WORTHWHILE = 0.9  # unless no node keeps less than this share of its cost
 
 
 def search(
@@ -43,17 +44,20 @@ def search(
         if not len(nodes):
             break
         others = [start[nodes] for start in _other_starts(target, best.series, starts, unsolved)]
-        better = _searched_again(target_of(nodes), best.among(nodes), others, iterations, step)
+        before = best.among(nodes)
+        better = _searched_again(target_of(nodes), before, others, iterations, step)
         best = Found(
             best.series.index_copy(0, nodes, better.series), best.cost.index_copy(0, nodes, better.cost)
         )
+        if bool((better.cost > WORTHWHILE * before.cost).all()):
+            break
     tick(1.0)
     return best
 
 
 def _other_starts(target: Target, found: Tensor, starts: list[Tensor], unsolved: Tensor) -> list[Tensor]:
     """Series to begin with where windows are unsolved; elsewhere they are what was found."""
-    wrong = torch.zeros(found.shape[:2], device=found.device)
+    wrong = found.new_zeros(found.shape[:2])
     rows = target.starts[:, None] + torch.arange(target.span, device=found.device)
     wrong.index_add_(1, rows.flatten(), unsolved.to(found.dtype).repeat_interleave(target.span, dim=1))
     wrong = (wrong > 0)[..., None]
