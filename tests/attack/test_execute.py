@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from cnfgnn.attack.estimates import Estimate
-from cnfgnn.attack.execute import ATTACKS, Attacker, Effort, attack_run, true_readings
+from cnfgnn.attack.execute import ATTACKS, Attacker, Effort, attack_run, judge, true_readings
 from cnfgnn.attack.learned import Colluder
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import RECORDING_FILE, Recording
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.privacy.copies import SimulatedCopies
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.attack.small_runs import FAMILIES, to_attack
@@ -67,13 +68,36 @@ def test_attacks_do_not_depend_on_the_attacked_readings(
         assert torch.equal(estimate.by_window(), after[name].by_window()), name
 
 
+def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset, tmp_path: Path) -> None:
+    """The series that is found is the copy; smoothed, it is as near to the truth as the smoothed copy."""
+    sigma = 5.0
+    blurred = replace(attacked_city, readings=SimulatedCopies(1).blur(attacked_city.readings, sigma))
+    run = Run.create(tmp_path / "run", to_attack("at-fedavg"), blurred)
+    train_run(run, blurred, Unwatched())
+    observed = observe(run, blurred, training=False)
+    assert observed.recording.public is not None
+    public = replace(observed.recording.public, blur=torch.full((4,), sigma))
+    recording = replace(observed.recording, public=public)
+    truth = true_readings(run, attacked_city)
+    colluder = Colluder(3, truth[3])
+    attacker = Attacker(recording, torch.tensor([0, 1, 2]), colluder, CPU, effort=Effort(iterations=30))
+    lines = {line.label: line for line in judge(attacker, ["series", "smoother"], truth, observed.copy)}
+    found, copy = lines["whole series at once"], lines["the copy itself"]
+    assert 4.5 < copy.all.rmse < 5.5
+    assert found.all.rmse == pytest.approx(copy.all.rmse, rel=0.01)
+    for kind in ("smoother (colluding)", "smoother (known blur)"):
+        smooth, of_copy = lines[f"series, {kind}"], lines[f"the copy, {kind}"]
+        assert of_copy.all.rmse < 0.8 * copy.all.rmse
+        assert smooth.all.rmse == pytest.approx(of_copy.all.rmse, rel=0.02)
+
+
 def test_gradients_and_weights_add_to_what_hidden_states_tell(
     attacked_runs: dict[str, Path], attacked_city: Dataset
 ) -> None:
     """In joint split learning nodes change their weights between averagings: the server allows for it."""
-    run = Run.open(attacked_runs["cnfgnn-plus"])
-    report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=40)
-    alone, joint = report.line("whole series at once"), report.line("with gradients and weights")
+    run, effort = Run.open(attacked_runs["cnfgnn-plus"]), Effort(iterations=20)
+    report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=24, effort=effort)
+    alone, joint = report.line("series of training minibatches"), report.line("with gradients and weights")
     assert alone.split == joint.split == "train"
     assert joint.all.rmse < 0.7 * alone.all.rmse
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.attack.inversion import Target, invert
+from cnfgnn.attack.inversion import WINDOWS_AT_ONCE, Target, invert
 from cnfgnn.data.batch import Batch
 from cnfgnn.models.gru import NodeModel
 
@@ -72,7 +72,7 @@ def test_two_unknown_series_are_told_apart() -> None:
 def test_windows_in_pieces_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     start = torch.zeros(NODES, ROWS, 1, dtype=torch.float64)
     whole = invert(gru(12), start, iterations=3).series
-    monkeypatch.setattr("cnfgnn.attack.inversion.WINDOWS_AT_ONCE", 21)
+    monkeypatch.setitem(WINDOWS_AT_ONCE, "cpu", 21)
     pieces = invert(gru(12), start, iterations=3).series
     torch.testing.assert_close(whole, pieces, rtol=1e-9, atol=1e-12)
 
@@ -82,3 +82,16 @@ def test_progress_is_told_and_the_residual_never_grows() -> None:
     invert(gru(12), torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=8, tick=costs.append)
     assert len(costs) == 8
     assert costs == sorted(costs, reverse=True)
+
+
+def test_numbers_that_nothing_depends_on_stop_no_search() -> None:
+    """The equations of one node are singular: it stays where it is, and the others are found."""
+    target = gru(sent=12)
+
+    def blind(unknown: Tensor, some: slice) -> Tensor:
+        return target.encode(unknown, some) * torch.tensor([1.0, 0.0], dtype=torch.float64)[:, None, None]
+
+    partly = Target(target.received, target.starts, blind, target.rows, target.kinds)
+    found = invert(partly, torch.zeros(NODES, ROWS, 1, dtype=torch.float64), iterations=25).series[..., 0]
+    assert (found[0] - readings()[0]).square().mean().sqrt() < 0.05
+    assert found[1].abs().max() == 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.verbs import Prepare, plan_of, starts_of
 from cnfgnn.attack.observe import observe
-from cnfgnn.attack.recording import Recorder, Recording
+from cnfgnn.attack.recording import Recorder, Recording, SetUp
 from cnfgnn.attack.replica import Received
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import RunError
@@ -101,13 +101,30 @@ def test_personal_weights_are_never_in_it(data: Dataset) -> None:
     assert all(len(w) == 6 for w in recording.intervals[0].after.values())
 
 
+def test_it_does_not_depend_on_how_nodes_are_spread_over_sites(data: Dataset) -> None:
+    recordings = []
+    for groups in ([[0, 1, 2, 3, 4, 5]], [[4, 1], [0, 2, 3, 5]]):
+        experiment = simulate(data, small("at-fedavg"), groups=groups)
+        strategy = server(experiment)
+        told = SetUp(experiment.owners[0][1].settings, experiment.scaler, experiment.windows)
+        recorder = Recorder(strategy.everyone.transport, {"train": slice(5, 25)}, told)
+        strategy.everyone.transport = strategy.nodes.transport = recorder
+        strategy.round(1)
+        recordings.append(tensors(recorder.recording()))
+    one, two = recordings
+    assert one.keys() == two.keys()
+    assert any(name.startswith("minibatches.") for name in one)
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], rtol=1e-9, atol=1e-12)
+
+
 def test_nodes_that_do_not_answer_are_left_out(data: Dataset) -> None:
     experiment = simulate(data, small("at-fedavg"), groups=[[0, 1, 2], [3, 4, 5]])
     strategy = server(experiment)
     inner = strategy.everyone.transport
     recorder = Recorder(inner, {"test": slice(0, 4)})
     strategy.everyone.transport = strategy.nodes.transport = recorder
-    strategy.everyone.load(strategy.everyone.weights() and _first(strategy.everyone.weights()))
+    strategy.everyone.load({name: w[:1] for name, w in strategy.everyone.weights().items()})
     inner.away.add("site-1")  # type: ignore[attr-defined]
     strategy.everyone.encode(split="test")
     with pytest.raises(RunError, match="nothing was recorded: the nodes were not prepared"):
@@ -115,10 +132,6 @@ def test_nodes_that_do_not_answer_are_left_out(data: Dataset) -> None:
     h_c = recorder.states["test"].h_c
     assert not h_c[:3].isnan().any()
     assert h_c[3:].isnan().all()
-
-
-def _first(theta: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: w[:1] for name, w in theta.items()}
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ LABELS = {
     "synthetic": "network, made-up readings",
     "colluding": "network, colluding sensor",
     "series": "whole series at once",
-    "series-training": "whole series at once",
+    "series-training": "series of training minibatches",
     "gradients": "with gradients and weights",
     "smoother": "series, smoother (colluding)",
     "smoother-noise": "series, smoother (known blur)",
@@ -73,12 +73,12 @@ class Attacker:
     def estimates(self, attacks: Iterable[str] = ATTACKS) -> dict[str, Estimate]:
         """The estimate of each attack, by the keys of `LABELS`. True readings have no way into this."""
         wanted, found = set(attacks), {}
-        rows, colluder, guess = self._with_colluder(), self.colluder, None
+        rows, colluder, guess = self.with_colluder(), self.colluder, None
         common = (self.recording, self.split)
         if "synthetic" in wanted:
             tick = self._tick("synthetic")
             learned = from_synthetic(*common, rows, self.device, self.seed, self.effort.steps, tick)
-            found["synthetic"], guess = self._attacked(learned), learned.readings
+            found["synthetic"], guess = self.attacked(learned), learned.readings
         if "colluding" in wanted:
             assert colluder is not None
             tick = self._tick("colluding")
@@ -89,7 +89,7 @@ class Attacker:
             tick = self._tick("series")
             series = whole_series(*common, rows, self.device, guess, self.effort.iterations, tick)
             if "series" in wanted:
-                found["series"] = self._attacked(series)
+                found["series"] = self.attacked(series)
             if "smoother" in wanted:
                 found |= self.smoothed(series)
         if "gradients" in wanted:
@@ -106,15 +106,15 @@ class Attacker:
         if self.colluder is not None:
             made["smoother"] = smoothed_like(lines, lines[-1], self.colluder.readings)
         made["smoother-noise"] = smoothed_by_noise(lines, public.blur[rows])
-        return {key: self._attacked(estimate.with_readings(key, made[key])) for key in made}
+        return {key: self.attacked(estimate.with_readings(key, made[key])) for key in made}
 
-    def _with_colluder(self) -> Tensor:
+    def with_colluder(self) -> Tensor:
         """The attacked rows, and the colluder's last."""
         if self.colluder is None:
             return self.rows
         return torch.cat([self.rows, torch.tensor([self.colluder.row])])
 
-    def _attacked(self, estimate: Estimate) -> Estimate:
+    def attacked(self, estimate: Estimate) -> Estimate:
         """Without the colluding sensor, of which nothing has to be estimated."""
         n = len(self.rows)
         windows = None if estimate.windows is None else estimate.windows[:n]
@@ -163,10 +163,8 @@ def attack_run(
     """
     chosen = _checked(attacks, colluding, data.readings.ids)
     compute = Compute.of(ComputeConfig(device=device))  # in full float32
-    watch("recording", 0.0)
     training = attacks is None or "gradients" in chosen
-    observed = observe(run, data, split, windows, training)
-    watch("recording", 1.0)
+    observed = observe(run, data, split, windows, training, lambda share: watch("recording", share))
     truth = true_readings(run, data)
     torch.set_float32_matmul_precision("highest")  # the run may have been trained in tf32
     recording, public = observed.recording, public_facts(observed.recording)
@@ -183,7 +181,7 @@ def attack_run(
         blur=float(public.blur.max()),
         sensors=[public.ids[row] for row in rows.tolist()],
         colluding=None if colluder is None else public.ids[colluder.row],
-        lines=_judged(attacker, chosen, truth, observed.copy),
+        lines=judge(attacker, chosen, truth, observed.copy),
     )
 
 
@@ -194,7 +192,7 @@ def true_readings(run: Run, data: Dataset) -> Tensor:
     return values.masked_fill(torch.from_numpy(readings.missing.T.copy()), torch.nan)
 
 
-def _judged(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tensor | None) -> list[Line]:
+def judge(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tensor | None) -> list[Line]:
     """The guesses, the attacks, and what the same attacker makes of the copy."""
     recording, found = attacker.recording, attacker.estimates(chosen)
     overall = recording.set_up.scaler.mean
@@ -203,13 +201,20 @@ def _judged(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tens
     lines = guesses(like, {OVERALL_MEAN: torch.full_like(means, overall), SENSOR_MEAN: means}, truth)
     lines += [judged(estimate, LABELS[key], truth, key.split("-")[0]) for key, estimate in found.items()]
     if copy is not None and bool(public_facts(recording).blur.any()):
-        rows = attacker._with_colluder()
-        covered = torch.zeros(copy.shape[1], dtype=torch.bool)
-        covered[like.inputs.flatten()] = True
-        given = replace(like, rows=rows, readings=copy[rows].masked_fill(~covered, torch.nan), windows=None)
-        lines.append(judged(attacker._attacked(given), COPY, truth, "copy"))
-        for key, smooth in attacker.smoothed(given).items():
-            lines.append(judged(smooth, COPY_LABELS[key], truth, "copy"))
+        lines += _given_the_copy(attacker, like, copy, truth)
+    return lines
+
+
+def _given_the_copy(attacker: Attacker, like: Estimate, copy: Tensor, truth: Tensor) -> list[Line]:
+    """What the same attacker makes of the copy itself, from which everything that crosses is computed."""
+    rows = attacker.with_colluder()
+    beyond = torch.ones(copy.shape[1], dtype=torch.bool)
+    beyond[like.inputs.flatten()] = False
+    readings = torch.nan_to_num(copy[rows]).masked_fill(beyond, torch.nan)  # smoothers bridge the gaps
+    given = replace(like, rows=rows, readings=readings, windows=None)
+    lines = [judged(attacker.attacked(given), COPY, truth, "copy")]
+    for key, smooth in attacker.smoothed(given).items():
+        lines.append(judged(smooth, COPY_LABELS[key], truth, "copy"))
     return lines
 
 

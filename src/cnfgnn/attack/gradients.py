@@ -25,6 +25,9 @@ from cnfgnn.errors import RunError
 from cnfgnn.models.cell import plain_operations
 from cnfgnn.models.params import Params
 
+# nodes x windows at a time: derivatives of gradients take megabytes for each
+AT_ONCE = {"cpu": 1 << 9, "cuda": 1 << 12}
+
 
 def with_gradients(
     recording: Recording,
@@ -174,7 +177,8 @@ class _Crossed:
 
         rows, kinds = self._layout(length)
         received = torch.cat([self.h_c, self.gradient], dim=-1) / scale
-        return Target(received, self.starts - self.offset, encode, rows, kinds)
+        at_once = AT_ONCE.get(self.replica.device.type, AT_ONCE["cuda"])
+        return Target(received, self.starts - self.offset, encode, rows, kinds, at_once)
 
     def _crossing(self, group: _Group, windows: slice, readings: Tensor, profile: Tensor | None) -> Tensor:
         """(n b s+e): the hidden states and gradients of some windows of a minibatch."""

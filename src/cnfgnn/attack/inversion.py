@@ -18,10 +18,10 @@ from torch import Tensor
 
 from cnfgnn.models.cell import plain_operations
 
-WINDOWS_AT_ONCE = 1 << 15  # nodes x windows whose Jacobian is in memory at a time
+WINDOWS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 15}  # nodes x windows whose Jacobian is in memory at a time
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-9, 1e9
 EASED, TIGHTENED = 0.3, 4.0  # what a step that helped, and one that did not, does to the damping
-HARDLY, PATIENCE = 0.999, 6  # stop after so many steps in a row that leave more than this share of the cost
+HARDLY, PATIENCE = 0.999, 10  # stop after so many steps in a row that leave more than this share of the cost
 FURTHEST = 12.0  # standard deviations: no reading is sought further from the mean
 
 
@@ -34,6 +34,7 @@ class Target:
     encode             the same numbers (n b s) of some windows, given their unknown numbers (n b p)
     rows      (p,)     the row of each unknown number, counted from the start of its window
     kinds     (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
+    at_once            nodes x windows to encode at a time; None for as many as suit the device
     """
 
     received: Tensor
@@ -41,6 +42,7 @@ class Target:
     encode: Callable[[Tensor, slice], Tensor]
     rows: Tensor
     kinds: Tensor
+    at_once: int | None = None
 
     @property
     def span(self) -> int:
@@ -135,14 +137,17 @@ class _System:
         )
 
     def solve(self, damping: Tensor) -> Tensor:
-        """The step (n T k) of Levenberg and Marquardt, by a Cholesky factorisation block by block."""
+        """The step (n T k) of Levenberg and Marquardt, by a Cholesky factorisation block by block.
+
+        A node whose system is too near to singular for that takes no step, and gets more damping.
+        """
         diagonal, right = self.diagonal.double(), self.right.double()
         below = self.below.double()
         scale = diagonal.diagonal(dim1=-2, dim2=-1)
         scale = scale + 1e-6 * scale.mean(dim=(1, 2), keepdim=True)
         diagonal = diagonal + torch.diag_embed(damping.double()[:, None, None] * scale + 1e-12)
         factors, couplings, forward = [], [], []
-        previous = None
+        previous, failed = None, torch.zeros_like(damping, dtype=torch.bool)
         for k in range(diagonal.shape[1]):
             block, value = diagonal[:, k], right[:, k, :, None]
             if previous is not None:
@@ -150,7 +155,9 @@ class _System:
                 couplings.append(coupling)
                 block = block - coupling @ coupling.mT
                 value = value - coupling @ previous
-            factors.append(torch.linalg.cholesky(block))
+            factor, problem = torch.linalg.cholesky_ex(block)
+            failed = failed | (problem > 0) | factor.isnan().any(dim=2).any(dim=1)
+            factors.append(torch.where(failed[:, None, None], torch.eye(len(factor[0])).to(factor), factor))
             previous = torch.linalg.solve_triangular(factors[-1], value, upper=False)
             forward.append(previous)
         steps = []
@@ -162,7 +169,7 @@ class _System:
             after = torch.linalg.solve_triangular(factors[k].mT, value, upper=True)
             steps.append(after[..., 0])
         n, rows, series = self.shape
-        whole = torch.stack(steps[::-1], dim=1).reshape(n, -1)
+        whole = torch.stack(steps[::-1], dim=1).reshape(n, -1).masked_fill(failed[:, None], 0.0)
         return whole[:, : rows * series].reshape(n, rows, series).to(self.right.dtype)
 
 
@@ -220,5 +227,6 @@ def _jacobian(target: Target, unknown: Tensor, windows: slice) -> tuple[Tensor, 
 
 
 def _pieces(target: Target, n: int) -> Iterator[slice]:
-    width, count = max(1, WINDOWS_AT_ONCE // n), len(target.starts)
+    at_once = target.at_once or WINDOWS_AT_ONCE.get(target.received.device.type, WINDOWS_AT_ONCE["cuda"])
+    width, count = max(1, at_once // n), len(target.starts)
     return (slice(start, min(start + width, count)) for start in range(0, count, width))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +56,12 @@ def check_attackable(run: Run) -> None:
 
 
 def observe(
-    run: Run, data: Dataset, split: Split = "test", windows: int = 0, training: bool = True
+    run: Run,
+    data: Dataset,
+    split: Split = "test",
+    windows: int = 0,
+    training: bool = True,
+    tick: Callable[[float], None] = lambda share: None,
 ) -> Observation:
     """What the server of a run receives, as a recording.
 
@@ -63,11 +69,13 @@ def observe(
     simulator, evaluated and, with `training`, trained for one more round.
 
     windows  how many windows of the split to keep; 0 keeps all
+    tick     called with the share that is done
     """
     check_attackable(run)
+    tick(0.0)
     path = run.folder / RECORDING_FILE
     if path.is_file():
-        recording, copy = Recording.load(path), None
+        copy, recording = None, Recording.load(path)
         series = Series.of(clean_dataset(data, run.config.data).readings)
         if recording.nodes != series.nodes:
             problem = f"has {recording.nodes} sensors, but the readings to judge by have {series.nodes}"
@@ -75,17 +83,23 @@ def observe(
     else:
         experiment = restore_best(run, data)
         series = _series(experiment)
-        recording, copy = (
-            _record(run, experiment, split, windows, training),
-            torch.from_numpy(series.values),
-        )
+        copy = torch.from_numpy(series.values)
+        recording = _record(run, experiment, split, windows, training, tick)
     if recording.public is None:
         public = _public_facts(recording.set_up, series, data.readings.ids, run.config)
         recording = replace(recording, public=public)
+    tick(1.0)
     return Observation(recording, copy)
 
 
-def _record(run: Run, experiment: Experiment, split: Split, windows: int, training: bool) -> Recording:
+def _record(
+    run: Run,
+    experiment: Experiment,
+    split: Split,
+    windows: int,
+    training: bool,
+    tick: Callable[[float], None],
+) -> Recording:
     server = experiment.strategy
     assert isinstance(server, Server)
     kept = _kept(experiment.windows, split, windows, training)
@@ -98,11 +112,26 @@ def _record(run: Run, experiment: Experiment, split: Split, windows: int, traini
     server.everyone.load(part(state, "theta_bar."), "evaluation", wire="full")
     server.everyone.encode(split=split, purpose="evaluation")
     if training:
+        _count(experiment, server, tick)
         server.step = int(state["step"])
         if isinstance(server, Alternating):
             server.embed(server.encode())
         server.round(min(run.progress.best.r_g + 1, experiment.config.training.rounds))
     return recorder.recording()
+
+
+def _count(experiment: Experiment, server: Server, tick: Callable[[float], None]) -> None:
+    """Count the minibatches of the coming round."""
+    done, total = 0, max(1, server.minibatches)
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        tick(min(1.0, done / total))
+
+    server.tick = count
+    for _, owner in experiment.owners:
+        _nodes(owner).tick = count
 
 
 def _kept(windows: Windows, split: Split, count: int, training: bool) -> dict[Split, slice]:
