@@ -75,7 +75,7 @@ def another_truth(data: Dataset, kind: str, seed: int = 0) -> Dataset:
     and stays; the number that stands where a reading is missing is not, and changes."""
     readings, rng = data.readings, np.random.default_rng(seed)
     public = np.isnan(readings.values) | (readings.values == CODE)
-    values = TRUTHS[kind](np.nan_to_num(readings.values), rng)
+    values = TRUTHS[kind](np.where(public, 0, readings.values), rng)
     values = np.where(readings.missing, rng.normal(0, 9, values.shape), values)
     values = np.where(public, readings.values, values).astype(np.float32)
     return replace(data, readings=replace(readings, values=values))
