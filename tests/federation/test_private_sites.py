@@ -119,6 +119,9 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
     ):
         assert status["state"] == "finished", status["problem"]
         assert f"sites north, west have {NO_BLUR}" in status["warnings"]
+    sites.set("west", blur=2.0)
+    said = "site north has no blur: from what it sends, this server can estimate each of its readings, nearly"
+    assert f"{said} exactly" in sites.forecast()["warnings"]
 
 
 def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
