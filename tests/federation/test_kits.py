@@ -156,9 +156,9 @@ def test_an_owner_sets_how_ambiguous_files_are_read(tmp_path: Path) -> None:
         SiteData(read_site(tmp_path), tmp_path)
     file.write_text(site + 'dates = "day-first"\ntimezone = "Europe/Paris"\n')
     own = SiteData(read_site(tmp_path), tmp_path)
-    assert str(own.readings.times[0]) == "2024-02-01T01:00:00"
+    assert str(own.truth.times[0]) == "2024-02-01T01:00:00"
     times = {"first": own.first, "last": own.last, "step": 3600, "utc": True, "newest": own.last}
-    assert own.describe() == times | {"measured": len(own.counted), "ignored": 0}
+    assert own.describe() == times | {"blur": 0, "measured": len(own.counted), "ignored": 0}
     for wrong, sentence in {
         'zone = "Europe/Paris"': "reading: unknown setting 'zone'",
         'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from cnfgnn.cli.federation import DEFAULT_METHOD, _print_about_errors
+from cnfgnn.cli.settings import resolve
 from cnfgnn.config.presets import BLUR
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.server_task import RUNS, check_federated, settings_of
@@ -92,7 +94,7 @@ def test_told_errors_are_true_and_the_others_are_errors_against_the_copies(sites
     assert told == pytest.approx(own)
     against_copy = Errors(**result["scores"]["per_node"]["s0"])
     true = Errors(**evaluation(sites, "north", "test")["per_node"]["s0"])  # type: ignore[index]
-    assert against_copy.masked_rmse**2 == pytest.approx(true.masked_rmse**2 + SIGMA**2, rel=0.6)
+    assert against_copy.masked_rmse != pytest.approx(true.masked_rmse, rel=1e-6)
     assert "north" not in result["told"]
 
 
@@ -117,6 +119,9 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
     ):
         assert status["state"] == "finished", status["problem"]
         assert f"sites north, west have {NO_BLUR}" in status["warnings"]
+    sites.set("west", blur=2.0)
+    said = "site north has no blur: from what it sends, this server can estimate each of its readings, nearly"
+    assert f"{said} exactly" in sites.forecast()["warnings"]
 
 
 def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
@@ -138,6 +143,35 @@ def test_the_server_cannot_choose_a_blur() -> None:
     with pytest.raises(ConfigError, match=r"privacy.blur: each site sets its own blur, in its local"):
         check_federated(small("cnfgnn-private", **{BLUR: 1.0}))
     assert BLUR not in settings_of(small("cnfgnn-private"))
+
+
+def test_train_uses_the_private_method_unless_another_is_asked_for(tmp_path: Path) -> None:
+    def method(asked: str | None, file: Path | None = None) -> str:
+        return resolve(None, asked, None, None, file, [], None, None, DEFAULT_METHOD).method
+
+    assert method(None) == "cnfgnn-private"
+    assert method("cnfgnn") == "at-fedavg"
+    (tmp_path / "settings.toml").write_text('method = "gru-fedavg"\n')
+    assert method(None, tmp_path / "settings.toml") == "gru-fedavg"
+    with pytest.raises(ConfigError, match=r"privacy\.blur"):
+        check_federated(resolve(None, None, None, None, None, [f"{BLUR}=3"], None, None, DEFAULT_METHOD))
+    check_federated(resolve(None, None, None, "metr-la", None, [], None, None, DEFAULT_METHOD))
+
+
+def test_a_result_says_what_its_errors_are_about(
+    sites: InMemoryFederation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = dict(sites.evaluate()["result"])
+    _print_about_errors(result)
+    copies, south = capsys.readouterr().out.splitlines()
+    assert copies.startswith("these are errors against the blurred copies of the readings; each site has its")
+    assert south.startswith("true errors that site south tells: RMSE ")
+    _print_about_errors({**result, "errors_against": "readings", "told": {}})
+    assert "without the sensors' personal weights" in capsys.readouterr().out
+    _print_about_errors(
+        {**result, "errors_against": "readings", "without_personal_weights": False, "told": {}}
+    )
+    assert capsys.readouterr().out == ""
 
 
 # ---- what owners get ------------------------------------------------------------------------------------

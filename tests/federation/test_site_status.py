@@ -99,8 +99,10 @@ def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Pa
     ):
         assert part in told
     SiteStatus(kit).record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
+    SiteStatus(kit).record_evaluation("evaluations/one-test.json", "test", 4.25, float("nan"))
     SiteStatus(kit).record_problem("save", "states/x: cannot be written (No space left on device)")
     told = said("federation", "status", kit)
+    assert "last evaluation (test): RMSE 4.250, MAE -; evaluations/one-test.json, made 20" in told
     assert "last forecast: forecasts/latest.csv" in told
     assert "save: states/x: cannot be written (No space left on device)" in told
     assert json.loads(said("federation", "status", kit, "--json"))["failed"][0]["verb"] == "save"

@@ -75,13 +75,14 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
     finally:
         for kit in kits.values():
             processes.down(kit)
-    say("now the simulator, on the same readings and without a failure:")
+    say("the server knows errors against the blurred copies; each site has its true ones in its own kit")
+    say("now the simulator, on the same readings with the same blur and without a failure:")
     experiment = simulate(data, config)
     simulated = evaluate_best(experiment, train(experiment))
     return {
-        "federation, against the blurred copies (what its server knows)": result["scores"]["overall"],
-        "federation, true errors (what its sites know)": vars(_true_errors([kits[name] for name in SITES])),
-        "simulator with the same blur, true errors": vars(simulated.test.overall),
+        "federation, against the copies": result["scores"]["overall"],
+        "federation, true errors": vars(_true_errors([kits[name] for name in SITES])),
+        "simulator, true errors": vars(simulated.test.overall),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +50,10 @@ class SiteStatus:
 
     def record_evaluation(self, file: str, split: str, rmse: float, mae: float) -> None:
         """Record the true errors of an evaluation, which only the owner knows."""
-        evaluation = {"time": time.time(), "file": file, "split": split, "rmse": rmse, "mae": mae}
+        errors = {
+            name: None if math.isnan(error) else error for name, error in (("rmse", rmse), ("mae", mae))
+        }
+        evaluation = {"time": time.time(), "file": file, "split": split, **errors}
         self._update(lambda status: {"evaluation": evaluation})
 
     def record_problem(self, verb: str, problem: str) -> None:

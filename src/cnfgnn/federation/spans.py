@@ -126,11 +126,14 @@ def unblurred_warnings(spans: Mapping[str, Span]) -> list[str]:
     names = [name for name, span in spans.items() if span.blur == 0]
     if not names:
         return []
-    sites = f"site {names[0]} has" if len(names) == 1 else f"sites {', '.join(names)} have"
-    return [
-        f"{sites} no blur: from what they send, this server can estimate each of their readings, nearly"
-        " exactly"
-    ]
+    if len(names) == 1:
+        said = (
+            f"site {names[0]} has no blur: from what it sends, this server can estimate each of its readings"
+        )
+    else:
+        sites = f"sites {', '.join(names)} have"
+        said = f"{sites} no blur: from what they send, this server can estimate each of their readings"
+    return [f"{said}, nearly exactly"]
 
 
 def age_if_old(newest: int, step: int, utc: bool, now: float) -> str:
