@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.server import Alternating, Server
@@ -103,7 +101,7 @@ def _record(
     server = experiment.strategy
     assert isinstance(server, Server)
     kept = _kept(experiment.windows, split, windows, training)
-    clients = _nodes(experiment.owners[0][1])
+    clients = experiment.owners[0][1].nodes
     told = SetUp(clients.settings, experiment.scaler, experiment.windows)
     recorder = Recorder(server.everyone.transport, kept, told)
     server.everyone.transport = server.nodes.transport = recorder
@@ -131,7 +129,7 @@ def _count(experiment: Experiment, server: Server, tick: Callable[[float], None]
 
     server.tick = count
     for _, owner in experiment.owners:
-        _nodes(owner).tick = count
+        owner.nodes.tick = count
 
 
 def _kept(windows: Windows, split: Split, count: int, training: bool) -> dict[Split, slice]:
@@ -161,24 +159,13 @@ def _public_facts(told: SetUp, series: Series, ids: tuple[str, ...], config: Con
         torch.from_numpy(absent.copy()),
         torch.from_numpy(~series.missing),
         known,
-        torch.full((series.nodes,), blur_of(config), dtype=torch.float64),
+        torch.full((series.nodes,), config.privacy.blur, dtype=torch.float64),
     )
-
-
-def blur_of(config: Config) -> float:
-    """The standard deviation of the noise on the copies, in the readings' unit."""
-    return float(getattr(getattr(config, "privacy", None), "blur", 0.0))
-
-
-def _nodes(owner: Any) -> Clients:
-    """What answers verbs for an owner."""
-    nodes: Clients = getattr(owner, "nodes", owner)
-    return nodes
 
 
 def _series(experiment: Experiment) -> Series:
     """What the nodes compute with, of all of them."""
-    parts = [(rows.numpy(), _nodes(owner).series) for rows, owner in experiment.owners]
+    parts = [(rows.numpy(), owner.nodes.series) for rows, owner in experiment.owners]
     first = parts[0][1]
     n = sum(len(rows) for rows, _ in parts)
     values, missing = np.empty((n, first.values.shape[1])), np.empty((n, first.values.shape[1]), dtype=bool)
