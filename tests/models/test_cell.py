@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cnfgnn.models.cell import Cell
+from cnfgnn.models.cell import Cell, plain_operations
 from tests.conftest import needs_bf16
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -54,3 +54,18 @@ def test_bf16_is_close_to_float32_and_keeps_a_float32_state() -> None:
     for rough, exact in zip(outcome(True), outcome(False), strict=True):
         assert rough.dtype == torch.float32
         assert (rough - exact).norm() < 0.02 * exact.norm()
+
+
+def test_plain_operations_give_the_same_step() -> None:
+    generator = torch.Generator().manual_seed(3)
+    shapes = {"weight_ih": (12, 2), "weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)}
+    theta = {
+        f"encoder.0.{name}": torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
+    x = torch.randn(2, 5, 2, generator=generator, dtype=torch.float64)
+    h = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64)
+    cell = Cell(theta, "encoder.0")
+    with plain_operations():
+        plain = cell.step(x, h)
+    torch.testing.assert_close(plain, cell.step(x, h))

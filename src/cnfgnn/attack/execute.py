@@ -197,10 +197,13 @@ def judge(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tensor
     recording, found = attacker.recording, attacker.estimates(chosen)
     overall = recording.set_up.scaler.mean
     means = sensor_means(recording.moments, overall)[attacker.rows]
-    like = next((e for e in found.values() if e.split == attacker.split), next(iter(found.values())))
-    lines = guesses(like, {OVERALL_MEAN: torch.full_like(means, overall), SENSOR_MEAN: means}, truth)
+    first = {estimate.split: estimate for estimate in reversed(found.values())}  # of each split
+    lines = []
+    for like in reversed(first.values()):
+        lines += guesses(like, {OVERALL_MEAN: torch.full_like(means, overall), SENSOR_MEAN: means}, truth)
     lines += [judged(estimate, LABELS[key], truth, key.split("-")[0]) for key, estimate in found.items()]
     if copy is not None and bool(public_facts(recording).blur.any()):
+        like = first.get(attacker.split, like)
         lines += _given_the_copy(attacker, like, copy, truth)
     return lines
 

@@ -22,6 +22,7 @@ WINDOWS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 15}  # nodes x windows whose Jac
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-9, 1e9
 EASED, TIGHTENED = 0.3, 4.0  # what a step that helped, and one that did not, does to the damping
 HARDLY, PATIENCE = 0.999, 10  # stop after so many steps in a row that leave more than this share of the cost
+SPREAD = 3.0  # standard deviations that unknown numbers are expected to be from the mean
 FURTHEST = 12.0  # standard deviations: no reading is sought further from the mean
 
 
@@ -34,6 +35,8 @@ class Target:
     encode             the same numbers (n b s) of some windows, given their unknown numbers (n b p)
     rows      (p,)     the row of each unknown number, counted from the start of its window
     kinds     (p,)     which series it belongs to: 0 the readings, 1 the profile that a model may use
+    prior     (n,)     how much the square of an unknown number counts beside a squared residual; None for not
+                       at all. It keeps numbers near the mean that hardly anything depends on.
     at_once            nodes x windows to encode at a time; None for as many as suit the device
     """
 
@@ -42,6 +45,7 @@ class Target:
     encode: Callable[[Tensor, slice], Tensor]
     rows: Tensor
     kinds: Tensor
+    prior: Tensor | None = None
     at_once: int | None = None
 
     @property
@@ -174,7 +178,7 @@ class _System:
 
 
 def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
-    """The system at this series, and each node's mean squared residual (n,)."""
+    """The system at this series, and each node's mean squared residual (n,), with its prior."""
     n, rows, series = found.shape
     size = target.span * series  # of a block: a window touches two neighbouring ones at most
     blocks = -(-rows * series // size)
@@ -202,6 +206,10 @@ def _normal_equations(target: Target, found: Tensor) -> tuple[_System, Tensor]:
             chosen = which.flatten().nonzero().flatten()
             into.index_add_(1, where.flatten()[chosen], gram[:, chosen])
     shape = (n, blocks, size, size)
+    if target.prior is not None:
+        diagonal.view(shape).diagonal(dim1=-2, dim2=-1).add_(target.prior[:, None, None])
+        right[:, : rows * series] -= target.prior[:, None] * found.flatten(1)
+        cost += target.prior * found.square().sum(dim=(1, 2))
     system = _System(diagonal.view(shape), below.view(shape), right.view(n, blocks, size), found.shape)
     return system, cost / target.received[0].numel()
 

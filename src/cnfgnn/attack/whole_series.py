@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.attack.estimates import Estimate
-from cnfgnn.attack.inversion import Target
+from cnfgnn.attack.inversion import SPREAD, Target
 from cnfgnn.attack.recording import Recording
 from cnfgnn.attack.replica import Received, rounding
 from cnfgnn.attack.restarts import search
@@ -70,7 +70,8 @@ def series_target(received: Received) -> tuple[Target, int]:
         batch = replica.batch(received.starts[some], unknown[..., :history], profile)
         return replica.encode(received.theta, batch)
 
-    return Target(received.h_c, received.starts - offset, encode, rows, kinds), offset
+    prior = (rounding(received.h_c, replica.settings.wire) / SPREAD).square()
+    return Target(received.h_c, received.starts - offset, encode, rows, kinds, prior), offset
 
 
 def _both_series(readings: Tensor, series: int, length: int) -> Tensor:
