@@ -130,15 +130,18 @@ def partitions(draw: st.DrawFn, n: int) -> list[list[int]]:
 
 
 @st.composite
-def changes(draw: st.DrawFn) -> dict[str, Any]:
+def changes(draw: st.DrawFn, method: str) -> dict[str, Any]:
     """Settings that change what leaves, and how."""
     return {
+        "training.seen": draw(st.sampled_from([1.0, 0.5])) if METHODS[method].inductive else 1.0,
         "seed": draw(st.integers(0, 2**31)),
         "privacy.blur": draw(st.floats(0.01, 100)),
         "data.missing": draw(st.sampled_from(["masked", "as-truth"])),
         "data.missing_value": draw(st.sampled_from([(), (CODE,)])),
         "data.outliers": draw(st.sampled_from(["missing", "keep"])),
         "training.wire": draw(st.sampled_from(["full", "bf16", "int8"])),
+        "training.client_batch": 20,  # also a short series has as many windows
+        "training.server_batch": 20,
         "compute.precision": draw(st.sampled_from(["fp64", "fp32"])),
     }
 
@@ -146,13 +149,13 @@ def changes(draw: st.DrawFn) -> dict[str, Any]:
 def check_that_two_truths_look_the_same(folder: Path, draw: st.DataObject) -> None:
     method = draw.draw(st.sampled_from(FEDERATED), "method")
     n = draw.draw(st.integers(2, 4), "sensors")
-    data = city(draw.draw(st.integers(0, 1000), "data"), n, draw.draw(st.integers(40, 80), "rows"))
+    data = city(draw.draw(st.integers(0, 1000), "data"), n, draw.draw(st.integers(45, 80), "rows"))
     values, missing = data.readings.values, data.readings.missing
     values[5:7, 0] = CODE
     values[9:12, 1], missing[9:12, 1] = 0, True  # a number that is no reading
     groups = draw.draw(partitions(n), "groups")
     kinds = draw.draw(st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)), "truths")
-    truths = TwoTruths.of(folder, brief(method, **draw.draw(changes())), data, kinds, seed=1)
+    truths = TwoTruths.of(folder, brief(method, **draw.draw(changes(method))), data, kinds, seed=1)
     met = draw.draw(faults(len(groups)), "faults")
     one, other = (train_with_faults(truths, truth, groups, met) for truth in truths)
     assert differences(one, other) == []
