@@ -21,6 +21,7 @@ from cnfgnn.config.settings import (
     Missing,
     ModelConfig,
     Precision,
+    PrivacyConfig,
     TrainingConfig,
     Wire,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "NodeError",
     "Phase",
     "Precision",
+    "PrivacyConfig",
     "Progress",
     "Readings",
     "Result",

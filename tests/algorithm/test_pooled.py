@@ -29,7 +29,7 @@ def test_a_round_equals_end_to_end_training(method: str, data: Dataset) -> None:
         batch, has = clients.data.batch("train", clients.client_batches[draw])
         h_c = clients.model.encode(theta, batch)
         h_G = None if gn is None else gn(h_c, edges, has)
-        loss = clients.losses(theta, batch, h_G, clients.coins[step], h_c).sum()
+        loss = clients.forecaster.losses(theta, batch, h_G, clients.coins[step], h_c).sum()
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

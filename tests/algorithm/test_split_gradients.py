@@ -38,7 +38,7 @@ def end_to_end(server: Server, clients: Clients) -> tuple[dict[str, Tensor], lis
     batch, has = clients.data.batch("train", windows)
     h_c = clients.model.encode(theta, batch)
     h_G = server.gn.gn(h_c, server.graph, has)
-    loss = clients.losses(theta, batch, h_G, clients.coins[0], h_c).sum()
+    loss = clients.forecaster.losses(theta, batch, h_G, clients.coins[0], h_c).sum()
     weights = list(server.gn.gn.parameters())
     grads = torch.autograd.grad(loss, [*theta.values(), *weights])
     return dict(zip(theta, grads, strict=False)), list(grads[len(theta) :])

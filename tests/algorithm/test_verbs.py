@@ -103,12 +103,12 @@ def test_every_field_has_a_rule(verb: type[Verb]) -> None:
 @pytest.mark.parametrize("verb", ["embed", "step", "backward"])
 def test_arrays_that_a_verb_does_not_declare_are_not_carried_out(verb: str, data: Dataset) -> None:
     experiment = simulate(data, small("sl"))
-    clients = transport(experiment).groups[0][1].nodes
+    owner = transport(experiment).groups[0][1]
     numbers = next(one.call({}, "full").numbers for one in REQUESTS if one.name == verb)
     arrays = {"h_G": torch.zeros(6, 24, 4), "grad_h_c": torch.zeros(6, 24, 5)}
     for sent in (arrays, {}, {"readings": torch.zeros(6, 9)}):
         with pytest.raises(NodeError, match=f"{verb}.*it carries .* instead of"):
-            run(clients, [Call(verb, numbers, sent)])
+            run(owner, [Call(verb, numbers, sent)])
 
 
 # ---- catching up ----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_personal_weights_are_never_in_it(data: Dataset) -> None:
     recorder = Recorder(strategy.everyone.transport, {"train": slice(0, 10), "validation": slice(0, 5)})
     strategy.everyone.transport = strategy.nodes.transport = recorder
     told = Prepare(
-        experiment.owners[0][1].settings,
+        experiment.owners[0][1].nodes.settings,
         experiment.scaler.mean,
         experiment.scaler.std,
         plan_of(experiment.windows),
@@ -106,7 +106,7 @@ def test_it_does_not_depend_on_how_nodes_are_spread_over_sites(data: Dataset) ->
     for groups in ([[0, 1, 2, 3, 4, 5]], [[4, 1], [0, 2, 3, 5]]):
         experiment = simulate(data, small("at-fedavg"), groups=groups)
         strategy = server(experiment)
-        told = SetUp(experiment.owners[0][1].settings, experiment.scaler, experiment.windows)
+        told = SetUp(experiment.owners[0][1].nodes.settings, experiment.scaler, experiment.windows)
         recorder = Recorder(strategy.everyone.transport, {"train": slice(5, 25)}, told)
         strategy.everyone.transport = strategy.nodes.transport = recorder
         strategy.round(1)

@@ -22,9 +22,11 @@ import cnfgnn.privacy.copies
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError
 from cnfgnn.privacy.copies import (
+    BLOCK,
     COPIES_FILE,
     KEY_FILE,
     READING,
+    SENSORS_AT_ONCE,
     UNNAMED_KEY_FILE,
     Copies,
     CopyStore,
@@ -245,6 +247,43 @@ def test_a_process_that_is_killed_before_its_copies_are_on_disk_has_not_used_the
 
 
 # ---- damage ---------------------------------------------------------------------------------------------
+
+
+def test_processes_that_begin_at_the_same_time_make_one_key(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_blur, args=(tmp_path / "owner", seed)) for seed in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert CopyStore(tmp_path / "owner").fingerprint
+
+
+def test_copies_beyond_a_block_and_of_many_sensors_come_back(tmp_path: Path) -> None:
+    rows = 3 * BLOCK // 300
+    times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")
+    ids = tuple(f"s{k}" for k in range(SENSORS_AT_ONCE + 1))
+    values = np.random.default_rng(0).normal(50, 10, (rows, len(ids))).astype(np.float32)
+    true = Readings(times, ids, values, np.isnan(values))
+    early = replace(true, times=times[5:900], values=values[5:900], missing=true.missing[5:900])
+    store = CopyStore(tmp_path)
+    first = store.blur(early, 5.0)
+    all_of_them, sigmas = CopyStore(tmp_path).blur_with_sigmas(true, 2.0)
+    np.testing.assert_array_equal(all_of_them.values[5:900], first.values)
+    assert sigmas == {5.0: 895 * len(ids), 2.0: (rows - 895) * len(ids)}
+    np.testing.assert_array_equal(CopyStore(tmp_path).blur(true, 9.0).values, all_of_them.values)
+
+
+def test_an_empty_file_of_copies_beside_a_key_is_a_lost_one(tmp_path: Path) -> None:
+    CopyStore(tmp_path).blur(some_readings(), 5.0)
+    key = (tmp_path / KEY_FILE).read_bytes()
+    for path in tmp_path.glob(f"{COPIES_FILE}*"):
+        path.unlink()
+    (tmp_path / COPIES_FILE).touch()
+    with pytest.raises(RunError, match="is empty: restore this folder from a backup"):
+        CopyStore(tmp_path)
+    assert (tmp_path / KEY_FILE).read_bytes() == key
 
 
 def test_a_lost_key_or_copy_stops_the_owner_and_says_why(tmp_path: Path) -> None:

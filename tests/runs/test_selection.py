@@ -12,6 +12,7 @@ import torch
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
+from cnfgnn.algorithm.sums import Sums
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import RunError
 from cnfgnn.runs.folder import Run
@@ -96,10 +97,10 @@ class Absences:
             carrier.away = away(r_g)
             round_(r_g)
 
-        def note(split: Any) -> torch.Tensor:
+        def note(split: Any) -> Sums:
             found = score(split)
             if split == "validation":
-                self.sums.append(found)
+                self.sums.append(found.of_copy)
             return found
 
         strategy.round, strategy.score = begin, note  # type: ignore[method-assign]

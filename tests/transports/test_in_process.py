@@ -68,7 +68,7 @@ def test_tells_wait_for_the_next_ask(data: Dataset) -> None:
 
 def test_what_is_no_verb_cannot_be_called(data: Dataset) -> None:
     _, clients = group(data, [0], "a")
-    for name in ("series", "__init__", "losses", "batch", "theta", "store"):
+    for name in ("series", "__init__", "forecaster", "batch", "theta", "store"):
         with pytest.raises(NodeError, match="no such verb"):
             run(clients, [Call(name)])
 

@@ -30,7 +30,7 @@ KEY_FILE = "key"
 UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
 COPIES_FILE = "copies.sqlite"
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
-# A day of readings or more is one entry: a table with a row for each reading would take minutes to read.
+# Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
 BLOCK = 1 << 18  # seconds, about three days
 READING = np.dtype([("time", "<i8"), ("reading", "<f4"), ("sigma", "<f8"), ("copy", "<f4")])
 SENSORS_AT_ONCE = 64  # whose copies are written together: bounds the memory, and how long others wait
