@@ -24,6 +24,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
+from cnfgnn.runs.simulation import PRIVATE
 from cnfgnn.transports.in_process import InProcess
 
 pytest_plugins = ["tests.tiny_runs"]  # runs on a tiny city, for tests of the page, tables and commands
@@ -75,6 +76,8 @@ def small(method: str, **changes: Any) -> Config:
             "model.sent": 3 if METHODS[method].graph_network else 0,
             "training.average_every": 2,
         }
+    if method == PRIVATE:
+        sizes["privacy.blur"] = 2.0
     return preset(method).with_changes(
         {
             **sizes,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cnfgnn.cli.privacy import BLUR, _table
-from cnfgnn.config.settings import SETTINGS
+from cnfgnn.cli.privacy import _table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.errors import RunError
@@ -151,9 +150,8 @@ def test_a_run_of_a_federation_names_its_sites(tmp_path: Path) -> None:
     assert said("privacy", tmp_path / "run").startswith("north, south:\n")
 
 
-@pytest.mark.skipif(BLUR not in SETTINGS, reason="there is no setting for the blur of a run yet")
 def test_the_blur_of_a_run_is_that_of_its_settings(city_data: Dataset, tmp_path: Path) -> None:
-    Run.create(tmp_path / "run", tiny("gru-fedavg").with_changes({BLUR: 2.5}), city_data)
+    Run.create(tmp_path / "run", tiny("gru-fedavg").with_changes({"privacy.blur": 2.5}), city_data)
     out = tmp_path / "page.html"
     (guarantee,) = json.loads(said("privacy", tmp_path / "run", "--out", out, "--json"))["guarantees"]
     assert guarantee["blur"] == 2.5

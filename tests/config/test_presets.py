@@ -45,7 +45,7 @@ FOR_OTHER_DATA: dict[str, dict[str, Any]] = {
     "gru-local": BASELINE | {"training.client_rounds": 5},
     "gru-fmtl": BASELINE | {"training.client_rounds": 5},
     "cnfgnn-plus": PLUS_WITH_GRAPH,
-    "cnfgnn-private": PLUS_WITH_GRAPH,  # its blur is in the readings' unit: only data sets that are known have one
+    "cnfgnn-private": PLUS_WITH_GRAPH,
     "mlp-fedavg": PLUS | {"model.embedding": 0},
     "mlp-central": {
         "model.encoder": "perceptron",

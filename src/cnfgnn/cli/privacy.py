@@ -15,15 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cnfgnn.cli import progress
-from cnfgnn.config.settings import SETTINGS
-from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.files import write_whole
 
 if TYPE_CHECKING:
     from cnfgnn.privacy.explanation import Guarantee
     from cnfgnn.runs.folder import Run
 
-BLUR = "privacy.blur"
 TIME = re.compile(r"(\d+(?:\.\d+)?) *(s|min|h|d|days?|weeks?)", re.A)
 SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "day": 86400, "days": 86400} | dict.fromkeys(
     ("week", "weeks"), 7 * 86400
@@ -83,11 +81,14 @@ def privacy(
 
 def blurs_of(run: Run) -> dict[str, float]:
     """The blur of each site of a run; a run of the simulator has one, under the name ""."""
-    # Runs of versions without this setting have no blur.
-    blur = float(run.config.setting(BLUR)) if BLUR in SETTINGS else 0.0
     if run.data.federation is None:
-        return {"": blur}
-    return dict.fromkeys(run.data.federation.sites, blur)
+        return {"": run.config.privacy.blur}
+    try:
+        recorded = run.events()[0]["data"].get("blur") or {}
+        # A site that was away when the run began has told nothing; runs of earlier versions had no blur.
+        return {site: float(recorded.get(site) or 0.0) for site in run.data.federation.sites}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(run.folder, "its events are damaged") from error
 
 
 # ---- what was asked for ---------------------------------------------------------------------------------

@@ -56,6 +56,8 @@ def simulate(
     Inductive training puts seen and unseen nodes into separate groups.
     """
     method = check_method(config)
+    if method.name == PRIVATE and config.privacy.blur == 0 and scaler is None:
+        raise ConfigError("privacy.blur", HOW_TO_CHOOSE)
     truth, copy = truth_and_copy(data.readings, config, copies)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
@@ -92,8 +94,6 @@ def truth_and_copy(
     Which readings are missing is public and decided first. Outliers are sought in each of the two by itself,
     so that the copy tells nothing more of the readings.
     """
-    if config.method == PRIVATE and config.privacy.blur == 0:
-        raise ConfigError("privacy.blur", HOW_TO_CHOOSE)
     observed = mask_codes(readings, config.data)
     truth = mask_outliers(observed, config.data)
     if config.privacy.blur == 0:
