@@ -143,11 +143,23 @@ def test_a_run_without_blur_says_so(city_data: Dataset, tmp_path: Path) -> None:
 def test_a_run_of_a_federation_names_its_sites(tmp_path: Path) -> None:
     sites = FederatedData(0, "0123456789ab", {"north": ["a"], "south": ["b", "c"]})
     data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, 4, sites)
-    Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
+    run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
+    run.append("start", data={"blur": {"north": 2.5, "south": 2.5}})
     told = json.loads(said("privacy", tmp_path / "run", "--json"))
     assert told["step_seconds"] == 900
     assert [guarantee["sites"] for guarantee in told["guarantees"]] == [["north", "south"]]
+    assert [guarantee["blur"] for guarantee in told["guarantees"]] == [2.5]
     assert said("privacy", tmp_path / "run").startswith("north, south:\n")
+
+
+def test_each_site_of_a_federation_has_its_own_blur(tmp_path: Path) -> None:
+    sites = FederatedData(0, "0123456789ab", {"north": ["a"], "south": ["b"], "west": ["c"]})
+    data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, 4, sites)
+    run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
+    run.append("start", data={"blur": {"north": 2.5, "south": 0.5, "west": None}})
+    told = json.loads(said("privacy", tmp_path / "run", "--json"))["guarantees"]
+    found = {site: guarantee["blur"] for guarantee in told for site in guarantee["sites"]}
+    assert found == {"north": 2.5, "south": 0.5, "west": 0.0}
 
 
 def test_the_blur_of_a_run_is_that_of_its_settings(city_data: Dataset, tmp_path: Path) -> None:

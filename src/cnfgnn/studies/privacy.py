@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from cnfgnn.studies.paper import Outcome, change
 from cnfgnn.studies.plan import Plan
 from cnfgnn.studies.tables import Column, Mean, Table
 
-Attackers = Callable[[Run, Dataset], Mapping[str, float]]
-"""Attacks a finished run: RMSE of the reconstructed readings for each key of `ATTACKED`."""
+Attackers = Callable[[Sequence[Run], Dataset], Sequence[Mapping[str, float]]]
+"""Attacks finished runs: for each, RMSE of the reconstructed readings for each key of `ATTACKED`."""
 
 BLUR = "privacy.blur"
 PLAIN, PRIVATE, NO_GRAPH = "cnfgnn-plus", "cnfgnn-private", "mlp-fedavg"
@@ -133,24 +132,22 @@ def _megabytes(line: Line, data: Dataset) -> Mean:
 def _attacked(
     lines: Sequence[Line], data: Dataset, attackers: Attackers | None
 ) -> dict[float, Mapping[str, float]]:
-    """What attackers learn, by blur: they attack the first seed."""
-    found = {line.cells[BLUR]: _attack_once(line.runs[0], data, attackers) for line in lines if line.runs}
+    """What attackers learn, by blur: they attack the first seed. What earlier attacks on the same round found
+    is kept, because attacks take long."""
+    runs = {line.cells[BLUR]: line.runs[0] for line in lines if line.runs}
+    found = {blur: _found_before(run) for blur, run in runs.items()}
+    missing = [blur for blur, known in found.items() if known is None]
+    if attackers is not None and missing:
+        for blur, errors in zip(missing, attackers([runs[blur] for blur in missing], data), strict=True):
+            found[blur] = errors
+            content = {"round": runs[blur].progress.best.r_g, "found": dict(errors)}
+            write_whole(runs[blur].folder / ATTACKS_FILE, json.dumps(content, indent=1).encode())
     return {blur: errors for blur, errors in found.items() if errors}
 
 
-def _attack_once(run: Run, data: Dataset, attackers: Attackers | None) -> Mapping[str, float]:
-    """Attack the best round of a run, or read what an earlier attack on it found: attacks take long."""
+def _found_before(run: Run) -> Mapping[str, float] | None:
+    """What attackers found in the best round of a run; None if they have not attacked it."""
     path, best = run.folder / ATTACKS_FILE, run.progress.best.r_g
-    known = _found_before(path, best)
-    if known is not None or attackers is None:
-        return known or {}
-    found = attackers(run, data)
-    write_whole(path, json.dumps({"round": best, "found": dict(found)}, indent=1).encode())
-    return found
-
-
-def _found_before(path: Path, best: int) -> Mapping[str, float] | None:
-    """What attackers found in this round; None if they have not attacked it."""
     if not path.exists():
         return None
     try:

@@ -20,7 +20,7 @@ from cnfgnn.report.page import Section, page
 from cnfgnn.report.views import views
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
-from cnfgnn.studies.attackers import attackers_errors
+from cnfgnn.studies.attackers import attack_runs
 from cnfgnn.studies.beyond import beyond
 from cnfgnn.studies.costs import cost
 from cnfgnn.studies.execute import Observer, finished_rows, run_plan
@@ -125,7 +125,7 @@ def _from_runs(
     shown = sorted(rows, key=lambda row: row.case.method != "at-fedavg")
     made = WITH_TRAINING[name]
     if name == "privacy" and request.start:  # otherwise only what earlier attacks found is shown
-        made = partial(privacy, attackers=partial(attackers_errors, observer=observer))
+        made = partial(privacy, attackers=partial(attack_runs, observer=observer, jobs=request.jobs))
     return made(study), data, [row.runs[0] for row in shown]
 
 
