@@ -13,9 +13,11 @@ from rich.console import Console
 from cnfgnn.cli.privacy import _table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, FederatedData
+from cnfgnn.data.series import Scaler
 from cnfgnn.errors import RunError
 from cnfgnn.privacy.explanation import Measures, explain
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.training_loop import Progress
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.tiny_runs import tiny
 
@@ -144,7 +146,9 @@ def test_a_run_of_a_federation_names_its_sites(tmp_path: Path) -> None:
     sites = FederatedData(0, "0123456789ab", {"north": ["a"], "south": ["b", "c"]})
     data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, 4, sites)
     run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
+    assert "has not begun yet" in said("privacy", tmp_path / "run", fails=True)
     run.append("start", data={"blur": {"north": 2.5, "south": 2.5}})
+    run.commit(Progress(), Scaler(0.0, 1.0))
     told = json.loads(said("privacy", tmp_path / "run", "--json"))
     assert told["step_seconds"] == 900
     assert [guarantee["sites"] for guarantee in told["guarantees"]] == [["north", "south"]]
@@ -157,6 +161,7 @@ def test_each_site_of_a_federation_has_its_own_blur(tmp_path: Path) -> None:
     data = DataDescription("harbour", "0" * 64, ["a", "b", "c"], 1000, 900, 4, sites)
     run = Run.begin(tmp_path / "run", tiny("gru-fedavg"), data)
     run.append("start", data={"blur": {"north": 2.5, "south": 0.5, "west": None}})
+    run.commit(Progress(), Scaler(0.0, 1.0))
     told = json.loads(said("privacy", tmp_path / "run", "--json"))["guarantees"]
     found = {site: guarantee["blur"] for guarantee in told for site in guarantee["sites"]}
     assert found == {"north": 2.5, "south": 0.5, "west": 0.0}

@@ -249,17 +249,6 @@ def test_a_process_that_is_killed_before_its_copies_are_on_disk_has_not_used_the
 # ---- damage ---------------------------------------------------------------------------------------------
 
 
-def test_processes_that_begin_at_the_same_time_make_one_key(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_blur, args=(tmp_path / "owner", seed)) for seed in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    assert CopyStore(tmp_path / "owner").fingerprint
-
-
 def test_copies_beyond_a_block_and_of_many_sensors_come_back(tmp_path: Path) -> None:
     rows = 3 * BLOCK // 300
     times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")

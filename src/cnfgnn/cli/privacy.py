@@ -83,6 +83,8 @@ def blurs_of(run: Run) -> dict[str, float]:
     """The blur of each site of a run; a run of the simulator has one, under the name ""."""
     if run.data.federation is None:
         return {"": run.config.privacy.blur}
+    if not run.started:
+        raise RunError(run.folder, "has not begun yet, so that no site has told its blur")
     try:
         recorded = run.events()[0]["data"].get("blur") or {}
         # A site that was away when the run began has told nothing; runs of earlier versions had no blur.
