@@ -12,6 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.randomness import Draw
 from cnfgnn.federation.flare.executor import SiteExecutor
 from cnfgnn.transports.remote.endpoint import Terms
 
@@ -27,10 +28,11 @@ CORRUPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def inject(kit: Path, verb: str, fault: str, number: int | None = None) -> None:
-    """Make the next call of the verb fail (or the next one with the minibatch of this number)."""
+def inject(kit: Path, verb: str, fault: str, number: int | None = None, in_round: int | None = None) -> None:
+    """Make the next call of the verb fail (or the next one with the minibatch of this number, or of this
+    round)."""
     partial = kit / f".{FAULT}"
-    partial.write_text(f"{verb} {fault} {number}")
+    partial.write_text(f"{verb} {fault} {number} {in_round}")
     partial.replace(kit / FAULT)
 
 
@@ -54,8 +56,7 @@ class FaultySite(SiteExecutor):
     def _intercepted(self, verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def intercepted(*args: Any, **more: Any) -> Any:
             evaluating = more.get("for_evaluation") or more.get("split", "train") != "train"
-            draw = more.get("draw")
-            fault = "" if evaluating else self._fault(verb, None if draw is None else draw.number)
+            fault = "" if evaluating else self._fault(verb, more.get("draw"))
             if fault == "block":
                 (self.kit / BLOCKED).touch()
                 threading.Event().wait()
@@ -64,12 +65,13 @@ class FaultySite(SiteExecutor):
 
         return intercepted
 
-    def _fault(self, verb: str, number: int | None) -> str:
+    def _fault(self, verb: str, draw: Draw | None) -> str:
         try:
-            named, fault, at = (self.kit / FAULT).read_text().split()
+            named, fault, number, in_round = (self.kit / FAULT).read_text().split()
         except FileNotFoundError:
             return ""
-        if named != verb or at not in ("None", str(number)):
+        now = (None, None) if draw is None else (draw.number, draw.r_g)
+        if named != verb or number not in ("None", str(now[0])) or in_round not in ("None", str(now[1])):
             return ""
         (self.kit / FAULT).unlink()
         return fault

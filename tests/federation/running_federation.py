@@ -22,14 +22,14 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.federation import processes, task_client
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.engine_files import EXECUTOR
+from cnfgnn.federation.flare.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.status import read_status, request_stop
 from cnfgnn.federation.task_client import run_task
 from cnfgnn.runs.folder import Run
-from tests.federation import fault_injection
+from tests.federation import fault_injection, message_log
 
 ROOT = Path(__file__).parents[2]
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
@@ -164,8 +164,13 @@ def running_federation(
     min_sites: int = 1,
     up: bool = True,
     faults: bool = False,
+    blur: float = 0.0,
+    logged: bool = False,
 ) -> Iterator[RunningFederation]:
-    """Make the kits, start the server and the sites, and stop every process at the end."""
+    """Make the kits, start the server and the sites, and stop every process at the end.
+
+    With `faults`, sites fail when a test says so. With `logged`, the server notes every message.
+    """
     before = os.environ.copy()
     # sums are bit-identical only with the same number of threads
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -173,8 +178,10 @@ def running_federation(
         [str(ROOT / "src"), str(ROOT)]
     )  # for the executor that injects faults
     task_client.EXECUTOR = fault_injection.EXECUTOR if faults else EXECUTOR
-    project = read_project(write_example(folder / "example", data, sites, min_sites))
-    made = make_kits(project, folder / "kits", [fault_injection.EXECUTOR] if faults else ())
+    task_client.CONTROLLER = message_log.CONTROLLER if logged else CONTROLLER
+    project = read_project(write_example(folder / "example", data, sites, min_sites, blur))
+    of_tests = [fault_injection.EXECUTOR] * faults + [message_log.CONTROLLER] * logged
+    made = make_kits(project, folder / "kits", of_tests)
     try:
         if up:
             for kit in made.values():
@@ -183,7 +190,7 @@ def running_federation(
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
-        task_client.EXECUTOR = EXECUTOR
+        task_client.EXECUTOR, task_client.CONTROLLER = EXECUTOR, CONTROLLER
         os.environ.clear()
         os.environ.update(before)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored

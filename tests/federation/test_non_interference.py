@@ -1,0 +1,266 @@
+"""Two sets of true readings that have one blurred copy: the server of a federation cannot tell them apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util.tensor_util import make_ndarray
+
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.export import write_folder
+from cnfgnn.federation import processes
+from cnfgnn.federation.flare.executor import NOT_READ_YET
+from cnfgnn.federation.server_task import RUNS, Task
+from cnfgnn.federation.site_copies import FOLDER
+from cnfgnn.federation.site_owner import EVALUATIONS, FORECASTS
+from cnfgnn.federation.task_client import TaskError
+from tests.federation import fault_injection
+from tests.federation.message_log import MESSAGES
+from tests.federation.reference_training import config
+from tests.federation.running_federation import (
+    ENGINE_WARNINGS,
+    SITES,
+    RunningFederation,
+    city_on_disk,
+    running_federation,
+)
+from tests.privacy.two_truths import another_truth
+
+pytestmark = ENGINE_WARNINGS
+
+SIGMA = 5.0
+BACKWARD = fault_injection.PHASES[3]
+# What a site answers when it was restarted, whatever its readings are: how often depends on the moment.
+RESTARTED = (
+    "it does not know this request: it was restarted",
+    "it has not been prepared",
+    "it is still working on an earlier request",
+)
+
+
+@dataclass
+class Seen:
+    """What the server has after a training and what followed.
+
+    messages  every answer that arrived, as a set: how often a site was asked again depends on the moment
+    in_order  of tasks that nothing disturbed, the answers of each site in their order
+    files     the files of the run folder
+    results   what the tasks reported to the operator
+    of_owner  files of the sites, which the server does not have: they show that the truths matter
+    """
+
+    messages: set[str] = field(default_factory=set)
+    in_order: dict[str, list[str]] = field(default_factory=dict)
+    files: dict[str, object] = field(default_factory=dict)
+    results: dict[str, object] = field(default_factory=dict)
+    of_owner: dict[str, bytes] = field(default_factory=dict)
+
+
+def differences(one: Seen, other: Seen) -> list[str]:
+    """Where two servers saw something different: empty if they cannot tell the truths apart."""
+    found = [f"message {line}" for line in sorted(one.messages ^ other.messages)]
+    for part in ("in_order", "files", "results"):
+        first, second = getattr(one, part), getattr(other, part)
+        names = sorted(first.keys() | second.keys())
+        found += [f"{part}: {name}" for name in names if first.get(name) != second.get(name)]
+    return found
+
+
+# ---- what the server has --------------------------------------------------------------------------------
+
+
+def messages(server: Path) -> Iterator[dict[str, Any]]:
+    """The answers that arrived, without those that only say that a site is not ready at the moment."""
+    for line in (server / MESSAGES).read_text().splitlines():
+        message = json.loads(line)
+        fields = message["fields"]
+        if message["answer"] in ("working", "noted"):
+            assert not fields
+            continue
+        if message["answer"] == "lost" and fields["reason"] in RESTARTED:
+            continue
+        if message["answer"] == "hello" and fields.get("problem") == NOT_READ_YET:
+            continue
+        if message["asked"] in ("run", "wait"):  # the answer comes to whichever was asked last
+            message["asked"] = "run"
+        yield message
+
+
+def run_files(folder: Path) -> dict[str, object]:
+    """The files of a run folder as they are, except for:
+
+    lock           not there: it holds the number of a process
+    manifest.json  without the random id of the run, the length of events.jsonl (it depends on how many digits
+                   a duration has), and the bytes of the ledger that rejoining sites took
+    events.jsonl   without times and durations
+    tensorboard/   the values of every curve, without times: files are named by process and time
+    """
+    files: dict[str, object] = {}
+    curves = set()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder))
+        if name == "manifest.json":
+            files[name] = _without_random_id(json.loads(path.read_text()))
+        elif name == "events.jsonl":
+            files[name] = [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        elif name.startswith("tensorboard/"):
+            curves |= _curves(path)
+        elif name != "lock":
+            files[name] = path.read_bytes()
+    return {**files, "tensorboard": curves}
+
+
+def _without_random_id(manifest: dict[str, Any]) -> dict[str, Any]:
+    del manifest["data"]["id"], manifest["events"]
+    progress = manifest["progress"]
+    progress["ledger"] = [row for row in progress["ledger"] if row[0] != "recovery"]
+    return manifest
+
+
+def _without_times(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in event.items() if name not in ("time", "seconds")}
+
+
+def _curves(path: Path) -> set[tuple[str, int, bytes]]:
+    values = set()
+    for event in EventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            values.add((value.tag, event.step, make_ndarray(value.tensor).tobytes()))
+    return values
+
+
+def seen_by(sites: RunningFederation, results: Mapping[str, object]) -> Seen:
+    seen = Seen(results=dict(results), files=run_files(sites.server / RUNS / "one"))
+    for message in messages(sites.server):
+        line = json.dumps(message, sort_keys=True)
+        seen.messages.add(line)
+        if message["do"] != "train" and message["answer"] == "done":
+            seen.in_order.setdefault(f"{message['do']} {message['site']}", []).append(line)
+    for name in SITES:
+        kit = sites.kits[name]
+        seen.of_owner[f"forecast {name}"] = (kit / FORECASTS / "latest.csv").read_bytes()
+        [errors] = (kit / EVALUATIONS).glob("*-test.json")
+        seen.of_owner[f"errors {name}"] = json.dumps(json.loads(errors.read_text())["sums"]).encode()
+    return seen
+
+
+# ---- the same federation, twice -------------------------------------------------------------------------
+
+
+def train_with_faults(sites: RunningFederation) -> Mapping[str, Any]:
+    """A site's process is killed in the first round, and the server in the second; training is resumed.
+
+    Both are killed while a site is blocked in a certain minibatch. All sites are required, so that training
+    waits for the site.
+    """
+    c = config(2, "cnfgnn-private", **{"training.server_batch": 64, "training.average_every": 2})
+    south, west = sites.kits["south"], sites.kits["west"]
+    fault_injection.inject(south, BACKWARD, "block", number=1, in_round=1)
+    fault_injection.inject(west, BACKWARD, "block", number=2, in_round=2)
+    sites.begin_training(c)
+    sites.until((south / fault_injection.BLOCKED).exists, "south is blocked in the first round")
+    sites.kill_job("south")
+    sites.until((west / fault_injection.BLOCKED).exists, "south has rejoined; the second round reaches west")
+    sites.kill("server")
+    with pytest.raises(TaskError, match="--resume one"):
+        sites.end()
+    assert len(sites.run().progress.history) == 1
+    processes.up(sites.server)
+    sites.begin(Task("train", "one", resume=True))
+    return sites.end()
+
+
+def carried_out(sites: RunningFederation, task: Task) -> Mapping[str, Any]:
+    sites.begin(task)
+    return sites.end()
+
+
+def use(sites: RunningFederation, data: Dataset) -> None:
+    """Give the sites these readings and clear what an earlier training left."""
+    for name, rows in SITES.items():
+        own = data.select([data.readings.ids[row] for row in rows])
+        write_folder(own, sites.folder / "example" / "data" / name)
+        for left in (fault_injection.BLOCKED, FORECASTS, EVALUATIONS):
+            path = sites.kits[name] / left
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(sites.server / RUNS, ignore_errors=True)
+    (sites.server / MESSAGES).unlink(missing_ok=True)
+
+
+def tell_errors(sites: RunningFederation, name: str, tells: bool) -> None:
+    settings = sites.kits[name] / "local" / "site.toml"
+    lines = [line for line in settings.read_text().splitlines() if not line.startswith("tell_errors")]
+    settings.write_text("\n".join([*lines, f"tell_errors = {str(tells).lower()}", ""]))
+
+
+def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
+    """What the server sees of a training, an evaluation and a forecast; and of an evaluation in which one
+    owner tells its true errors."""
+    use(sites, data)
+    results: dict[str, object] = {"train": train_with_faults(sites)}
+    results["evaluate"] = carried_out(sites, Task("evaluate", "one"))
+    results["forecast"] = carried_out(sites, Task("forecast", "one"))
+    seen = seen_by(sites, results)
+    (sites.server / MESSAGES).unlink()
+    tell_errors(sites, "south", True)
+    told = seen_by(sites, {"evaluate": carried_out(sites, Task("evaluate", "one"))})
+    tell_errors(sites, "south", False)
+    return seen, told
+
+
+@pytest.mark.slow
+def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path) -> None:
+    """With mutual TLS between real processes, `cnfgnn-private` is trained with a killed site and a killed
+    server, resumed, evaluated and used for a forecast. Then the sites get other readings, of which the same
+    are missing; their copies are final, so that these are the same. All of it is repeated. Compared are:
+
+    - every answer of every site to every request, byte for byte, and in order where nothing was killed;
+      only clocks, durations and which of several retries was answered may differ
+    - every file in the run folder (see `run_files`): checkpoints byte for byte
+    - what every task reports to the operator
+
+    Logs of the engine are not compared: they are full of times and random names.
+
+    The test of the test: where one owner tells its true errors, the comparison finds them, and nothing else.
+    """
+    one = city_on_disk(tmp_path / "city", days=2)
+    other = another_truth(one, "noisy", seed=3)
+    with running_federation(tmp_path, one, min_sites=3, faults=True, blur=SIGMA, logged=True) as sites:
+        seen, told = everything(sites, one)
+        keys = {name: copies(sites, name) for name in SITES}
+        same, also_told = everything(sites, other)
+        assert {name: copies(sites, name) for name in SITES} == keys
+    assert differences(seen, same) == []
+    verbs = {verb for line in seen.messages for verb in json.loads(line)["fields"].get("verbs", ())}
+    assert verbs >= {"census", "prepare", "load", "encode", "backward", "step", "weights", "save", "restore"}
+    assert verbs >= {"embed", "score", "forecast"}
+    assert any(name.startswith("checkpoints/server/") for name in seen.files)
+    assert seen.files["tensorboard"]
+    for name, content in seen.of_owner.items():
+        assert content != same.of_owner[name], f"{name} does not depend on the truth"
+    assert_only_told_errors_differ(differences(told, also_told))
+
+
+def copies(sites: RunningFederation, name: str) -> dict[str, bytes]:
+    """The key and the copies of a site."""
+    folder = sites.folder / "example" / "data" / name / FOLDER
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_only_told_errors_differ(found: list[str]) -> None:
+    assert "results: evaluate" in found
+    assert "in_order: evaluate south" in found
+    for line in found:
+        if line.startswith("message "):
+            message = json.loads(line.removeprefix("message "))
+            assert message["site"] == "south"
+            assert "score" in message["fields"]["verbs"]  # true errors are told in the answer to this
+        else:
+            assert line in ("results: evaluate", "in_order: evaluate south")
