@@ -6,6 +6,7 @@
     checkpoints/    one folder per owner (server, site-0 ...) of safetensors files named by round
     tensorboard/    the same curves for TensorBoard
     lock            held by the process that trains the run
+    recording.safetensors  what the server of a federation received, if it was told to record that
 
 The manifest is written last, so that it always names complete checkpoints, and it records the length of
 events.jsonl at that time. A process that dies at any moment therefore loses nothing but the unfinished round:
