@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.verbs import Prepare, plan_of, starts_of
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import Recorder, Recording, SetUp
 from cnfgnn.attack.replica import Received
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Split
 from cnfgnn.errors import RunError
 from cnfgnn.models.params import is_personal
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.transports.in_process import InProcess
 from tests.attack.small_runs import FAMILIES
 from tests.conftest import server, small
 
@@ -132,6 +137,53 @@ def test_nodes_that_do_not_answer_are_left_out(data: Dataset) -> None:
     h_c = recorder.states["test"].h_c
     assert not h_c[:3].isnan().any()
     assert h_c[3:].isnan().all()
+
+
+def test_a_site_that_rejoins_is_noted_with_the_others(data: Dataset) -> None:
+    """The server waits for it, has it catch up and asks it again; to the recording that is one exchange."""
+    undisturbed, disturbed = (_round_of_split_learning(data, away) for away in ((), (4, 5, 9, 12)))
+    assert disturbed.set_up.settings == undisturbed.set_up.settings
+    steps = [(batch.draw, batch.interval, batch.steps) for batch in undisturbed.minibatches]
+    assert len({interval for _, interval, _ in steps}) > 1
+    assert [(batch.draw, batch.interval, batch.steps) for batch in disturbed.minibatches] == steps
+    assert [part.steps for part in disturbed.intervals] == [part.steps for part in undisturbed.intervals]
+    for name, tensor in tensors(undisturbed).items():
+        assert tensors(disturbed)[name].shape == tensor.shape, name
+        if name.split(".")[0] in ("minibatches", "intervals", "states", "has"):
+            assert torch.equal(tensors(disturbed)[name].isnan(), tensor.isnan()), name
+
+
+def _round_of_split_learning(data: Dataset, away: tuple[int, ...]) -> Recording:
+    """A round in which a site does not answer the exchanges with these numbers, and is waited for."""
+    config = small("cnfgnn-plus", **{"training.rounds": 1})
+    experiment = simulate(data, config, groups=[[0, 1, 2], [3, 4, 5]])
+    strategy, numbers = server(experiment), itertools.count()
+    inner = strategy.everyone.transport
+    assert isinstance(inner, InProcess)
+
+    class Waiting(InProcess):
+        def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
+            self.away = {"site-1"} if next(numbers) in away else set()
+            return super().exchange(calls, rows)
+
+        def wait(self, answered: Tensor) -> bool:
+            return len(answered) < 6
+
+    kept: dict[Split, slice] = {"train": slice(0, 40), "validation": slice(None)}
+    recorder = Recorder(Waiting(inner.groups), kept)
+    strategy.everyone.transport = strategy.nodes.transport = recorder
+    told = Prepare(
+        experiment.owners[0][1].nodes.settings,
+        experiment.scaler.mean,
+        experiment.scaler.std,
+        plan_of(experiment.windows),
+    )
+    strategy.everyone._tell(told, starts_of(experiment.windows))
+    strategy.everyone.census(experiment.windows, config.data.missing)
+    strategy.everyone.load({name: w[:1] for name, w in strategy.everyone.weights().items()})
+    strategy.round(1)
+    strategy.score("validation")
+    return recorder.recording()
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+from cnfgnn.attack.recording import RECORDING_FILE
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.federation import processes
@@ -205,7 +206,7 @@ def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
     owner tells its true errors."""
     use(sites, data)
     results: dict[str, object] = {"train": train_with_faults(sites)}
-    results["evaluate"] = carried_out(sites, Task("evaluate", "one"))
+    results["evaluate"] = carried_out(sites, Task("evaluate", "one", record=True))
     results["forecast"] = carried_out(sites, Task("forecast", "one"))
     seen = seen_by(sites, results)
     (sites.server / MESSAGES).unlink()
@@ -223,7 +224,7 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
 
     - every answer of every site to every request, byte for byte, and in order where nothing was killed;
       only clocks, durations and which of several retries was answered may differ
-    - every file in the run folder (see `run_files`): checkpoints byte for byte
+    - every file in the run folder (see `run_files`): checkpoints and a recording byte for byte
     - what every task reports to the operator
 
     Logs of the engine are not compared: they are full of times and random names.
@@ -243,6 +244,7 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
     assert verbs >= {"embed", "score", "forecast"}
     assert any(name.startswith("checkpoints/server/") for name in seen.files)
     assert seen.files["tensorboard"]
+    assert RECORDING_FILE in seen.files
     for name, content in seen.of_owner.items():
         assert content != same.of_owner[name], f"{name} does not depend on the truth"
     assert_only_told_errors_differ(differences(told, also_told))

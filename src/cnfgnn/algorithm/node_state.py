@@ -16,7 +16,7 @@ from cnfgnn.algorithm.fmtl import Pull, pull_of
 from cnfgnn.errors import RunError
 from cnfgnn.models.params import Params, is_personal, own, part
 
-THETA, PERSONAL = "theta.", "personal."
+THETA, PERSONAL, OWNER = "theta.", "personal.", "owner."
 _ADAM = "adam."
 
 

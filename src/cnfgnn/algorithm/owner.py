@@ -52,7 +52,8 @@ class Owner:
                 self._learn_with(request, arrays["h_G"])
             case verbs.Score():
                 self._evaluate(request.split, answer["sums"])
-                if self.tells and self.errors is not None:
+                # An answer with other numbers would be refused as a whole, the nodes' own sums included.
+                if self.tells and self.errors is not None and bool(self.errors.isfinite().all()):
                     return {TOLD: self.errors}
             case verbs.Forecast():
                 self.forecast()
@@ -187,7 +188,6 @@ class Owner:
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:
             return
-        self._reset_diverged()
         adam = self.adam.state() if self.adam is not None and self.nodes.settings.keep_optimizer else {}
         state = OwnerState(self.personal, adam).flat()
         self.store.write(request.tag, state | self.data.state(), request.keep.split())

@@ -13,6 +13,7 @@ from torch import Tensor
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.node_state import OWNER
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
@@ -123,6 +124,7 @@ class Pooled:
         state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
         state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
         state |= {"step": torch.tensor(self.step)} | self.clients.data.state()
+        state |= {OWNER + name: tensor for name, tensor in self.owner.data.state().items()}
         if self.gn is not None:
             state |= self.gn.state()
         self.store.write(tag, state, keep)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.compute import Compute, caller_settings_restored
+from cnfgnn.attack.alignment import as_in_run
 from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.gradients import with_gradients
 from cnfgnn.attack.judging import AttackReport, Line, guesses, judged, sensor_means
@@ -161,7 +162,7 @@ def attack_run(
         RunError: The run has no finished round, or its server receives nothing to attack.
         ConfigError: There is no such attack or sensor.
     """
-    chosen = _checked(attacks, colluding, data.readings.ids)
+    chosen, data = _checked(attacks, colluding, data.readings.ids), as_in_run(run, data)
     compute = Compute.of(ComputeConfig(device=device))  # in full float32
     training = attacks is None or "gradients" in chosen
     observed = observe(run, data, split, windows, training, lambda share: watch("recording", share))

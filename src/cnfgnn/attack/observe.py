@@ -13,7 +13,6 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.server import Alternating, Server
 from cnfgnn.attack.recording import RECORDING_FILE, PublicFacts, Recorder, Recording, SetUp
-from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import clean_dataset
 from cnfgnn.data.series import Series
@@ -39,18 +38,23 @@ class Observation:
 
 def check_attackable(run: Run) -> None:
     """Refuse a run whose server receives no hidden states, or does not know the weights behind them."""
-    method = method_of(run.config.method)
-    if not method.federated:
-        problem = f"{method.name} pools all readings in one place, so that there is no server to attack"
-    elif not method.graph_network:
-        problem = f"{method.name} sends no hidden states, which these attacks begin with"
-    elif method.sharing != "average":
-        problem = f"with {method.name} every node keeps weights of its own, and the server does not know them"
-    elif not run.progress.history:
+    problem = nothing_to_attack(run.config.method)
+    if not problem and not run.progress.history:
         problem = "has no finished round yet"
-    else:
-        return
-    raise RunError(run.folder, problem)
+    if problem:
+        raise RunError(run.folder, problem)
+
+
+def nothing_to_attack(name: str) -> str:
+    """Why the server of a method receives nothing that these attacks begin with; empty if it does."""
+    method = method_of(name)
+    if not method.federated:
+        return f"{method.name} pools all readings in one place, so that there is no server to attack"
+    if not method.graph_network:
+        return f"{method.name} sends no hidden states, which these attacks begin with"
+    if method.sharing != "average":
+        return f"with {method.name} every node keeps weights of its own, and the server does not know them"
+    return ""
 
 
 def observe(
@@ -63,8 +67,9 @@ def observe(
 ) -> Observation:
     """What the server of a run receives, as a recording.
 
-    If the run folder has a recording, that is it. Otherwise the run's best round is set up again in the
-    simulator, evaluated and, with `training`, trained for one more round.
+    If the run folder has a recording, that is it; the readings add which of them are missing. Otherwise the
+    run's best round is set up again in the simulator, evaluated and, with `training`, trained for one more
+    round.
 
     windows  how many windows of the split to keep; 0 keeps all
     tick     called with the share that is done
@@ -73,18 +78,24 @@ def observe(
     tick(0.0)
     path = run.folder / RECORDING_FILE
     if path.is_file():
-        copy, recording = None, Recording.load(path)
+        copy, recording = None, _first_windows(Recording.load(path), split, windows)
         series = Series.of(clean_dataset(data, run.config.data).readings)
         if recording.nodes != series.nodes:
             problem = f"has {recording.nodes} sensors, but the readings to judge by have {series.nodes}"
             raise RunError(path, problem)
+    elif run.data.federation is not None:
+        problem = "its server kept no recording: cnfgnn federation evaluate KIT RUN --record makes one"
+        raise RunError(run.folder, problem)
     else:
         experiment = restore_best(run, data)
         series = _series(experiment)
         copy = torch.from_numpy(series.values)
         recording = _record(run, experiment, split, windows, training, tick)
     if recording.public is None:
-        public = _public_facts(recording.set_up, series, data.readings.ids, run.config)
+        blur = recording.blur
+        if blur is None:
+            blur = torch.full((series.nodes,), run.config.privacy.blur, dtype=torch.float64)
+        public = _public_facts(recording.set_up, series, data.readings.ids, blur)
         recording = replace(recording, public=public)
     tick(1.0)
     return Observation(recording, copy)
@@ -144,7 +155,16 @@ def _kept(windows: Windows, split: Split, count: int, training: bool) -> dict[Sp
     return kept
 
 
-def _public_facts(told: SetUp, series: Series, ids: tuple[str, ...], config: Config) -> PublicFacts:
+def _first_windows(recording: Recording, split: Split, count: int) -> Recording:
+    """A recording with no more than so many windows of a split; 0 keeps all."""
+    if not count or split not in recording.states:
+        return recording
+    states = recording.states[split]
+    first = replace(states, h_c=states.h_c[:, :count], places=states.places[:count])
+    return replace(recording, states={**recording.states, split: first})
+
+
+def _public_facts(told: SetUp, series: Series, ids: tuple[str, ...], blur: Tensor) -> PublicFacts:
     """Times, and which readings there are: the values are not used."""
     treatment, known = told.settings.missing, None
     absent = series.absent(treatment)
@@ -159,7 +179,7 @@ def _public_facts(told: SetUp, series: Series, ids: tuple[str, ...], config: Con
         torch.from_numpy(absent.copy()),
         torch.from_numpy(~series.missing),
         known,
-        torch.full((series.nodes,), config.privacy.blur, dtype=torch.float64),
+        blur,
     )
 
 

@@ -108,7 +108,10 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Everything that an attack may use. `moments` (n 3) are the census's count, sum and sum of squares."""
+    """Everything that an attack may use. `moments` (n 3) are the census's count, sum and sum of squares.
+
+    blur  (n,)  what the sites of a federation told the server about their copies; None in the simulator
+    """
 
     set_up: SetUp
     moments: Tensor
@@ -117,6 +120,7 @@ class Recording:
     minibatches: Sequence[Minibatch] = ()
     intervals: Sequence[Interval] = ()
     public: PublicFacts | None = None
+    blur: Tensor | None = None
 
     @property
     def nodes(self) -> int:
@@ -173,7 +177,9 @@ class Recorder:
         self.minibatches: list[Minibatch] = []
         self.intervals: list[Interval] = []
         self._round = 0
+        self._counted: Windows | None = None  # what `has` is about
         self._encoded: tuple[Draw, Tensor] | None = None
+        self._stepped: Draw | None = None
         self._use(set_up)
 
     # ---- as a transport -----------------------------------------------------------------------------
@@ -189,6 +195,8 @@ class Recorder:
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         payload = self.transport.exchange(calls, rows)
         answered = rows[payload.present]
+        if not len(answered):
+            return payload
         for call, reply in zip(calls, payload.replies, strict=True):
             arrived = {name: x[payload.present.to(x.device)] for name, x in dequantised(reply).items()}
             self._note(call, arrived, rows, answered)
@@ -199,8 +207,8 @@ class Recorder:
 
     # ---- as a notebook ------------------------------------------------------------------------------
 
-    def recording(self, public: PublicFacts | None = None) -> Recording:
-        """What has been noted so far."""
+    def recording(self, blur: Tensor | None = None) -> Recording:
+        """What has been noted so far, and the blur of each node as far as the server was told."""
         if self.set_up is None:
             raise RunError("recording", "nothing was recorded: the nodes were not prepared")
         return Recording(
@@ -210,7 +218,7 @@ class Recorder:
             dict(self.states),
             tuple(self.minibatches),
             tuple(self.intervals),
-            public,
+            blur=blur,
         )
 
     def _use(self, set_up: SetUp | None) -> None:
@@ -225,44 +233,70 @@ class Recorder:
             told = Prepare.read(call.numbers)
             windows = windows_of(told.plan, dict(call.tensors))
             self._use(SetUp(told.settings, Scaler(told.mean, told.std), windows))
+            self._keep_windows(windows)
         elif call.verb == Census.name:
-            self._note_census(reply, answered)
+            asked = windows_of(Census.read(call.numbers).plan, dict(call.tensors))
+            self._note_census(asked, reply, answered)
         elif call.verb == Load.name:
-            theta = shared(_kept(call.tensors))
-            if all(len(w) == 1 for w in theta.values()):  # else every node has weights of its own
-                if not self.minibatches:  # earlier intervals are about nothing that is kept
-                    self.intervals.clear()
-                self.intervals.append(Interval(theta))
+            self._note_load(shared(_kept(call.tensors)), only_some=len(rows) < self.nodes)
         elif call.verb == Weights.name and self.minibatches:
-            after = {name: self._all_nodes(w, answered) for name, w in reply.items()}
+            before = self.intervals[-1].after
+            after = {
+                name: _filled(self._all_nodes(w, answered), before.get(name)) for name, w in reply.items()
+            }
             self.intervals[-1] = replace(self.intervals[-1], after=after)
         elif call.verb == Step.name and self.intervals:
-            self.intervals[-1] = replace(self.intervals[-1], steps=self.intervals[-1].steps + 1)
+            draw = Step.read(call.numbers).draw
+            if draw != self._stepped:  # otherwise a site that rejoined takes the step after the others
+                self.intervals[-1] = replace(self.intervals[-1], steps=self.intervals[-1].steps + 1)
+            self._stepped = draw
         elif call.verb == Encode.name:
             self._note_encode(Encode.read(call.numbers), reply["h_c"], answered)
         elif call.verb == Backward.name:
             h_G = dequantised(call.tensors)["h_G"]
             self._note_backward(Backward.read(call.numbers), h_G, reply["grad_h_G"], rows, answered)
 
-    def _note_census(self, reply: Mapping[str, Tensor], answered: Tensor) -> None:
+    def _note_load(self, theta: Params, only_some: bool) -> None:
+        if any(len(w) != 1 for w in theta.values()):
+            return  # every node has weights of its own
+        if only_some and self.intervals and _equal(theta, self.intervals[-1].before):
+            return  # sites that rejoined catch up with the others
+        if not self.minibatches:  # earlier intervals are about nothing that is kept
+            self.intervals.clear()
+        self.intervals.append(Interval(theta))
+
+    def _note_census(self, asked: Windows, reply: Mapping[str, Tensor], answered: Tensor) -> None:
+        """Note who has which windows; nodes that are counted later, on rejoining, are added to the others."""
         self.moments[answered] = reply["moments"].cpu()
+        if self._counted is None or not _same(self._counted, asked):
+            self._counted, self.has = asked, {}
         for split in SPLITS:
             has = self._all_nodes(reply[f"has.{split}"].bool(), answered, missing=False)
-            self.has[split] = has
+            self.has[split] = has | self.has.get(split, torch.zeros_like(has))
+
+    def _keep_windows(self, windows: Windows) -> None:
+        """The census asks about all windows; nodes are prepared for those that at least one of them has."""
+        if self._counted is None or _same(self._counted, windows):
+            return
+        for split, has in self.has.items():
+            kept = torch.from_numpy(np.isin(self._counted.starts[split], windows.starts[split]))
+            self.has[split] = has[:, kept]
+        self._counted = windows
 
     def _note_encode(self, request: Encode, h_c: Tensor, answered: Tensor) -> None:
         if not self.intervals:
             return  # nobody but the nodes knows their weights
         if request.draw is not None:
-            self._encoded = request.draw, self._all_nodes(h_c, answered)
+            earlier = self._encoded[1] if self._encoded and self._encoded[0] == request.draw else None
+            self._encoded = request.draw, _filled(self._all_nodes(h_c, answered), earlier)
             return
         if request.split not in self.keep:
             return
         kept = self.keep[request.split]
         all_h_c = self._all_nodes(h_c[:, kept], answered)
         before, theta = self.states.get(request.split), self.intervals[-1].before
-        if before is not None and before.theta is theta and before.h_c.shape == all_h_c.shape:
-            all_h_c = torch.where(all_h_c.isnan(), before.h_c, all_h_c)  # others answered a moment ago
+        if before is not None and before.theta is theta:
+            all_h_c = _filled(all_h_c, before.h_c)
         places = torch.arange(h_c.shape[1])[kept]
         self.states[request.split] = States(all_h_c, places, theta)
 
@@ -282,17 +316,14 @@ class Recorder:
         h_c = None
         if self._encoded is not None and self._encoded[0] == draw:
             h_c = self._encoded[1][:, kept]
+        sent = self._all_nodes(h_G[:, kept.to(h_G.device)], rows)
+        came = self._all_nodes(grad_h_G[:, kept.to(grad_h_G.device)], answered)
+        if self.minibatches and self.minibatches[-1].draw == draw:
+            others = self.minibatches.pop()
+            sent, came = _filled(sent, others.h_G), _filled(came, others.grad_h_G)
+        interval = len(self.intervals) - 1
         self.minibatches.append(
-            Minibatch(
-                draw,
-                request.step,
-                places[kept],
-                h_c,
-                self._all_nodes(h_G[:, kept.to(h_G.device)], rows),
-                self._all_nodes(grad_h_G[:, kept.to(grad_h_G.device)], answered),
-                len(self.intervals) - 1,
-                self.intervals[-1].steps,
-            )
+            Minibatch(draw, request.step, places[kept], h_c, sent, came, interval, self.intervals[-1].steps)
         )
 
     def _all_nodes(self, x: Tensor, rows: Tensor, missing: float = torch.nan) -> Tensor:
@@ -302,6 +333,21 @@ class Recorder:
         all_rows = torch.full((self.nodes, *x.shape[1:]), missing, dtype=x.dtype)
         all_rows[rows] = x
         return all_rows
+
+
+def _same(one: Windows, other: Windows) -> bool:
+    return all(np.array_equal(one.starts[split], other.starts[split]) for split in SPLITS)
+
+
+def _equal(one: Params, other: Params) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(w, other[name]) for name, w in one.items())
+
+
+def _filled(arrived: Tensor, earlier: Tensor | None) -> Tensor:
+    """What arrived, and what other nodes answered to the same a moment earlier."""
+    if earlier is None or earlier.shape != arrived.shape:
+        return arrived
+    return torch.where(arrived.isnan(), earlier, arrived)
 
 
 def _kept(tensors: Mapping[str, Tensor]) -> Params:
@@ -328,6 +374,8 @@ def _flat(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     arrays = {"moments": recording.moments}
     arrays |= {f"starts.{split}": torch.from_numpy(windows.starts[split]) for split in SPLITS}
     arrays |= {f"has.{split}": has for split, has in recording.has.items()}
+    if recording.blur is not None:
+        arrays["blur"] = recording.blur
     for split, states in recording.states.items():
         arrays |= {f"states.{split}.h_c": states.h_c, f"states.{split}.places": states.places}
         arrays |= _named(f"states.{split}.theta.", states.theta)
@@ -377,4 +425,5 @@ def _read(numbers: Mapping[str, Any], arrays: Params) -> Recording:
         of_public.setdefault("profile_known", None)  # type: ignore[arg-type]
         public = PublicFacts(tuple(numbers["ids"]), **of_public)
     has = {split: arrays[f"has.{split}"] for split in SPLITS if f"has.{split}" in arrays}
-    return Recording(set_up, arrays["moments"], has, states, minibatches, intervals, public)
+    moments, blur = arrays["moments"], arrays.get("blur")
+    return Recording(set_up, moments, has, states, minibatches, intervals, public, blur)

@@ -52,9 +52,10 @@ def attack(
 ) -> None:
     """Show what a curious server can compute of the readings from what it receives anyway.
 
-    RUN is a run of the simulator, or the folder of a federation's server that kept a recording. The attacks
-    see only what crosses between the nodes and the server. Their estimates are then compared with the true
-    readings, beside the guesses of somebody who knows only the mean.
+    RUN is a run of the simulator, or a run folder of a federation's server that kept a recording
+    (`cnfgnn federation evaluate --record`). The attacks see only what crosses between the nodes and the
+    server. Their estimates are then compared with the true readings, beside the guesses of somebody who knows
+    only the mean.
     """
     from cnfgnn.attack.execute import attack_run
     from cnfgnn.data.source import open_data
@@ -66,8 +67,11 @@ def attack(
     if split not in SPLITS:
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
     opened = Run.open(run)
+    if data is None and opened.data.federation is not None:
+        raise ConfigError("DATA", "it is missing: the readings of a federation are with their owners")
     readings = open_run_data(opened) if data is None else open_data(opened.config, data)
-    opened.check_same_sensors(readings)
+    if opened.data.federation is None:
+        opened.check_same_sensors(readings)
     chosen = None if attacks is None else [name.strip() for name in attacks.split(",")]
     with _watched() as watch:
         report = attack_run(

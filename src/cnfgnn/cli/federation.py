@@ -38,6 +38,12 @@ DEFAULT_METHOD = "cnfgnn-private"
 KitArgument = Annotated[Path, typer.Argument(help="Folder of a server's or site's kit.")]
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server's kit.")]
 RunName = Annotated[str, typer.Argument(help="Name of the run, a folder in runs/ of the server's kit.")]
+RecordOption = Annotated[
+    bool,
+    typer.Option(
+        "--record", help="Keep the hidden states that sites send in the run folder, for cnfgnn attack."
+    ),
+]
 WaitOption = Annotated[float, typer.Option(help="Seconds to wait for sites that are not connected yet.")]
 
 
@@ -232,13 +238,15 @@ def train(
     name: Annotated[str | None, typer.Option(help="Name of the new run.")] = None,
     resume: Annotated[str | None, typer.Option(help="Resume the run of this name.")] = None,
     wait: WaitOption = 60.0,
+    record: RecordOption = False,
 ) -> None:
     """Train with the connected sites; the run folder is written to runs/ of the server's kit.
 
     The method is cnfgnn-private unless another one is asked for. Each site blurs its readings by its own
     `blur`; nothing that the server sends changes it.
     """
-    from cnfgnn.federation.server_task import RUNS, Task, check_federated, settings_of
+    from cnfgnn.federation.recorded_task import check_recordable
+    from cnfgnn.federation.server_task import Task, check_federated, settings_of
 
     if resume is not None:
         refuse_with_resume(
@@ -252,12 +260,15 @@ def train(
                 "--name": name,
             }
         )
-        task = Task("train", resume, resume=True, wait=wait)
+        task = Task("train", resume, resume=True, wait=wait, record=record)
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
         check_federated(settings)
+        if record:
+            check_recordable(settings.method)
         chosen, given_keys = settings_of(settings), sorted(settings.given)
-        task = Task("train", name or _new_name(settings), settings=chosen, given=given_keys, wait=wait)
+        run_name = name or _new_name(settings)
+        task = Task("train", run_name, settings=chosen, given=given_keys, wait=wait, record=record)
     try:
         result = _run_task(kit, task)
     except KeyboardInterrupt:
@@ -268,18 +279,7 @@ def train(
         else:
             print("\nstopped before the run began")
         raise typer.Exit(130) from None
-    title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
-    progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, task.run)))
-    _print_about_errors(result)
-    _print_absent_sites(result)
-    if result["left_out"]:
-        left_out = ", ".join(result["left_out"])
-        print(
-            f"the best round was chosen without these sensors, which were absent in some rounds: {left_out}"
-        )
-    transferred = progress.size(result["bytes"]["per_site"])
-    print(f"transferred up to the best round, counted per site: {transferred}")
-    print(f"run: {kit / RUNS / task.run}\nnext: cnfgnn federation forecast {kit} {task.run}")
+    _print_training(kit, task.run, result)
 
 
 @federation_app.command()
@@ -288,9 +288,10 @@ def evaluate(
     run: RunName,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
     wait: WaitOption = 60.0,
+    record: RecordOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Evaluate a run's best round at the sites; only summed errors are sent to the server.
+    """Evaluate a run's best round at the sites; hidden states and summed errors are sent to the server.
 
     They are errors against the blurred copies, unless every owner has set tell_errors. Each site writes its
     true errors to evaluations/ in its own kit.
@@ -300,8 +301,9 @@ def evaluate(
 
     if split not in SPLITS:
         raise ConfigError("--split", f"unknown split {split!r}", SPLITS)
-    result = _run_task(kit, Task("evaluate", run, split=split, wait=wait))
+    result = _run_task(kit, Task("evaluate", run, split=split, wait=wait, record=record))
     scores = result["scores"]
+    _print_recording(kit, run, result)
     if as_json:
         about = ("errors_against", "without_personal_weights", "told", "blur")
         print(json.dumps({**scores, **{key: result[key] for key in about}}))
@@ -363,6 +365,24 @@ def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
         watcher.end()
 
 
+def _print_training(kit: Path, run: str, result: Mapping[str, Any]) -> None:
+    from cnfgnn.federation.server_task import RUNS
+
+    title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
+    progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, run)))
+    _print_about_errors(result)
+    _print_absent_sites(result)
+    if result["left_out"]:
+        left_out = ", ".join(result["left_out"])
+        print(
+            f"the best round was chosen without these sensors, which were absent in some rounds: {left_out}"
+        )
+    transferred = progress.size(result["bytes"]["per_site"])
+    print(f"transferred up to the best round, counted per site: {transferred}")
+    _print_recording(kit, run, result)
+    print(f"run: {kit / RUNS / run}\nnext: cnfgnn federation forecast {kit} {run}")
+
+
 def _print_about_errors(result: Mapping[str, Any]) -> None:
     """Say what the errors of a table are about."""
     true_ones = "each site has its true errors in evaluations/ of its kit"
@@ -378,6 +398,20 @@ def _print_about_errors(result: Mapping[str, Any]) -> None:
 def _print_absent_sites(result: Mapping[str, Any]) -> None:
     if result["absent"]:
         print(f"without the sensors of sites {', '.join(result['absent'])}, which were absent")
+
+
+def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
+    """Say what a recording is."""
+    from cnfgnn.federation.server_task import RUNS
+
+    if "recording" in result:
+        folder = kit / RUNS / run
+        print(
+            f"{folder / result['recording']} keeps the hidden states that the sites sent, from which whoever"
+            " has this file can estimate their blurred copies, or their readings where nothing is blurred:"
+            f" delete it after cnfgnn attack {folder} DATA",
+            file=sys.stderr,
+        )
 
 
 def _new_name(settings: Config) -> str:

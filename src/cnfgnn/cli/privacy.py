@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,15 +81,16 @@ def privacy(
 
 
 def blurs_of(run: Run) -> dict[str, float]:
-    """The blur of each site of a run; a run of the simulator has one, under the name ""."""
+    """The blur of each site of a run, as far as it is known: a site that was away when the run began has told
+    none. A run of the simulator has one blur, under the name ""."""
     if run.data.federation is None:
         return {"": run.config.privacy.blur}
     if not run.started:
         raise RunError(run.folder, "has not begun yet, so that no site has told its blur")
     try:
-        recorded = run.events()[0]["data"].get("blur") or {}
-        # A site that was away when the run began has told nothing; runs of earlier versions had no blur.
-        return {site: float(recorded.get(site) or 0.0) for site in run.data.federation.sites}
+        no_blur = dict.fromkeys(run.data.federation.sites, 0.0)  # as in runs of earlier versions
+        recorded = run.events()[0]["data"].get("blur", no_blur)
+        return {site: float(blur) for site, blur in recorded.items() if blur is not None}
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise RunError(run.folder, "its events are damaged") from error
 
@@ -110,7 +112,13 @@ def _blurs_and_step(
     from cnfgnn.runs.folder import Run
 
     run = Run.open(folder)
-    return blurs_of(run), float(run.data.step_seconds)
+    blurs = blurs_of(run)
+    for site in [] if run.data.federation is None else run.data.federation.sites:
+        if site not in blurs:
+            print(f"{site} was away when the run began, so that its blur is not known here", file=sys.stderr)
+    if not blurs:
+        raise RunError(folder, "no site has told its blur")
+    return blurs, float(run.data.step_seconds)
 
 
 def _checked(blur: float) -> float:

@@ -29,6 +29,7 @@ from cnfgnn.federation.federated_run import (
     terms_of,
     windows_of,
 )
+from cnfgnn.federation.recorded_task import check_recordable, keep_recording
 from cnfgnn.federation.site_settings import CLEANING_KEYS
 from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
 from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
@@ -82,6 +83,7 @@ def _train(context: TaskContext) -> dict[str, Any]:
     return {
         "scores": scores_as_dict(result.test, context.ids),
         **result.summary(),
+        **_recorded(context, run),
         **about_errors(context, run.config, result.test),
         "left_out": [context.ids[row] for row in result.progress.left_out],
         "absent": list(context.absent_sites()),
@@ -91,6 +93,8 @@ def _train(context: TaskContext) -> dict[str, Any]:
 def _new_run(context: TaskContext) -> Run:
     config = Config().with_changes(context.task.settings).with_given(context.task.given)
     check_federated(config)
+    if context.task.record:
+        check_recordable(config.method)
     span, warnings = training_span(context.spans)
     context.warn(warnings)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
@@ -99,6 +103,8 @@ def _new_run(context: TaskContext) -> Run:
 def _resumed_run(context: TaskContext) -> Run:
     run = Run.open(context.folder)
     check_same_federation(run, context.project, context.graph)
+    if context.task.record:
+        check_recordable(run.config.method)
     return run
 
 
@@ -119,8 +125,16 @@ def _evaluate(context: TaskContext) -> dict[str, Any]:
     return {
         "scores": scores_as_dict(scores, context.ids),
         **about_errors(context, run.config, scores),
+        **_recorded(context, run),
         "absent": list(context.absent_sites()),
     }
+
+
+def _recorded(context: TaskContext, run: Run) -> dict[str, str]:
+    """Keep what was recorded, if anything was; the result names the file."""
+    if context.recorder is None:
+        return {}
+    return {"recording": keep_recording(context.recorder, run, context.blurs)}
 
 
 def _forecast(context: TaskContext) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from cnfgnn.algorithm.experiment import Experiment, federate, state_bytes
 from cnfgnn.algorithm.number_rules import TAG
 from cnfgnn.algorithm.server import Server
 from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.attack.recording import Recorder
 from cnfgnn.config.settings import Config
 from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
@@ -24,6 +25,7 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError
 from cnfgnn.federation.federated_run import memory_plan_of
 from cnfgnn.federation.kits import read_server
+from cnfgnn.federation.recorded_task import recorder_for
 from cnfgnn.federation.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
 from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
 from cnfgnn.federation.status import Status
@@ -49,6 +51,7 @@ class Task:
     resume: bool = False
     wait: float = 60.0  # seconds to wait for sites that are not connected yet
     split: str = "test"
+    record: bool = False  # keep the hidden states that sites send, so that they can be attacked
 
 
 class TaskContext:
@@ -71,6 +74,7 @@ class TaskContext:
         piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
         self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
         self.spans = self._find_sites()
+        self.recorder: Recorder | None = None  # if the task is to be recorded
         self.warnings: list[str] = []
         self.warn(unblurred_warnings(self.spans))
         if task.do != "evaluate":  # an evaluation uses the time steps of the training
@@ -127,8 +131,10 @@ class TaskContext:
         config = run.config
         transport = self._connect(terms, config)
         graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
+        if self.task.record:
+            self.recorder = recorder_for(self.task.do, self.task.split, transport)
         experiment = federate(
-            transport,
+            self.recorder or transport,
             graph,
             windows,
             config,

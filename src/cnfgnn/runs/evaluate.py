@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
-from cnfgnn.algorithm.node_state import PERSONAL, THETA, check_without_personal
+from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, check_without_personal
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.readings import Readings
@@ -62,7 +62,7 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _weights_per_sensor(run, data.readings)
     of_nodes = _saved_by(run, "site-0", state)
-    of_owner = _saved_by(run, "owner-0", state)
+    of_owner = _saved_by(run, "owner-0", part(state, OWNER) or state)
     if method_of(config.method).federated:
         check_without_personal(part(of_nodes, THETA), str(run.folder))
     device = experiment.owners[0][1].nodes.compute.device

@@ -97,7 +97,8 @@ def train_run_with(
             progress = _train_and_record(run, experiment, progress, watcher, board, save_phases)
         result = evaluate_best(experiment, progress)
         if not run.finished:
-            run.append("test", **_test_event(result, run.data.sensors, experiment.ledger))
+            test = _test_event(result, run.data.sensors, experiment.ledger, _is_blurred(run))
+            run.append("test", **test)
             run.commit(progress, experiment.scaler, finished=True)
     return result
 
@@ -201,13 +202,19 @@ def _round_event(done: Round, sensors: Sequence[str], seconds: float) -> dict[st
     }
 
 
-def _test_event(result: Result, sensors: Sequence[str], ledger: Ledger) -> dict[str, Any]:
+def _is_blurred(run: Run) -> bool:
+    """Whether a copy that the run was trained on differs from the readings, at any site."""
+    of_sites = run.events()[0]["data"].get("blur") or {}
+    return run.config.privacy.blur > 0 or any(of_sites.values())
+
+
+def _test_event(result: Result, sensors: Sequence[str], ledger: Ledger, blurred: bool) -> dict[str, Any]:
     return {
         "best_round": result.progress.best.r_g,
         "rounds": len(result.progress.history),
         "left_out": [sensors[row] for row in result.progress.left_out],
         **scores_as_dict(result.test, sensors),
-        "errors_against": "readings" if result.test.all_told else "copies",
+        "errors_against": "copies" if blurred and not result.test.all_told else "readings",
         "ledger": [row for row in ledger.state() if row[0] != "recovery"],
     }
 

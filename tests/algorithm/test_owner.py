@@ -1,0 +1,81 @@
+"""What an owner does after its nodes: it learns from true readings, evaluates on them, and may tell errors."""
+
+from __future__ import annotations
+
+import torch
+
+from cnfgnn.algorithm.store import MemoryStore
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.series import PROFILES
+from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import evaluate_best, train
+from tests.conftest import network, server, small
+
+BLUR = {"privacy.blur": 8.0}
+
+
+def test_personal_weights_learn_from_true_readings_and_nodes_from_the_copy(data: Dataset) -> None:
+    """Another blur gives other shared weights; the same readings, other personal weights."""
+    experiment = simulate(data, small("cnfgnn-plus", **BLUR))
+    train(experiment)
+    owner = experiment.owners[0][1]
+    assert not torch.equal(owner.data.inputs, owner.nodes.data.inputs)
+    assert torch.equal(owner.data.observed, owner.nodes.data.observed)
+    assert all(w.any() for w in owner.personal.values())
+    assert not [name for name in owner.nodes.theta if "personal" in name]
+    assert server(experiment).theta_bar is not None
+
+
+def test_the_best_round_is_chosen_by_the_copy_and_errors_are_over_true_readings(data: Dataset) -> None:
+    experiment = simulate(data, small("cnfgnn-plus", **BLUR))
+    progress = train(experiment)
+    for done in progress.history:  # 64 is the variance of the noise in the targets
+        assert done.loss > done.validation.masked_rmse**2 + 32
+    best = min(progress.history, key=lambda done: done.loss)
+    assert progress.best is best
+    result = evaluate_best(experiment, progress)
+    owner = experiment.owners[0][1]
+    assert owner.errors is not None
+    assert torch.equal(result.test.sums, owner.errors)
+
+
+def test_errors_that_are_not_finite_are_not_told(data: Dataset) -> None:
+    """The server would refuse the whole answer, with the sums that it needs to choose a round."""
+    experiment = simulate(data, small("cnfgnn-plus", **BLUR))
+    strategy = server(experiment)
+    strategy.round(1)
+    assert strategy.score("validation").told.any()
+    owner = experiment.owners[0][1]
+    owner.data.targets = owner.data.targets * torch.inf
+    sums = strategy.score("validation")
+    assert owner.errors is not None
+    assert not owner.errors.isfinite().all()
+    assert not sums.told.any()
+    assert sums.of_copy.isfinite().all()
+
+
+def test_personal_weights_that_diverge_start_again_from_zero(data: Dataset) -> None:
+    experiment = simulate(data, small("cnfgnn-plus"))
+    strategy, owner = server(experiment), experiment.owners[0][1]
+    strategy.round(1)
+    before = {name: w.clone() for name, w in owner.personal.items()}
+    owner.personal["output.personal.bias"][2] = torch.nan
+    assert strategy.score("validation").told.isfinite().all()
+    for name, w in owner.personal.items():
+        assert not w[2].any()
+        assert torch.equal(w[[0, 1, 3]], before[name][[0, 1, 3]])
+
+
+def test_a_central_run_keeps_the_profile_of_the_copies_and_that_of_the_readings() -> None:
+    stores: dict[str, MemoryStore] = {}
+    config = small("mlp-central", **BLUR, **{"model.profile": True, "training.rounds": 1})
+    data = network(seconds=3600)
+    experiment = simulate(data, config, store=lambda name: stores.setdefault(name, MemoryStore()))
+    progress = train(experiment)
+    state = stores["server"].read(progress.best.tag)
+    owner = experiment.owners[0][1]
+    for name, prepared in ((PROFILES, owner.nodes.data), (f"owner.{PROFILES}", owner.data)):
+        assert prepared.weekly_profiles is not None
+        profile = torch.from_numpy(prepared.weekly_profiles)
+        torch.testing.assert_close(state[name], profile, rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(state[PROFILES].nan_to_num(), state[f"owner.{PROFILES}"].nan_to_num())
