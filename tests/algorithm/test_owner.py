@@ -1,4 +1,4 @@
-"""What an owner does after its nodes: it learns from true readings, evaluates on them, and may tell errors."""
+"""What an owner does after its nodes: it learns from true readings, evaluates on them, and may tell."""
 
 from __future__ import annotations
 
