@@ -143,15 +143,13 @@ def _print_baselines(run: Run, errors: Errors, baselines: Mapping[str, Errors]) 
     metric = run.config.data.metric
     shown = {name: getattr(baseline, metric) for name, baseline in baselines.items()}
     label = metric.replace("_", " ").replace("rmse", "RMSE")
-    print(
-        f"{label} of simple forecasts: " + ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
-    )
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+    print(f"{label} of simple forecasts: {listed}")
     best = min(shown, key=lambda name: shown[name])
     own = getattr(errors, metric)
     if shown[best] < own:
-        print(
-            f"{best} forecasts these readings better than {run.config.method} ({shown[best]:.3f}, {own:.3f})"
-        )
+        method = run.config.method
+        print(f"a simple forecast is better here: {best} has {shown[best]:.3f}, {method} {own:.3f}")
 
 
 def evaluate(
