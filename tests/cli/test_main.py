@@ -73,7 +73,13 @@ def test_a_run_remembers_its_data(run: Path) -> None:
     assert set(judged["per_node"]) == {"north quay", "south quay", "bridge", "town hall"}
     assert len(judged["per_step"]) == 12
     assert json.loads(said("evaluate", run, "--split", "train", "--json"))["overall"] != judged["overall"]
+    simple = judged["baselines"]
+    assert {"last value", "yesterday", "daily average", "ridge"} <= simple.keys()
     table = said("evaluate", run, "--per-node", "--per-step")
+    best = min(simple, key=lambda name: simple[name]["masked_rmse"])
+    assert f"masked RMSE of simple forecasts: last value {simple['last value']['masked_rmse']:.3f}, " in table
+    wins = simple[best]["masked_rmse"] < judged["overall"]["masked_rmse"]
+    assert (f"a simple forecast is better here: {best} has" in table) == wins
     assert "steps ahead" in table
     assert "town hall" in table
     assert "3 h ahead" in table

@@ -1,7 +1,8 @@
-"""The daily average is what a plain computation gives, and falls back where a sensor was silent."""
+"""Each baseline is what a plain computation gives; the daily average falls back where a sensor was silent."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import SUMS
-from cnfgnn.runs.baselines import daily_average, last_value
+from cnfgnn.runs.baselines import PENALTIES, all_baselines, daily_average, last_value, ridge
 
 HOUR = np.timedelta64(3600, "s")
 ABSOLUTE, SQUARE, COUNT = (SUMS.index(name) for name in ("absolute", "masked_square", "masked_count"))
@@ -95,3 +96,76 @@ def test_both_floors_are_judged_on_the_same_windows() -> None:
     one, two = (floor(data, preset().data).sums for floor in (last_value, daily_average))
     for k in (2, 5, 7):
         assert (one[..., k] == two[..., k]).all()
+
+
+# ---- the same time before -------------------------------------------------------------------------------
+
+
+def test_what_was_read_a_day_and_a_week_before_is_as_a_plain_computation_says() -> None:
+    data = hourly(np.random.default_rng(0).normal(size=(24 * 40, 3)))
+    values, total = data.readings.values.astype(float), len(data.readings.times) - 3
+    tested = range(total)[-round(0.25 * total) :]
+    found = all_baselines(data, settings())
+    for name, rows in {"yesterday": 24, "last week": 168}.items():
+        errors = [values[s + 2 : s + 4] - values[s + 2 - rows : s + 4 - rows] for s in tested]
+        assert found[name].overall.rmse == pytest.approx(np.sqrt(np.mean(np.square(errors))))
+
+
+def test_a_horizon_longer_than_a_day_uses_the_last_day_that_is_known() -> None:
+    rising = np.repeat(np.arange(20), 24)[:, None]  # each day is 1 higher than the one before
+    config = DataConfig(history=2, horizon=30, shares=(0.5, 0.25, 0.25), missing="masked")
+    found = all_baselines(hourly(days(20) + rising), config)
+    assert found["yesterday"].overall.mae == pytest.approx(2, abs=1e-4)
+
+
+def test_a_baseline_that_does_not_suit_the_data_is_left_out() -> None:
+    assert "last week" not in all_baselines(hourly(days(6)), settings())
+    long = hourly(days(60))
+    names = ["last value", "yesterday", "last week", "daily average", "ridge"]
+    assert list(all_baselines(long, settings())) == names
+    times = np.datetime64("2024-01-01T00:00:00") + 7 * HOUR * np.arange(len(long.readings.times))
+    odd = all_baselines(replace(long, readings=replace(long.readings, times=times)), settings())
+    assert "yesterday" not in odd  # a day is no whole number of 7 hours, and a week is
+    assert "last week" in odd
+
+
+# ---- ridge ----------------------------------------------------------------------------------------------
+
+
+def test_readings_that_follow_a_linear_rule_are_forecast_almost_without_error() -> None:
+    rows = np.zeros((24 * 30, 2))
+    rows[:2] = [[1.0, 2.0], [1.5, 1.0]]
+    for t in range(2, len(rows)):  # an oscillation, of another period for each sensor
+        rows[t] = 2 * np.cos([0.3, 0.5]) * rows[t - 1] - rows[t - 2]
+    data, config = hourly(rows), settings()
+    assert ridge(data, config).overall.rmse < 0.01 * last_value(data, config).overall.rmse
+
+
+def test_ridge_is_what_a_plain_computation_gives() -> None:
+    data, config = hourly(np.cumsum(np.random.default_rng(1).normal(size=(480, 1)), axis=0)), settings()
+    values = data.readings.values[:, 0].astype(float)
+    total = len(values) - 3
+    train, test = round(0.5 * total), round(0.25 * total)
+    seen = values[: train + 1]
+    scaled = (values - seen.mean()) / seen.std()
+
+    def windows(starts: range) -> tuple[np.ndarray, np.ndarray]:
+        hours = np.eye(24)[[(s + 1) % 24 for s in starts]]
+        last = scaled[[s + 1 for s in starts]]
+        change = np.stack([scaled[s + 2 : s + 4] for s in starts]) - last[:, None]
+        return np.column_stack([scaled[list(starts)] - last, last, hours]), change
+
+    x, y = windows(range(train))
+    x_validation, y_validation = windows(range(train, total - test))
+    x_test, y_test = windows(range(total - test, total))
+    tried = [np.linalg.solve(x.T @ x + penalty * np.eye(26), x.T @ y) for penalty in PENALTIES]
+    best = min(tried, key=lambda w: float(np.square(x_validation @ w - y_validation).sum()))
+    expected = np.sqrt(np.mean(np.square(x_test @ best - y_test))) * seen.std()
+    assert ridge(data, config).overall.rmse == pytest.approx(expected, rel=1e-5)
+
+
+def test_ridge_needs_no_complete_sensor() -> None:
+    values = days(30)
+    values[:, 1] = np.nan  # a sensor that never reported
+    values[5::7, 0] = np.nan
+    assert np.isfinite(ridge(hourly(values), settings()).overall.masked_rmse)

@@ -19,7 +19,7 @@ from cnfgnn.cli.studies import TABLES
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.runs.baselines import daily_average, last_value
+from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies.execute import finished_rows
 from cnfgnn.studies.experiments import experiment_file
@@ -114,12 +114,13 @@ def test_floors_stand_in_every_table_and_masked_figures_in_a_table_of_their_own(
     assert list(tables) == [name, f"{name}-masked"]
     config = Plan.read(experiment_file("forecasting")).with_changes(SMALL).cases()[0].config
     data = open_data(config)
+    simple = all_baselines(data, config.data)
+    assert {"last value", "yesterday", "daily average", "ridge"} <= simple.keys()
     for kind, figure in ((name, "rmse"), (f"{name}-masked", "masked_rmse")):
-        rows = tables[kind]["rows"]
-        assert [row["method"] for row in rows[:2]] == ["last value", "daily average"]
-        shown = [row[figure]["mean"] for row in rows[:2]]
-        floors = [last_value(data, config.data).overall, daily_average(data, config.data).overall]
-        assert shown == pytest.approx([getattr(errors, figure) for errors in floors])
+        rows = tables[kind]["rows"][: len(simple)]
+        assert [row["method"] for row in rows] == list(simple)
+        shown = [row[figure]["mean"] for row in rows]
+        assert shown == pytest.approx([getattr(scores.overall, figure) for scores in simple.values()])
 
 
 def test_numbers_are_those_of_the_runs_with_mean_and_spread_over_seeds(everything: Path) -> None:

@@ -33,7 +33,7 @@ def compare(
 ) -> None:
     """Train several methods on the same data and print their errors side by side."""
     from cnfgnn.data.source import open_data
-    from cnfgnn.runs.baselines import last_value
+    from cnfgnn.runs.baselines import all_baselines
     from cnfgnn.studies.execute import run_plan
     from cnfgnn.studies.plan import Plan
 
@@ -52,9 +52,10 @@ def compare(
         "masked RMSE of each seed",
         title=f"{plan.stem}: test errors, {_of_seeds(len(read.seeds))}; bytes until the best round",
     )
-    baseline = last_value(data, config.data).overall
-    figures = [progress.number(value) for value in (baseline.masked_rmse, baseline.masked_mae, baseline.rmse)]
-    table.add_row("last value", *figures, "-", progress.number(baseline.masked_rmse))
+    for name, scores in all_baselines(data, config.data).items():
+        errors = scores.overall
+        figures = [progress.number(value) for value in (errors.masked_rmse, errors.masked_mae, errors.rmse)]
+        table.add_row(name, *figures, "-", progress.number(errors.masked_rmse))
     for row in rows:
         figures = [progress.number(row.median(name)) for name in ("masked_rmse", "masked_mae", "rmse")]
         moved = progress.size(int(statistics.median(b.per_node for b in row.training_bytes)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +33,9 @@ from cnfgnn.files import write_whole
 if TYPE_CHECKING:
     from cnfgnn.data.dataset import Dataset
     from cnfgnn.data.quality import Finding
+    from cnfgnn.data.windows import Split
     from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.scores import Errors
     from cnfgnn.runs.training_loop import Result
 
 SHOWN_SENSORS = 5  # in a line that lists some of them
@@ -123,10 +125,31 @@ def _print_result(run: Run, readings: Dataset, result: Result) -> None:
     title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
     scores = scores_as_dict(result.test, readings.readings.ids)
     progress.out().print(progress.errors_table(scores, title, _step_minutes(run)))
+    _print_baselines(run, result.test.overall, _baselines(run, readings, "test"))
     moved = best.training_bytes
     per_node, per_site = progress.size(moved.per_node), progress.size(moved.per_site)
     print(f"traffic until the best round: {per_node} counted per node, {per_site} counted per site")
     print(f"next: cnfgnn forecast {run.folder} --out forecasts.csv")
+
+
+def _baselines(run: Run, readings: Dataset, split: Split) -> dict[str, Errors]:
+    from cnfgnn.runs.baselines import all_baselines
+
+    return {name: scores.overall for name, scores in all_baselines(readings, run.config.data, split).items()}
+
+
+def _print_baselines(run: Run, errors: Errors, baselines: Mapping[str, Errors]) -> None:
+    """Print the errors of simple forecasts on the same windows, and say so if one of them is better."""
+    metric = run.config.data.metric
+    shown = {name: getattr(baseline, metric) for name, baseline in baselines.items()}
+    label = metric.replace("_", " ").replace("rmse", "RMSE")
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+    print(f"{label} of simple forecasts: {listed}")
+    best = min(shown, key=lambda name: shown[name])
+    own = getattr(errors, metric)
+    if shown[best] < own:
+        method = run.config.method
+        print(f"a simple forecast is better here: {best} has {shown[best]:.3f}, {method} {own:.3f}")
 
 
 def evaluate(
@@ -149,13 +172,18 @@ def evaluate(
         raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
-    scores = scores_as_dict(evaluate_run(opened, readings, split), readings.readings.ids)
+    found = evaluate_run(opened, readings, split)
+    scores = scores_as_dict(found, readings.readings.ids)
+    baselines = _baselines(opened, readings, split)
     if as_json:
-        print(json.dumps(plain({"run": str(run), "split": split, **scores}), allow_nan=False))
+        simple = {name: vars(errors) for name, errors in baselines.items()}
+        content = {"run": str(run), "split": split, **scores, "baselines": simple}
+        print(json.dumps(plain(content), allow_nan=False))
         return
     console = progress.out()
     title = f"{opened.config.method}, round {opened.progress.best.r_g}, {split}"
     console.print(progress.errors_table(scores, title, _step_minutes(opened)))
+    _print_baselines(opened, found.overall, baselines)
     if per_step:
         steps = {str(step): errors for step, errors in enumerate(scores["per_step"], start=1)}
         console.print(progress.rows_table("steps ahead", steps))

@@ -1,43 +1,122 @@
-"""Baselines: forecasts without any training, which every method must beat."""
+"""Baselines: simple forecasts, which every method must beat."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import DataConfig, Missing
+from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS, Floats, PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.runs.scores import Scores
 
+DAY_S, HOURS = 86_400, 24
+PENALTIES = tuple(
+    10.0**power for power in range(-2, 5)
+)  # of the ridge regression, chosen by validation error
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The readings of a data set with the windows that all baselines are evaluated on."""
+
+    series: Series
+    windows: Windows
+    data: PreparedSeries
+    config: DataConfig
+    step: int  # seconds
+
+    @classmethod
+    def of(cls, data: Dataset, config: DataConfig) -> Prepared:
+        series = Series.of(clean(data.readings, config))
+        windows = Windows.of(
+            len(data.readings.times), config.history, config.horizon, config.shares, data.name
+        )
+        scaler = Scaler.of(torch.from_numpy(series.moments(windows, config.missing)))
+        prepared = PreparedSeries(series, scaler, config.missing, windows, torch.float64, torch.device("cpu"))
+        step = int(data.readings.step.astype("timedelta64[s]").astype(int))
+        return cls(series, windows, prepared, config, step)
+
+    def evaluate(self, split: Split, forecast: Callable[[slice], Tensor]) -> Scores:
+        """`forecast` returns the scaled values ahead of some windows: (n b t)."""
+        sums = torch.zeros(self.data.nodes, self.data.horizon, len(SUMS), dtype=torch.float64)
+        for chunk in self.data.chunks(split):
+            sums += self.data.errors(forecast(chunk), split, chunk)
+        return Scores(sums)
+
+
+def all_baselines(data: Dataset, config: DataConfig, split: Split = "test") -> dict[str, Scores]:
+    """The errors of every baseline that suits the data, by name; evaluated on the same windows and in the
+    same way as the methods."""
+    prepared = Prepared.of(data, config)
+    found = {name: baseline(prepared, split) for name, baseline in _BASELINES.items()}
+    return {name: scores for name, scores in found.items() if scores is not None}
+
 
 def last_value(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
-    """Repeat each sensor's last reading; evaluated on the same windows and in the same way as the methods."""
-    _, _, prepared = _prepare(data, config)
-
-    def forecast(chunk: slice) -> Tensor:
-        batch, _ = prepared.batch(split, chunk)
-        return batch.x[:, :, -1:, 0].expand(-1, -1, config.horizon)  # (n b 1) -> (n b t)
-
-    return _evaluate(prepared, split, forecast)
+    """Repeat each sensor's last reading."""
+    return _last_value(Prepared.of(data, config), split)
 
 
 def daily_average(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
-    """Each sensor's mean training reading at that time of day; evaluated in the same way."""
-    series, windows, prepared = _prepare(data, config)
-    averages = torch.from_numpy(_averages(series, windows, config.missing, prepared.scaler.mean))
-    scaled = (averages - prepared.scaler.mean) / prepared.scaler.std  # (n T)
+    """Each sensor's mean training reading at that time of day."""
+    return _daily_average(Prepared.of(data, config), split)
+
+
+def ridge(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
+    """A linear forecaster for each sensor: its last readings and the hour of the day, fitted in closed form
+    with a penalty on large weights that the validation split chooses."""
+    return _ridge(Prepared.of(data, config), split)
+
+
+def _last_value(prepared: Prepared, split: Split) -> Scores:
+    def forecast(chunk: slice) -> Tensor:
+        batch, _ = prepared.data.batch(split, chunk)
+        return batch.x[:, :, -1:, 0].expand(-1, -1, prepared.config.horizon)  # (n b 1) -> (n b t)
+
+    return prepared.evaluate(split, forecast)
+
+
+# ---- the same time before -------------------------------------------------------------------------------
+
+
+def _days_before(days: int) -> Callable[[Prepared, Split], Scores | None]:
+    def baseline(prepared: Prepared, split: Split) -> Scores | None:
+        """What each sensor read at the same time some days before; None if steps do not divide a day, or the
+        readings are too few."""
+        rows, rest = divmod(days * DAY_S, prepared.step)
+        starts = prepared.data.starts[split]
+        if rest or not len(starts) or int(starts[0]) + prepared.config.history < rows:
+            return None
+        if rows < prepared.config.horizon:  # part of it would lie in the future
+            rows *= -(-prepared.config.horizon // rows)
+        ahead = torch.arange(prepared.config.history, prepared.windows.length) - rows
+
+        def forecast(chunk: slice) -> Tensor:
+            return prepared.data.inputs[:, (starts[chunk][:, None] + ahead).clamp(min=0)]  # (n b t)
+
+        return prepared.evaluate(split, forecast)
+
+    return baseline
+
+
+def _daily_average(prepared: Prepared, split: Split) -> Scores:
+    scaler = prepared.data.scaler
+    averages = _averages(prepared.series, prepared.windows, prepared.config.missing, scaler.mean)
+    scaled = (torch.from_numpy(averages) - scaler.mean) / scaler.std  # (n T)
+    ahead = torch.arange(prepared.config.history, prepared.windows.length)
 
     def forecast(chunk: slice) -> Tensor:
-        ahead = torch.arange(config.history, windows.length)
-        return scaled[:, prepared.starts[split][chunk][:, None] + ahead]  # (n b t)
+        return scaled[:, prepared.data.starts[split][chunk][:, None] + ahead]  # (n b t)
 
-    return _evaluate(prepared, split, forecast)
+    return prepared.evaluate(split, forecast)
 
 
 def _averages(series: Series, windows: Windows, missing: Missing, overall: float) -> Floats:
@@ -59,17 +138,71 @@ def _ratio(total: Floats, count: Floats, otherwise: Floats) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), otherwise)
 
 
-def _prepare(data: Dataset, config: DataConfig) -> tuple[Series, Windows, PreparedSeries]:
-    series = Series.of(clean(data.readings, config))
-    windows = Windows.of(len(data.readings.times), config.history, config.horizon, config.shares, data.name)
-    scaler = Scaler.of(torch.from_numpy(series.moments(windows, config.missing)))
-    prepared = PreparedSeries(series, scaler, config.missing, windows, torch.float64, torch.device("cpu"))
-    return series, windows, prepared
+# ---- ridge regression -----------------------------------------------------------------------------------
 
 
-def _evaluate(prepared: PreparedSeries, split: Split, forecast: Callable[[slice], Tensor]) -> Scores:
-    """`forecast` returns the scaled values ahead of some windows: (n b t)."""
-    sums = torch.zeros(prepared.nodes, prepared.horizon, len(SUMS), dtype=torch.float64)
-    for chunk in prepared.chunks(split):
-        sums += prepared.errors(forecast(chunk), split, chunk)
-    return Scores(sums)
+@dataclass(frozen=True, eq=False)
+class _Normal:
+    """X'X (n p p) and X'Y (n p t) of each sensor, over the windows of a split of which it has all targets."""
+
+    gram: Tensor
+    cross: Tensor
+
+    @classmethod
+    def of(cls, prepared: Prepared, split: Split) -> _Normal:
+        gram: Tensor | None = None
+        cross: Tensor | None = None
+        for chunk in prepared.data.chunks(split):
+            features, last, batch = _features(prepared, split, chunk)
+            change = batch.y - last
+            if batch.weight is not None:
+                complete = (batch.weight.amin(dim=-1, keepdim=True) > 0).to(features)  # (n b 1)
+                features, change = features * complete, change * complete
+            gram = features.mT @ features + (0 if gram is None else gram)
+            cross = features.mT @ change + (0 if cross is None else cross)
+        assert gram is not None
+        assert cross is not None
+        return cls(gram, cross)
+
+    def solved(self, penalty: float) -> Tensor:
+        """(n p t): the weights of each sensor."""
+        ridge = penalty * torch.eye(self.gram.shape[-1], dtype=self.gram.dtype)
+        weights: Tensor = torch.linalg.solve(self.gram + ridge, self.cross)
+        return weights
+
+    def loss(self, weights: Tensor) -> float:
+        """The summed squared error of all sensors with these weights, up to a constant."""
+        return float(((self.gram @ weights - 2 * self.cross) * weights).sum())
+
+
+def _ridge(prepared: Prepared, split: Split) -> Scores:
+    train, validation = _Normal.of(prepared, "train"), _Normal.of(prepared, "validation")
+    tried = [train.solved(penalty) for penalty in PENALTIES]
+    # One penalty for all: a sensor's own validation windows are too few to choose one for it.
+    weights = min(tried, key=validation.loss)
+
+    def forecast(chunk: slice) -> Tensor:
+        features, last, _ = _features(prepared, split, chunk)
+        return last + features @ weights
+
+    return prepared.evaluate(split, forecast)
+
+
+def _features(prepared: Prepared, split: Split, chunk: slice) -> tuple[Tensor, Tensor, Batch]:
+    """The inputs (n b p) of some windows, the last reading (n b 1) that they are relative to, and the batch
+    that they are from."""
+    batch, _ = prepared.data.batch(split, chunk)
+    readings = batch.x[..., 0]
+    last = readings[..., -1:]
+    hour = (batch.x[0, :, -1, 1] * HOURS + 1e-9).long().clamp(max=HOURS - 1)
+    hours = torch.nn.functional.one_hot(hour, HOURS).to(readings).expand(len(readings), -1, -1)
+    return torch.cat([readings[..., :-1] - last, last, hours], dim=-1), last, batch
+
+
+_BASELINES: Mapping[str, Callable[[Prepared, Split], Scores | None]] = {
+    "last value": _last_value,
+    "yesterday": _days_before(1),
+    "last week": _days_before(7),
+    "daily average": _daily_average,
+    "ridge": _ridge,
+}

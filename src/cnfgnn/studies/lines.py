@@ -12,10 +12,10 @@ from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import reported_steps
-from cnfgnn.runs.baselines import daily_average, last_value
+from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import Scores, scores_as_dict
+from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.studies.plan import Row, ended_early, network_of
 from cnfgnn.studies.published import NETWORKS
 from cnfgnn.studies.tables import Column, Mean, Table
@@ -141,15 +141,10 @@ def _minutes(run: Run) -> float:
 
 
 def baselines(data: Dataset, config: DataConfig) -> list[Line]:
-    """The baselines: the last reading repeated, and each sensor's average at that time of day."""
-
-    def line(name: str, scores: Scores) -> Line:
-        return Line({"method": name}, [plain(scores_as_dict(scores, data.readings.ids))])
-
-    return [
-        line("last value", last_value(data, config)),
-        line("daily average", daily_average(data, config)),
-    ]
+    """A line for each baseline that suits the data."""
+    found = all_baselines(data, config)
+    ids = data.readings.ids
+    return [Line({"method": name}, [plain(scores_as_dict(scores, ids))]) for name, scores in found.items()]
 
 
 def masked_table(
