@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import SUMS, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError, StorageError
+from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_data import SiteData, first_rows, value_ranges
 from cnfgnn.federation.site_errors import for_server
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import OwnerStore, SiteStore
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.models.params import Params
@@ -51,22 +51,21 @@ class SiteClients(Clients):
 
     def __init__(
         self,
-        current: Series,
-        run_series: Callable[[], Series],
+        readings: RunReadings,
         compute: Compute,
         store: SiteStore,
         name: str,
         memory_limit: int,
     ) -> None:
-        super().__init__(current, compute, store, name, memory_limit=memory_limit)
-        self.current, self.run_series = current, run_series
+        super().__init__(readings.current, compute, store, name, memory_limit=memory_limit)
+        self.readings = readings
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
-        self.series = self.current if windows.ahead else self.run_series()
+        self.series = self.readings.current if windows.ahead else self.readings.of_run()
         return super().census(windows, missing)
 
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
-        self.series = self.current if windows.ahead else self.run_series()
+        self.series = self.readings.current if windows.ahead else self.readings.of_run()
         super().prepare(settings, mean, std, windows)
 
 
@@ -78,12 +77,13 @@ class SiteOwner(Owner):
     """
 
     def __init__(
-        self, nodes: SiteClients, data: SiteData, terms: Terms, store: SiteStore, kit: Path, tells: bool
+        self, nodes: SiteClients, data: SiteData, terms: Terms, joined: RunReadings, kit: Path, tells: bool
     ) -> None:
-        self.site_data, self.terms, self.kit, self.site_store = data, terms, kit, store
+        self.site_data, self.terms, self.kit, self.joined = data, terms, kit, joined
+        self.own_store = OwnerStore(kit, terms.run)
         self.current = data.true_series(terms)  # None if nothing is blurred
         truth = nodes.series if self.current is None else self.current
-        super().__init__(nodes, truth, store.of_owner(), tells)
+        super().__init__(nodes, truth, self.own_store, tells)
 
     def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
         try:
@@ -106,16 +106,16 @@ class SiteOwner(Owner):
     def prepare(self) -> None:
         self.truth = self._readings_to_use()
         super().prepare()
-        own = self.site_store.of_owner()
-        if not self.nodes.windows.ahead and not own.read_ranges():
-            own.write_ranges(dict(zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)))
+        if not self.nodes.windows.ahead and not self.own_store.read_ranges():
+            ranges = zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)
+            self.own_store.write_ranges(dict(ranges))
 
     def _readings_to_use(self) -> Series:
         """The true readings at the times at which the nodes use the copy."""
         if self.current is None:
             return self.nodes.series
-        record = None if self.nodes.windows.ahead else self.site_store.read_join_record()
-        return self.current if record is None else first_rows(self.current, record.rows)
+        rows = None if self.nodes.windows.ahead else self.joined.rows()
+        return self.current if rows is None else first_rows(self.current, rows)
 
     # ---- true errors ---------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class SiteOwner(Owner):
 
         A changed unit or a broken sensor looks like that, and the model was never trained on such values.
         """
-        ranges = self.site_store.of_owner().read_ranges()
+        ranges = self.own_store.read_ranges()
         end = self.terms.first + (self.terms.rows - self.data.horizon) * self.terms.step
         newest = self.site_data.readings_before(end, self.data.history)
         if newest is not None and ranges:
