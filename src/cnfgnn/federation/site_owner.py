@@ -21,7 +21,7 @@ from torch import Tensor
 from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.quality import out_of_range
@@ -30,7 +30,6 @@ from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError, StorageError
 from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_data import SiteData, first_rows, value_ranges
-from cnfgnn.federation.site_errors import for_server
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import OwnerStore, SiteStore
 from cnfgnn.federation.spans import format_time
@@ -72,8 +71,8 @@ class SiteClients(Clients):
 class SiteOwner(Owner):
     """The owner of a site's nodes: it writes forecasts and true errors into the kit.
 
-    Nothing but a full or broken disk may show the server that the owner failed: everything else may depend on
-    true readings. It is logged, and `federation status` at the site shows it.
+    The server may notice that a state cannot be saved. Whatever else fails here may depend on true readings:
+    it is logged, and `federation status` at the site shows it.
     """
 
     def __init__(
@@ -88,9 +87,9 @@ class SiteOwner(Owner):
     def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
         try:
             return super().follow(request, arrays, answer)
-        except StorageError:
-            raise
-        except RunError:  # the store has reported it
+        except (StorageError, RunError) as error:  # it has been reported
+            if may_be_told(request, error):
+                raise
             return {}
         except Exception as error:
             log.debug("the owner's part of %r failed", request.name, exc_info=True)
@@ -201,4 +200,4 @@ class SiteOwner(Owner):
         except (StorageError, OSError) as error:
             problem = error if isinstance(error, StorageError) else StorageError(place / name, error)
             self._report(folder, str(problem))
-            raise for_server(problem, self.kit) from None
+            raise problem from None
