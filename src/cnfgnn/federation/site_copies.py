@@ -48,6 +48,17 @@ def check_least_blur(plan: SitePlan, kit: Path) -> None:
         raise ConfigError(f"{settings_file(kit)}: blur", problem)
 
 
+def check_older_copies(least: float, plan: SitePlan, kit: Path) -> None:
+    """Refuse copies of an earlier time that have a smaller blur than the project's least one."""
+    if least < plan.least_blur:
+        problem = (
+            f"some readings of site {plan.name} have a copy with a blur of {least:g} from an earlier time,"
+            f" and this federation asks for at least {plan.least_blur:g}: a copy is final, so leave these"
+            " readings out of the file"
+        )
+        raise ConfigError(f"{settings_file(kit)}: blur", problem)
+
+
 def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     """The copy from which everything that the site sends is computed.
 
