@@ -21,7 +21,7 @@ from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_copies import FOLDER, RECORD, private_folder
 from cnfgnn.federation.site_data import SiteData, digest
 from cnfgnn.federation.site_settings import read_site
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network
 from tests.federation.two_site_federation import write_project
@@ -221,12 +221,32 @@ def test_readings_that_moved_need_their_copies(kit: Path) -> None:
         site_data(kit)
 
 
+def test_an_older_backup_of_the_copies_stops_the_site(kit: Path) -> None:
+    write_first_rows(kit.parent / "readings", 150)
+    site_data(kit)
+    folder = private_folder(read_site(kit), kit)
+    backup = shutil.copytree(folder, kit.parent / "backup")
+    write_readings(kit.parent / "readings")
+    newer = site_data(kit)
+    made = sum(newer.sigmas.values())
+    aside = folder.rename(kit.parent / "aside")
+    shutil.copytree(backup, folder)
+    older = CopyStore(backup).count()
+    problem = rf"holds copies of {older} readings, and this site has used copies of {made}: .* newer backup"
+    with pytest.raises(RunError, match=problem):
+        site_data(make_kit(kit, blur=9))
+    assert CopyStore(folder).count() == older  # no second copy was made
+    shutil.rmtree(folder)
+    aside.rename(folder)
+    np.testing.assert_array_equal(site_data(kit).copy.values, newer.copy.values)
+
+
 def test_the_key_is_in_its_own_file_alone(kit: Path) -> None:
     site_data(kit)
     folder = private_folder(read_site(kit), kit)
     key = (folder / KEY_FILE).read_text().strip()
     record = kit / "local" / RECORD
-    assert json.loads(record.read_text()).keys() == {"key", "folder"}
+    assert json.loads(record.read_text()).keys() == {"key", "folder", "readings"}
     for path in kit.parent.rglob("*"):
         if path.is_file() and path != folder / KEY_FILE:
             content = path.read_bytes()
