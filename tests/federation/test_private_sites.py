@@ -18,15 +18,18 @@ from cnfgnn.config.presets import BLUR
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.server_task import RUNS, check_federated, settings_of
 from cnfgnn.federation.site_copies import FOLDER
+from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_owner import EVALUATIONS, SiteOwner
 from cnfgnn.federation.site_status import read_site_status
-from cnfgnn.federation.site_store import OWNER, STATES
+from cnfgnn.federation.site_store import OWNER, STATES, OwnerStore
 from cnfgnn.federation.status import STATUS
 from cnfgnn.privacy.copies import KEY_FILE
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.privacy.test_by_construction import arrays_of, holds, reachable
+from tests.privacy.test_by_construction import check as check_that_no_way_leads_to_the_owner
 
 SIGMA = 5.0
 NO_BLUR = "no blur: from what they send, this server can estimate each of their readings, nearly exactly"
@@ -65,6 +68,19 @@ def evaluation(sites: InMemoryFederation, name: str, split: str) -> dict[str, ob
     [file] = (sites.kits[name] / EVALUATIONS).glob(f"*-{split}.json")
     assert file.stat().st_mode & 0o077 == 0
     return dict(json.loads(file.read_text()))
+
+
+def test_there_is_no_way_from_a_sites_nodes_to_its_owner(sites: InMemoryFederation) -> None:
+    sites.evaluate()
+    for name in SITES:
+        owner = owner_of(sites, name)
+        truth = owner.site_data.truth
+        assert owner.site_data.copy is not truth
+        check_that_no_way_leads_to_the_owner(owner.nodes, owner)
+        assert holds(arrays_of(owner), truth.values)  # as they were read from the file
+        assert not holds(arrays_of(owner.nodes), truth.values)
+        assert not any(isinstance(thing, OwnerStore | SiteData) for thing in reachable(owner.nodes))
+        assert not hasattr(owner.nodes.store, "of_owner")
 
 
 # ---- what the server knows ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ import pytest
 
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.export import write_folder
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.preflight import check_site
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_copies import FOLDER, RECORD, private_folder
 from cnfgnn.federation.site_data import SiteData, digest
 from cnfgnn.federation.site_settings import read_site
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network
 from tests.federation.two_site_federation import write_project
@@ -142,6 +143,31 @@ def test_the_first_copy_is_final_through_a_restart_a_correction_and_a_new_blur(k
         assert changed.sigmas == first.sigmas
 
 
+def write_first_rows(folder: Path, rows: int) -> None:
+    write_readings(folder)
+    lines = (folder / "readings.csv").read_text().splitlines(keepends=True)
+    (folder / "readings.csv").write_text("".join(lines[: rows + 1]))
+
+
+@pytest.mark.parametrize("older", [0.0, 2.0])
+def test_a_site_reports_the_smallest_blur_of_its_copies(kit: Path, older: float) -> None:
+    write_first_rows(kit.parent / "readings", 150)
+    if older == 0:
+        site_data(kit)  # makes the store; the next rows are read without a blur
+        write_first_rows(kit.parent / "readings", 170)
+    site_data(make_kit(kit, blur=older))
+    write_readings(kit.parent / "readings")
+    data = site_data(make_kit(kit, blur=6))
+    assert 6 in data.sigmas
+    assert data.describe()["blur"] == older
+    said: list[str] = []
+    with pytest.raises(CnfgnnError):  # the kit has no certificate
+        said.extend(check_site_alone(kit))
+    assert [line for line in said if f"the server is told a blur of {older:g}, the smallest" in line]
+    with pytest.raises(ConfigError, match=rf"have a copy with a blur of {older:g} from an earlier time"):
+        site_data(make_kit(kit, blur=6, least_blur=4))
+
+
 def test_a_changed_mask_changes_the_digest(kit: Path) -> None:
     first = digest_of(site_data(kit))
     write_readings(kit.parent / "readings", plus=np.nan, at=slice(50, 51))
@@ -171,11 +197,11 @@ def test_a_lost_key_or_copy_stops_the_site(kit: Path, lost: str) -> None:
     assert sorted(path.name for path in folder.iterdir()) == kept
 
 
-def check_site_alone(kit: Path) -> list[str]:
+def check_site_alone(kit: Path) -> Iterator[str]:
     """The checks of `federation check` that need no server."""
     (kit / "startup").mkdir(exist_ok=True)
     (kit / "startup" / "fed_client.json").touch()
-    return list(check_site(kit))
+    return check_site(kit)
 
 
 def test_readings_that_moved_need_their_copies(kit: Path) -> None:
@@ -195,12 +221,32 @@ def test_readings_that_moved_need_their_copies(kit: Path) -> None:
         site_data(kit)
 
 
+def test_an_older_backup_of_the_copies_stops_the_site(kit: Path) -> None:
+    write_first_rows(kit.parent / "readings", 150)
+    site_data(kit)
+    folder = private_folder(read_site(kit), kit)
+    backup = shutil.copytree(folder, kit.parent / "backup")
+    write_readings(kit.parent / "readings")
+    newer = site_data(kit)
+    made = sum(newer.sigmas.values())
+    aside = folder.rename(kit.parent / "aside")
+    shutil.copytree(backup, folder)
+    older = CopyStore(backup).count()
+    problem = rf"holds copies of {older} readings, and this site has used copies of {made}: .* newer backup"
+    with pytest.raises(RunError, match=problem):
+        site_data(make_kit(kit, blur=9))
+    assert CopyStore(folder).count() == older  # no second copy was made
+    shutil.rmtree(folder)
+    aside.rename(folder)
+    np.testing.assert_array_equal(site_data(kit).copy.values, newer.copy.values)
+
+
 def test_the_key_is_in_its_own_file_alone(kit: Path) -> None:
     site_data(kit)
     folder = private_folder(read_site(kit), kit)
     key = (folder / KEY_FILE).read_text().strip()
     record = kit / "local" / RECORD
-    assert json.loads(record.read_text()).keys() == {"key", "folder"}
+    assert json.loads(record.read_text()).keys() == {"key", "folder", "readings"}
     for path in kit.parent.rglob("*"):
         if path.is_file() and path != folder / KEY_FILE:
             content = path.read_bytes()

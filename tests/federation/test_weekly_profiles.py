@@ -14,7 +14,7 @@ from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import OwnerStore, SiteStore
 from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
@@ -40,7 +40,7 @@ def forecasting(folder: Path) -> list[Owner]:
     stores = [SiteStore(folder / f"site-{k}", "run") for k in range(len(GROUPS))]
     wires = Wires(cut(whole, TRAINED), config)
     wires.stores[:] = stores
-    wires.owner_stores[:] = [store.of_owner() for store in stores]
+    wires.owner_stores[:] = [OwnerStore(store.kit, "run") for store in stores]
     kept = federated(wires, wires.transport())
     for r_g in (1, 2):
         server(kept).round(r_g)
@@ -48,7 +48,7 @@ def forecasting(folder: Path) -> list[Owner]:
     stores[1] = SiteStore(folder / "elsewhere", "run")
     later = Wires(cut(whole, ROWS, AHEAD), config)
     later.stores[:] = stores
-    later.owner_stores[:] = [store.of_owner() for store in stores]
+    later.owner_stores[:] = [OwnerStore(store.kit, "run") for store in stores]
     transport, windows = later.transport(), Windows.next(ROWS, config.data.history, config.data.horizon)
     store = server(kept).store
     assert isinstance(store, MemoryStore)
@@ -63,7 +63,7 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
 ) -> None:
     before, new, other = forecasting(tmp_path)
     for k, owner in ((0, before), (2, other)):
-        state = SiteStore(tmp_path / f"site-{k}", "run").of_owner().read(TAG)
+        state = OwnerStore(tmp_path / f"site-{k}", "run").read(TAG)
         weeks = owner.data.weekly_profiles
         np.testing.assert_array_equal(weeks, state["usual_weeks"].numpy())
         counted, _ = owner.truth.weekly_profiles(Windows.next(ROWS, 12, 12), "masked")

@@ -21,7 +21,7 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.owner import TOLD, Owner
-from cnfgnn.errors import CnfgnnError, DataError
+from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
@@ -377,6 +377,9 @@ def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[verbs.Verb],
         (verbs.Save, MemoryError()),
         (verbs.Restore, CnfgnnError("-12.5 is no speed")),
         (verbs.Forecast, KeyError("-12.5")),
+        (verbs.Prepare, StorageError("ranges.json", "No space left on device")),
+        (verbs.Score, StorageError("evaluations", "No space left on device")),
+        (verbs.Forecast, StorageError("forecasts", "No space left on device")),
     ],
     ids=lambda value: value.name if isinstance(value, type) else type(value).__name__,
 )

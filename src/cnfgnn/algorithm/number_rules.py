@@ -32,6 +32,7 @@ Request = TypeVar("Request", bound="DataclassInstance")
 
 LARGEST = 2**63 - 1
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")  # a site uses it as a file name
+MOST_TAGS = 8  # of saved states to keep: a server cannot fill the disk of a site with them
 
 
 class InvalidCall(ValueError):
@@ -67,8 +68,11 @@ def tag(value: object) -> bool:
 
 
 def tags(value: object) -> bool:
-    """Any number of tags, with spaces between them."""
-    return isinstance(value, str) and all(tag(word) for word in value.split())
+    """Up to `MOST_TAGS` tags, with spaces between them."""
+    if not isinstance(value, str):
+        return False
+    words = value.split()
+    return len(words) <= MOST_TAGS and all(tag(word) for word in words)
 
 
 # ---- fields ---------------------------------------------------------------------------------------------

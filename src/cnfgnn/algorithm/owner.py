@@ -22,9 +22,19 @@ from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Split
+from cnfgnn.errors import StorageError
 from cnfgnn.models.params import Params, personal, rows
 
 TOLD = "told"  # the array of true errors in an answer
+
+
+def may_be_told(request: verbs.Verb, error: Exception) -> bool:
+    """Whether the server may notice that the owner failed.
+
+    The size of a saved state does not depend on readings. Whether a forecast or an evaluation is written, and
+    how long the file is, does.
+    """
+    return isinstance(request, verbs.Save) and isinstance(error, StorageError)
 
 
 class Owner:

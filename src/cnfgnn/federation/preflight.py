@@ -73,6 +73,11 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
     yield f"blur: {plan.blur:g}; readings that have a copy: {made}"
     if other := sum(count for sigma, count in data.sigmas.items() if sigma != plan.blur):
         yield f"note: {other} readings had a copy before; it is final, whatever the blur is now"
+    if data.blur < plan.blur:
+        yield (
+            f"warning: the server is told a blur of {data.blur:g}, the smallest of these copies; it is told"
+            f" {plan.blur:g} once the readings with a smaller one are no longer in the file"
+        )
     yield f"key and copies: {private_folder(plan, kit)} (back it up: it cannot be made again)"
     if plan.tell_errors:
         yield "note: tell_errors is true: the server also gets the sums of this site's true errors"

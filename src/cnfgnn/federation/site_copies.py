@@ -48,6 +48,17 @@ def check_least_blur(plan: SitePlan, kit: Path) -> None:
         raise ConfigError(f"{settings_file(kit)}: blur", problem)
 
 
+def check_older_copies(least: float, plan: SitePlan, kit: Path) -> None:
+    """Refuse copies of an earlier time that have a smaller blur than the project's least one."""
+    if least < plan.least_blur:
+        problem = (
+            f"some readings of site {plan.name} have a copy with a blur of {least:g} from an earlier time,"
+            f" and this federation asks for at least {plan.least_blur:g}: a copy is final, so leave these"
+            " readings out of the file"
+        )
+        raise ConfigError(f"{settings_file(kit)}: blur", problem)
+
+
 def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     """The copy from which everything that the site sends is computed.
 
@@ -62,10 +73,22 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     store = CopyStore(folder)
     if remembered is not None and remembered.get("key") != store.fingerprint:
         raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
-    record = {"key": store.fingerprint, "folder": str(folder)}
-    if remembered != record:
+    used, found = 0 if remembered is None else remembered.get("readings", 0), store.count()
+    if found < used:
+        raise RunError(folder, _older(found, used))
+    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
+    record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
+    if remembered != record:  # it is on disk before anybody uses the copy
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
-    return BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
+    return copy
+
+
+def _older(found: int, used: int) -> str:
+    return (
+        f"holds copies of {found} readings, and this site has used copies of {used}: it is from an older"
+        " backup, and the newer copies are lost. Restore a newer backup. Copies must not be made again: two"
+        " copies of a reading reveal it"
+    )
 
 
 def _gone(remembered: Mapping[str, object]) -> str:

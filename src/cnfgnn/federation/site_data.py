@@ -23,7 +23,7 @@ from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_copies import blurred_copy, check_least_blur
+from cnfgnn.federation.site_copies import blurred_copy, check_least_blur, check_older_copies
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
 from cnfgnn.transports.remote.endpoint import Terms
@@ -55,8 +55,9 @@ class SiteData:
         check_least_blur(plan, kit)
         loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
         observed = mask_codes(loaded, plan.cleaning)
-        self.blur = plan.blur
         blurred, self.sigmas = blurred_copy(observed, plan, kit)
+        self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
+        check_older_copies(self.blur, plan, kit)
         self.truth: Readings = mask_outliers(observed, plan.cleaning)
         self.copy = self.truth if blurred is observed else mask_outliers(blurred, plan.cleaning)
         self._loaded, self._cleaning = loaded, plan.cleaning

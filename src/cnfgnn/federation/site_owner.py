@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,17 @@ from torch import Tensor
 from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import SUMS, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError, StorageError
+from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_data import SiteData, first_rows, value_ranges
-from cnfgnn.federation.site_errors import for_server
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site_store import OwnerStore, SiteStore
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.models.params import Params
@@ -51,46 +50,46 @@ class SiteClients(Clients):
 
     def __init__(
         self,
-        current: Series,
-        run_series: Callable[[], Series],
+        readings: RunReadings,
         compute: Compute,
         store: SiteStore,
         name: str,
         memory_limit: int,
     ) -> None:
-        super().__init__(current, compute, store, name, memory_limit=memory_limit)
-        self.current, self.run_series = current, run_series
+        super().__init__(readings.current, compute, store, name, memory_limit=memory_limit)
+        self.readings = readings
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
-        self.series = self.current if windows.ahead else self.run_series()
+        self.series = self.readings.current if windows.ahead else self.readings.of_run()
         return super().census(windows, missing)
 
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
-        self.series = self.current if windows.ahead else self.run_series()
+        self.series = self.readings.current if windows.ahead else self.readings.of_run()
         super().prepare(settings, mean, std, windows)
 
 
 class SiteOwner(Owner):
     """The owner of a site's nodes: it writes forecasts and true errors into the kit.
 
-    Nothing but a full or broken disk may show the server that the owner failed: everything else may depend on
-    true readings. It is logged, and `federation status` at the site shows it.
+    The server may notice that a state cannot be saved. Whatever else fails here may depend on true readings:
+    it is logged, and `federation status` at the site shows it.
     """
 
     def __init__(
-        self, nodes: SiteClients, data: SiteData, terms: Terms, store: SiteStore, kit: Path, tells: bool
+        self, nodes: SiteClients, data: SiteData, terms: Terms, joined: RunReadings, kit: Path, tells: bool
     ) -> None:
-        self.site_data, self.terms, self.kit, self.site_store = data, terms, kit, store
+        self.site_data, self.terms, self.kit, self.joined = data, terms, kit, joined
+        self.own_store = OwnerStore(kit, terms.run)
         self.current = data.true_series(terms)  # None if nothing is blurred
         truth = nodes.series if self.current is None else self.current
-        super().__init__(nodes, truth, store.of_owner(), tells)
+        super().__init__(nodes, truth, self.own_store, tells)
 
     def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
         try:
             return super().follow(request, arrays, answer)
-        except StorageError:
-            raise
-        except RunError:  # the store has reported it
+        except (StorageError, RunError) as error:  # it has been reported
+            if may_be_told(request, error):
+                raise
             return {}
         except Exception as error:
             log.debug("the owner's part of %r failed", request.name, exc_info=True)
@@ -106,16 +105,16 @@ class SiteOwner(Owner):
     def prepare(self) -> None:
         self.truth = self._readings_to_use()
         super().prepare()
-        own = self.site_store.of_owner()
-        if not self.nodes.windows.ahead and not own.read_ranges():
-            own.write_ranges(dict(zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)))
+        if not self.nodes.windows.ahead and not self.own_store.read_ranges():
+            ranges = zip(self.site_data.truth.ids, value_ranges(self.truth), strict=True)
+            self.own_store.write_ranges(dict(ranges))
 
     def _readings_to_use(self) -> Series:
         """The true readings at the times at which the nodes use the copy."""
         if self.current is None:
             return self.nodes.series
-        record = None if self.nodes.windows.ahead else self.site_store.read_join_record()
-        return self.current if record is None else first_rows(self.current, record.rows)
+        rows = None if self.nodes.windows.ahead else self.joined.rows()
+        return self.current if rows is None else first_rows(self.current, rows)
 
     # ---- true errors ---------------------------------------------------------------------------------------
 
@@ -153,7 +152,7 @@ class SiteOwner(Owner):
 
         A changed unit or a broken sensor looks like that, and the model was never trained on such values.
         """
-        ranges = self.site_store.of_owner().read_ranges()
+        ranges = self.own_store.read_ranges()
         end = self.terms.first + (self.terms.rows - self.data.horizon) * self.terms.step
         newest = self.site_data.readings_before(end, self.data.history)
         if newest is not None and ranges:
@@ -201,4 +200,4 @@ class SiteOwner(Owner):
         except (StorageError, OSError) as error:
             problem = error if isinstance(error, StorageError) else StorageError(place / name, error)
             self._report(folder, str(problem))
-            raise for_server(problem, self.kit) from None
+            raise problem from None

@@ -41,10 +41,6 @@ class SiteStore(FolderStore):
         super().__init__(kit / STATES / run)
         self.kit = kit
 
-    def of_owner(self) -> SiteStore:
-        """The states of the owner: personal weights and weekly profiles, in a folder of their own."""
-        return SiteStore(self.kit, f"{self.folder.name}/{OWNER}")
-
     def read_join_record(self) -> JoinRecord | None:
         """What the site joined the run with; None if it has not joined it yet."""
         path = self.folder / JOINED
@@ -61,14 +57,6 @@ class SiteStore(FolderStore):
 
     def write_join_record(self, record: JoinRecord) -> None:
         self._write_json(JOINED, record._asdict())
-
-    def read_ranges(self) -> Ranges:
-        """Each sensor's lowest and highest true reading in training; empty if it is not known."""
-        stored = read_json_or_empty(self.folder / RANGES)
-        return {str(sensor): _range(pair) for sensor, pair in stored.items()}
-
-    def write_ranges(self, ranges: Ranges) -> None:
-        self._write_json(RANGES, ranges)
 
     def _write_json(self, name: str, content: Mapping[str, object]) -> None:
         path = self.folder / name
@@ -110,6 +98,24 @@ class SiteStore(FolderStore):
         within = self.folder.relative_to(self.kit)
         for folder in reversed([self.kit / within, *(self.kit / parent for parent in within.parents)]):
             folder.mkdir(mode=0o700, exist_ok=True)
+
+
+class OwnerStore(SiteStore):
+    """The states of the owner in one run: personal weights, weekly profiles and the range of each sensor.
+
+    They have a folder of their own, and the store of the nodes does not lead to it.
+    """
+
+    def __init__(self, kit: Path, run: str) -> None:
+        super().__init__(kit, f"{run}/{OWNER}")
+
+    def read_ranges(self) -> Ranges:
+        """Each sensor's lowest and highest true reading in training; empty if it is not known."""
+        stored = read_json_or_empty(self.folder / RANGES)
+        return {str(sensor): _range(pair) for sensor, pair in stored.items()}
+
+    def write_ranges(self, ranges: Ranges) -> None:
+        self._write_json(RANGES, ranges)
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

@@ -90,6 +90,12 @@ class CopyStore:
         """Identifies the key and tells nothing about it."""
         return _fingerprint(self.key)
 
+    def count(self) -> int:
+        """How many readings have a copy. It only grows: fewer than before means that copies are lost."""
+        with self._database() as database:
+            [size] = database.execute("SELECT TOTAL(LENGTH(readings)) FROM copies").fetchone()
+        return int(size) // READING.itemsize
+
     def blur(self, readings: Readings, sigma: float) -> Readings:
         return self.blur_with_sigmas(readings, sigma)[0]
 

@@ -144,6 +144,7 @@ def test_every_number_has_its_kind_and_every_tensor_its_type_and_shape(good: Cal
         (call("save", {"tag": "../../x", "keep": ""}), "tag cannot be"),
         (call("save", {"tag": "best", "keep": "best /etc/passwd"}), "keep cannot be"),
         (call("save", {"tag": "", "keep": ""}), "tag cannot be"),
+        (call("save", {"tag": "best", "keep": "a b c d e f g h i"}), "keep cannot be"),
         (call("restore", {"tag": ".hidden"}), "tag cannot be"),
         (call("score", {"split": "all"}), "split cannot be"),
         (call("encode", {"split": "train", **DRAW, "number": 3}), "no minibatch 3"),

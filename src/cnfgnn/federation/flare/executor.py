@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.memory_plan import SHARE
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
-from cnfgnn.data.series import Series
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_data import SiteData, digest, first_rows, rows_with_readings
+from cnfgnn.federation.run_readings import RunReadings
+from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_errors import for_server
 from cnfgnn.federation.site_owner import SiteClients, SiteOwner
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.federation.site_store import JoinRecord, SiteStore
+from cnfgnn.federation.site_store import SiteStore
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.version import __version__
@@ -39,10 +38,6 @@ from cnfgnn.version import __version__
 NOT_READ_YET = "it is still reading its data"
 UNUSABLE = "its readings cannot be used; run cnfgnn federation check at the site to see why"
 NO_COPIES = "its blurred copies cannot be used; run cnfgnn federation check at the site to see why"
-CHANGED = (
-    "its readings have changed since it joined this run: restore them at the site and restart it, or start a"
-    " new run"
-)
 log = logging.getLogger(__name__)
 
 
@@ -56,9 +51,15 @@ class SiteNodes:
         self.kit = kit
         self.plan: SitePlan | None = None
         self.data: SiteData | None = None
-        self.problem = NOT_READ_YET  # why the site cannot take part, as the server may see it
+        self.joined: RunReadings | None = None  # the run that the site joined last
+        self._problem = NOT_READ_YET
         self.memory = 0  # bytes that hidden states and embeddings may use
         threading.Thread(target=self._load, daemon=True).start()
+
+    @property
+    def problem(self) -> str:
+        """Why the site cannot take part, as the server may see it; empty if it can."""
+        return self._problem or ("" if self.joined is None else self.joined.problem)
 
     def _load(self) -> None:
         try:
@@ -68,16 +69,16 @@ class SiteNodes:
             self.data = SiteData(self.plan, self.kit)
             for warning in self.data.warnings():
                 log.warning("%s", warning)
-            self.problem = ""
+            self._problem = ""
         except ConfigError as error:
             self._report("settings", error)
-            self.problem = str(for_server(error, self.kit))
+            self._problem = str(for_server(error, self.kit))
         except (RunError, StorageError) as error:
             self._report("copies", error)
-            self.problem = NO_COPIES
+            self._problem = NO_COPIES
         except Exception as error:  # it may quote readings, which must not reach the server
             self._report("readings", error)
-            self.problem = UNUSABLE
+            self._problem = UNUSABLE
         else:
             self._log_findings(self.data)
 
@@ -113,30 +114,9 @@ class SiteNodes:
         except CnfgnnError as error:
             self._report("join", error)
             raise for_server(error, self.kit, self.data.source) from None
-        run_series = partial(self._series_of_run, terms, store, current)
-        nodes = SiteClients(current, run_series, compute, store, self.plan.name, self.memory)
-        return SiteOwner(nodes, self.data, terms, store, self.kit, self.plan.tell_errors)
-
-    def _series_of_run(self, terms: Terms, store: SiteStore, current: Series) -> Series:
-        """The copy with which this site joined the run; newer readings do not belong to it.
-
-        If it has changed, the site refuses to take part until it is restarted: training that continues on
-        other readings, or on another scale, would match neither run.
-        """
-        assert self.data is not None
-        if self.problem:
-            raise CnfgnnError(self.problem)
-        record = store.read_join_record()
-        rows = rows_with_readings(current) if record is None else record.rows
-        series = first_rows(current, rows)
-        if record is None:
-            store.write_join_record(JoinRecord(rows, digest(series, terms)))
-        elif record.sha256 != digest(series, terms):
-            problem = "the readings in %s have changed since this site joined run %s"
-            log.error(problem, self.data.source, terms.run)
-            self.problem = CHANGED
-            raise CnfgnnError(CHANGED)
-        return series
+        self.joined = RunReadings(current, terms, store, self.data.source)
+        nodes = SiteClients(self.joined, compute, store, self.plan.name, self.memory)
+        return SiteOwner(nodes, self.data, terms, self.joined, self.kit, self.plan.tell_errors)
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]

@@ -14,11 +14,11 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.dispatch import Answered, answer
 from cnfgnn.algorithm.number_rules import TAG
-from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import Precision
-from cnfgnn.errors import CnfgnnError, StorageError
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.models.params import Params
 from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.remote.header import Malformed
@@ -67,7 +67,7 @@ class Endpoint:
 
     `join` makes the nodes with their owner, and `about` describes the site in a hello. The nodes answer from
     the blurred copy. Their owner follows in the same order: before the answer is sent, or after it where that
-    takes long. The server does not notice if the owner fails, except for a full or broken disk.
+    takes long. The server does not notice if the owner fails, except if a state cannot be saved.
     """
 
     def __init__(
@@ -217,18 +217,15 @@ class Endpoint:
         """Have the owner do what was left for later."""
         later, self._later = self._later, []
         for answered in later:
-            try:
-                self._follow(answered)
-            except StorageError:  # the owner has reported it, and the answer is on its way
-                continue
+            self._follow(answered)
 
     def _follow(self, answered: Answered) -> Params:
         assert self.owner is not None
         try:
             return self.owner.follow(*answered)
-        except StorageError:
-            raise
-        except Exception:  # it may depend on true readings: the server must not notice
+        except Exception as error:  # it may depend on true readings: the server must not notice
+            if may_be_told(answered.request, error):
+                raise
             logging.getLogger(__name__).exception("the owner's part of %r failed", answered.request.name)
             return {}
 
