@@ -241,6 +241,40 @@ def test_an_older_backup_of_the_copies_stops_the_site(kit: Path) -> None:
     np.testing.assert_array_equal(site_data(kit).copy.values, newer.copy.values)
 
 
+def test_a_new_key_is_announced_once(kit: Path) -> None:
+    folder = private_folder(read_site(kit), kit)
+    assert [line for line in site_data(kit).warnings() if f"a NEW key was made, in {folder}." in line]
+    assert list(site_data(kit).copy_warnings) == []
+    shutil.rmtree(kit)
+    assert list(site_data(make_kit(kit)).copy_warnings) == []
+    make_kit(kit, private="inside")
+    shutil.copytree(folder, kit / "inside")
+    for _ in range(2):
+        assert [line for line in site_data(kit).warnings() if "is inside the kit" in line]
+
+
+def test_check_announces_a_new_key(kit: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(CnfgnnError):  # the kit has no certificate
+        said.extend(check_site_alone(kit))
+    assert [line for line in said if line.startswith("warning: a NEW key was made, in ")]
+
+
+def test_a_folder_with_other_files_is_left_as_it_is(kit: Path) -> None:
+    shared = kit.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    make_kit(kit, private="../shared")
+    (shared / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"other files are \(notes\.txt\): choose a new or an empty folder"):
+        site_data(kit)
+    assert shared.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in shared.iterdir()] == ["notes.txt"]
+    (shared / "notes.txt").unlink()
+    site_data(kit)
+    assert shared.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_key_is_in_its_own_file_alone(kit: Path) -> None:
     site_data(kit)
     folder = private_folder(read_site(kit), kit)

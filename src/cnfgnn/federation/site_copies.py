@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class BlurredCopy(NamedTuple):
 
     readings: Readings
     sigmas: Mapping[float, int]  # how many readings were blurred with each sigma; empty without a store
+    warnings: Sequence[str] = ()  # for the owner
 
 
 def private_folder(plan: SitePlan, kit: Path) -> Path:
@@ -70,17 +71,36 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
         return BlurredCopy(observed, {})
     if remembered is not None and not CopyStore.exists(folder):
         raise RunError(folder, _gone(remembered))
+    warnings = _warnings(folder, plan, kit)
     store = CopyStore(folder)
     if remembered is not None and remembered.get("key") != store.fingerprint:
         raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
     used, found = 0 if remembered is None else remembered.get("readings", 0), store.count()
     if found < used:
         raise RunError(folder, _older(found, used))
-    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
+    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur), warnings)
     record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
     if remembered != record:  # it is on disk before anybody uses the copy
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
     return copy
+
+
+def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:
+    """What the owner should know about this folder before anything is made in it."""
+    warnings = []
+    if not CopyStore.exists(folder):
+        warnings.append(
+            f"a NEW key was made, in {folder}. If these readings have taken part in a federation before, stop"
+            f" this site now, delete this folder and {kit / 'local' / RECORD}, and set `private` in"
+            f" {settings_file(kit)} to the folder of the old key: two copies of a reading reveal it"
+        )
+    if folder.is_relative_to(os.path.abspath(kit)):
+        warnings.append(
+            f"the folder of the key and the copies is inside the kit ({folder}): whoever gets a copy of the"
+            f" kit gets the key, too; move the folder, and set `private` in {settings_file(kit)} to its new"
+            " place"
+        )
+    return warnings
 
 
 def _older(found: int, used: int) -> str:

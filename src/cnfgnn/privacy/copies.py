@@ -150,8 +150,7 @@ class CopyStore:
         """The key: made if this folder is new, refused if a part of the folder is lost."""
         key_file, copies_file = self.folder / KEY_FILE, self.folder / COPIES_FILE
         if not key_file.exists() and not copies_file.exists():
-            make_folder(self.folder)
-            self.folder.chmod(0o700)
+            _make_private(self.folder)
             _create(copies_file)  # before the key: a key without copies means that they are lost
         if not copies_file.exists():
             raise RunError(copies_file, _lost("the blurred copies that were made with the key beside it"))
@@ -242,6 +241,27 @@ def _rename(path: Path, new: Path) -> None:
         path.replace(new)
     except OSError as error:
         raise StorageError(new, error) from error
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only its owner may enter; one that holds other files is not ours to change."""
+    make_folder(folder)
+    try:
+        others = [path.name for path in folder.iterdir() if not _is_ours(path)]
+        if others:
+            problem = (
+                f"no key and no copies are here, but other files are ({min(others)}): choose a new or an"
+                " empty folder for them"
+            )
+            raise RunError(folder, problem)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise StorageError(folder, error) from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Another process may be making the same folder."""
+    return path.name.lstrip(".").startswith((KEY_FILE, COPIES_FILE))
 
 
 def _create(path: Path) -> None:
