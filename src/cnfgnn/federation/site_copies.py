@@ -78,11 +78,39 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     used, found = 0 if remembered is None else remembered.get("readings", 0), store.count()
     if found < used:
         raise RunError(folder, _older(found, used))
+    _check_times(store, observed, plan, kit)
     copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur), warnings)
     record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
     if remembered != record:  # it is on disk before anybody uses the copy
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
     return copy
+
+
+def changed_since_copied(observed: Readings, plan: SitePlan, kit: Path) -> int:
+    """How many readings are not those that their copies were made of; for the owner only."""
+    return CopyStore(private_folder(plan, kit)).changed(observed)
+
+
+def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path) -> None:
+    """Refuse times that are counted in another way than when the first copy was made.
+
+    Copies are found by sensor and time: they would belong to other readings, and readings would get a second
+    copy.
+    """
+    found = "UTC" if observed.utc else "times without a time zone"
+    if (settled := store.settle("times", found)) != found:
+        raise RunError(store.folder, _other_times(f"from readings in {settled}", f"they are in {found}"))
+    zone = plan.reading.timezone
+    if (settled := store.settle("timezone", zone)) != zone:
+        now = f"it is {zone!r} in {settings_file(kit)}"
+        raise RunError(store.folder, _other_times(f"with the setting reading.timezone = {settled!r}", now))
+
+
+def _other_times(before: str, now: str) -> str:
+    return (
+        f"the copies were made {before}, and now {now}: go back to how it was. Copies are found by sensor and"
+        " time, and a reading at another time would get a second copy, which reveals it"
+    )
 
 
 def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:

@@ -60,7 +60,7 @@ class SiteData:
         check_older_copies(self.blur, plan, kit)
         self.truth: Readings = mask_outliers(observed, plan.cleaning)
         self.copy = self.truth if blurred is observed else mask_outliers(blurred, plan.cleaning)
-        self._loaded, self._cleaning = loaded, plan.cleaning
+        self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
         self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):

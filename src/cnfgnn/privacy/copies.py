@@ -96,6 +96,24 @@ class CopyStore:
             [size] = database.execute("SELECT TOTAL(LENGTH(readings)) FROM copies").fetchone()
         return int(size) // READING.itemsize
 
+    def settle(self, name: str, value: str) -> str:
+        """A property that all copies share: the first value counts, and it is returned ever after."""
+        with self._database() as database, _alone(database):
+            database.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", (name, value))
+            [settled] = database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+        return str(settled)
+
+    def changed(self, readings: Readings) -> int:
+        """How many of these readings are not those that their copies were made of."""
+        seconds, changed = readings.times.astype("datetime64[s]").astype(np.int64), 0
+        with self._database() as database:
+            for column, sensor in enumerate(readings.ids):
+                known = _read(database, sensor, seconds)
+                copied = ~readings.missing[:, column] & _is_in(seconds, known["time"])
+                before = _at(known, seconds[copied])["reading"]
+                changed += int((before != readings.values[copied, column]).sum())
+        return changed
+
     def blur(self, readings: Readings, sigma: float) -> Readings:
         return self.blur_with_sigmas(readings, sigma)[0]
 
