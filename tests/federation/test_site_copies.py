@@ -241,6 +241,85 @@ def test_an_older_backup_of_the_copies_stops_the_site(kit: Path) -> None:
     np.testing.assert_array_equal(site_data(kit).copy.values, newer.copy.values)
 
 
+def test_a_new_key_is_announced_once(kit: Path) -> None:
+    folder = private_folder(read_site(kit), kit)
+    assert [line for line in site_data(kit).warnings() if f"a NEW key was made, in {folder}." in line]
+    assert list(site_data(kit).copy_warnings) == []
+    shutil.rmtree(kit)
+    assert list(site_data(make_kit(kit)).copy_warnings) == []
+    make_kit(kit, private="inside")
+    shutil.copytree(folder, kit / "inside")
+    for _ in range(2):
+        assert [line for line in site_data(kit).warnings() if "is inside the kit" in line]
+
+
+def test_check_announces_a_new_key(kit: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(CnfgnnError):  # the kit has no certificate
+        said.extend(check_site_alone(kit))
+    assert [line for line in said if line.startswith("warning: a NEW key was made, in ")]
+
+
+def test_a_folder_with_other_files_is_left_as_it_is(kit: Path) -> None:
+    shared = kit.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o755)
+    make_kit(kit, private="../shared")
+    (shared / "notes.txt").touch()
+    with pytest.raises(RunError, match=r"other files are \(notes\.txt\): choose a new or an empty folder"):
+        site_data(kit)
+    assert shared.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in shared.iterdir()] == ["notes.txt"]
+    (shared / "notes.txt").unlink()
+    site_data(kit)
+    assert shared.stat().st_mode & 0o777 == 0o700
+
+
+def with_offset(folder: Path) -> None:
+    """State the time zone of every row."""
+    header, *rows = (folder / "readings.csv").read_text().splitlines()
+    times = [row.split(",", 1) for row in rows]
+    lines = [header, *(f"{time}Z,{rest}" for time, rest in times)]
+    (folder / "readings.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_times_that_are_counted_in_another_way_stop_the_site(kit: Path) -> None:
+    first = site_data(kit)
+    made = CopyStore(private_folder(read_site(kit), kit)).count()
+    with pytest.raises(RunError, match=r"made from readings in times without a time zone, and now .* in UTC"):
+        site_data(make_kit(kit, reading={"timezone": "+01:00"}))
+    with_offset(kit.parent / "readings")
+    with pytest.raises(RunError, match=r"made from readings in times without a time zone, and now .* in UTC"):
+        site_data(make_kit(kit))
+    assert CopyStore(private_folder(read_site(kit), kit)).count() == made
+    write_readings(kit.parent / "readings")
+    np.testing.assert_array_equal(site_data(kit).copy.values, first.copy.values)
+
+
+def test_another_time_zone_stops_the_site(kit: Path) -> None:
+    site_data(make_kit(kit, reading={"timezone": "+01:00"}))
+    with pytest.raises(
+        RunError, match=r"reading\.timezone = '\+01:00', and now it is '\+02:00' in .*site\.toml"
+    ):
+        site_data(make_kit(kit, reading={"timezone": "+02:00"}))
+
+
+def test_check_counts_readings_that_are_not_those_of_their_copies(kit: Path) -> None:
+    def warnings() -> list[str]:
+        said: list[str] = []
+        with pytest.raises(CnfgnnError):  # the kit has no certificate
+            said.extend(check_site_alone(kit))
+        return [line for line in said if "not those that their copies were made of" in line]
+
+    assert warnings() == []
+    write_readings(kit.parent / "readings", plus=1, at=slice(50, 53))
+    assert warnings() == []  # a few corrections
+    write_readings(kit.parent / "readings", plus=1, at=slice(50, 90))
+    corrected = int((~site_data(kit).observed.missing[50:90]).sum())
+    [warning] = warnings()
+    assert warning.startswith(f"warning: {corrected} readings are not those")
+
+
 def test_the_key_is_in_its_own_file_alone(kit: Path) -> None:
     site_data(kit)
     folder = private_folder(read_site(kit), kit)

@@ -16,7 +16,7 @@ from cnfgnn.federation.flare.handshake import ask_server
 from cnfgnn.federation.kits import role
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site_copies import private_folder
+from cnfgnn.federation.site_copies import changed_since_copied, private_folder
 from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import connection_problem, copied_kit_warning, recorded_process
@@ -25,6 +25,7 @@ from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
 FEWEST_ROWS = fewest_rows(DataConfig.history, DataConfig.horizon)  # time steps that the default settings need
 MOST_MISSING = 0.95  # share of a sensor's readings
+FEW_CORRECTIONS = 10  # readings that may have changed since they were copied, without a warning
 
 
 def check_site(kit: Path) -> Iterator[str]:
@@ -77,6 +78,12 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
         yield (
             f"warning: the server is told a blur of {data.blur:g}, the smallest of these copies; it is told"
             f" {plan.blur:g} once the readings with a smaller one are no longer in the file"
+        )
+    if (changed := changed_since_copied(data.observed, plan, kit)) > FEW_CORRECTIONS:
+        yield (
+            f"warning: {changed} readings are not those that their copies were made of. The copies stay as"
+            " they are, which is right for corrections. If you have not corrected that many: were sensors"
+            " renamed, was a clock or a time zone changed, or does the file hold another quantity?"
         )
     yield f"key and copies: {private_folder(plan, kit)} (back it up: it cannot be made again)"
     if plan.tell_errors:

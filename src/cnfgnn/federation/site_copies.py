@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class BlurredCopy(NamedTuple):
 
     readings: Readings
     sigmas: Mapping[float, int]  # how many readings were blurred with each sigma; empty without a store
+    warnings: Sequence[str] = ()  # for the owner
 
 
 def private_folder(plan: SitePlan, kit: Path) -> Path:
@@ -70,17 +71,64 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
         return BlurredCopy(observed, {})
     if remembered is not None and not CopyStore.exists(folder):
         raise RunError(folder, _gone(remembered))
+    warnings = _warnings(folder, plan, kit)
     store = CopyStore(folder)
     if remembered is not None and remembered.get("key") != store.fingerprint:
         raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
     used, found = 0 if remembered is None else remembered.get("readings", 0), store.count()
     if found < used:
         raise RunError(folder, _older(found, used))
-    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur))
+    _check_times(store, observed, plan, kit)
+    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur), warnings)
     record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
     if remembered != record:  # it is on disk before anybody uses the copy
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
     return copy
+
+
+def changed_since_copied(observed: Readings, plan: SitePlan, kit: Path) -> int:
+    """How many readings are not those that their copies were made of; for the owner only."""
+    return CopyStore(private_folder(plan, kit)).changed(observed)
+
+
+def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path) -> None:
+    """Refuse times that are counted in another way than when the first copy was made.
+
+    Copies are found by sensor and time: they would belong to other readings, and readings would get a second
+    copy.
+    """
+    found = "UTC" if observed.utc else "times without a time zone"
+    if (settled := store.settle("times", found)) != found:
+        raise RunError(store.folder, _other_times(f"from readings in {settled}", f"they are in {found}"))
+    zone = plan.reading.timezone
+    if (settled := store.settle("timezone", zone)) != zone:
+        now = f"it is {zone!r} in {settings_file(kit)}"
+        raise RunError(store.folder, _other_times(f"with the setting reading.timezone = {settled!r}", now))
+
+
+def _other_times(before: str, now: str) -> str:
+    return (
+        f"the copies were made {before}, and now {now}: go back to how it was. Copies are found by sensor and"
+        " time, and a reading at another time would get a second copy, which reveals it"
+    )
+
+
+def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:
+    """What the owner should know about this folder before anything is made in it."""
+    warnings = []
+    if not CopyStore.exists(folder):
+        warnings.append(
+            f"a NEW key was made, in {folder}. If these readings have taken part in a federation before, stop"
+            f" this site now, delete this folder and {kit / 'local' / RECORD}, and set `private` in"
+            f" {settings_file(kit)} to the folder of the old key: two copies of a reading reveal it"
+        )
+    if folder.is_relative_to(os.path.abspath(kit)):
+        warnings.append(
+            f"the folder of the key and the copies is inside the kit ({folder}): whoever gets a copy of the"
+            f" kit gets the key, too; move the folder, and set `private` in {settings_file(kit)} to its new"
+            " place"
+        )
+    return warnings
 
 
 def _older(found: int, used: int) -> str:

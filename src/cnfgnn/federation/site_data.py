@@ -55,12 +55,12 @@ class SiteData:
         check_least_blur(plan, kit)
         loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
         observed = mask_codes(loaded, plan.cleaning)
-        blurred, self.sigmas = blurred_copy(observed, plan, kit)
+        blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
         self.truth: Readings = mask_outliers(observed, plan.cleaning)
         self.copy = self.truth if blurred is observed else mask_outliers(blurred, plan.cleaning)
-        self._loaded, self._cleaning = loaded, plan.cleaning
+        self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
         self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
@@ -111,7 +111,7 @@ class SiteData:
 
     def warnings(self) -> list[str]:
         """What the site's owner should look at; for the owner only, because it names rows."""
-        warnings, source = [], self.source
+        warnings, source = list(self.copy_warnings), self.source
         for seconds, where in ((self.isolated, "far from all other rows"), (self.future, "in the future")):
             if len(seconds):
                 rows = "1 row is" if len(seconds) == 1 else f"{len(seconds)} rows are"

@@ -96,6 +96,24 @@ class CopyStore:
             [size] = database.execute("SELECT TOTAL(LENGTH(readings)) FROM copies").fetchone()
         return int(size) // READING.itemsize
 
+    def settle(self, name: str, value: str) -> str:
+        """A property that all copies share: the first value counts, and it is returned ever after."""
+        with self._database() as database, _alone(database):
+            database.execute("INSERT OR IGNORE INTO about VALUES (?, ?)", (name, value))
+            [settled] = database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
+        return str(settled)
+
+    def changed(self, readings: Readings) -> int:
+        """How many of these readings are not those that their copies were made of."""
+        seconds, changed = readings.times.astype("datetime64[s]").astype(np.int64), 0
+        with self._database() as database:
+            for column, sensor in enumerate(readings.ids):
+                known = _read(database, sensor, seconds)
+                copied = ~readings.missing[:, column] & _is_in(seconds, known["time"])
+                before = _at(known, seconds[copied])["reading"]
+                changed += int((before != readings.values[copied, column]).sum())
+        return changed
+
     def blur(self, readings: Readings, sigma: float) -> Readings:
         return self.blur_with_sigmas(readings, sigma)[0]
 
@@ -150,8 +168,7 @@ class CopyStore:
         """The key: made if this folder is new, refused if a part of the folder is lost."""
         key_file, copies_file = self.folder / KEY_FILE, self.folder / COPIES_FILE
         if not key_file.exists() and not copies_file.exists():
-            make_folder(self.folder)
-            self.folder.chmod(0o700)
+            _make_private(self.folder)
             _create(copies_file)  # before the key: a key without copies means that they are lost
         if not copies_file.exists():
             raise RunError(copies_file, _lost("the blurred copies that were made with the key beside it"))
@@ -242,6 +259,27 @@ def _rename(path: Path, new: Path) -> None:
         path.replace(new)
     except OSError as error:
         raise StorageError(new, error) from error
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only its owner may enter; one that holds other files is not ours to change."""
+    make_folder(folder)
+    try:
+        others = [path.name for path in folder.iterdir() if not _is_ours(path)]
+        if others:
+            problem = (
+                f"no key and no copies are here, but other files are ({min(others)}): choose a new or an"
+                " empty folder for them"
+            )
+            raise RunError(folder, problem)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise StorageError(folder, error) from error
+
+
+def _is_ours(path: Path) -> bool:
+    """Another process may be making the same folder."""
+    return path.name.lstrip(".").startswith((KEY_FILE, COPIES_FILE))
 
 
 def _create(path: Path) -> None:
