@@ -206,7 +206,9 @@ def table_of_rounds(options: argparse.Namespace) -> list[dict[str, float]]:
 def against_the_wire(data: Dataset, sites: int, config: Config) -> dict[str, Any]:
     """Bytes of one training: in the ledger, in our messages, and in the TCP streams of all sites."""
     with federated(data, shared_out(sites, len(data.readings.ids)), counted=True) as there:
+        begun = time.perf_counter()
         run, status = trained(there, config)
+        elapsed = time.perf_counter() - begun
         wire = sum(one.bytes for one in there.wires.values())
         ledger = sum(item[4] for item in run.test()["ledger"])
     messages = sum(site["bytes"] for site in status["sites"].values())
@@ -218,6 +220,7 @@ def against_the_wire(data: Dataset, sites: int, config: Config) -> dict[str, Any
         "overhead": wire / ledger - 1,
         "exchanges": status["exchanges"],
         "seconds": status.get("seconds"),
+        "elapsed": elapsed,
     }
 
 
