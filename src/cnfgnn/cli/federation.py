@@ -293,7 +293,7 @@ def evaluate(
 ) -> None:
     """Evaluate a run's best round at the sites; hidden states and summed errors are sent to the server.
 
-    They are errors against the blurred copies, unless every owner has set tell_errors. Each site writes its
+    The errors are against the blurred copies, unless every owner has set tell_errors. Each site writes its
     true errors to evaluations/ in its own kit.
     """
     from cnfgnn.data.windows import SPLITS
@@ -411,6 +411,7 @@ def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
             " has this file can estimate their blurred copies, or their readings where nothing is blurred:"
             f" delete it after cnfgnn attack {folder} DATA",
             file=sys.stderr,
+            flush=True,
         )
 
 
