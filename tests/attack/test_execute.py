@@ -47,7 +47,10 @@ def test_the_whole_series_is_found_from_hidden_states_alone(
     assert found.newest.readings <= 60 * 3  # three sensors are attacked, the fourth colludes
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_attacks_do_not_depend_on_the_attacked_readings(
     family: str, attacked_runs: dict[str, Path], attacked_city: Dataset, tmp_path: Path
 ) -> None:
@@ -91,6 +94,7 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
         assert smooth.all.rmse == pytest.approx(of_copy.all.rmse, rel=0.02)
 
 
+@pytest.mark.slow
 def test_gradients_and_weights_add_to_what_hidden_states_tell(
     attacked_runs: dict[str, Path], attacked_city: Dataset
 ) -> None:
