@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import PROFILES
+from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate_best, train
 from tests.conftest import network, server, small
@@ -79,3 +82,13 @@ def test_a_central_run_keeps_the_profile_of_the_copies_and_that_of_the_readings(
         profile = torch.from_numpy(prepared.weekly_profiles)
         torch.testing.assert_close(state[name], profile, rtol=0, atol=0, equal_nan=True)
     assert not torch.equal(state[PROFILES].nan_to_num(), state[f"owner.{PROFILES}"].nan_to_num())
+
+
+def test_a_central_run_without_a_blur_keeps_one_profile_and_can_be_read_again(tmp_path: Path) -> None:
+    config = small("mlp-central", **{"model.profile": True, "training.rounds": 1})
+    experiment = simulate(network(seconds=3600), config, store=lambda name: FolderStore(tmp_path / name))
+    progress = train(experiment)
+    state = FolderStore(tmp_path / "server").read(progress.best.tag)
+    assert PROFILES in state
+    assert f"owner.{PROFILES}" not in state
+    evaluate_best(experiment, progress)

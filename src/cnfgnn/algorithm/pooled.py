@@ -124,7 +124,8 @@ class Pooled:
         state = {f"theta_bar.{name}": w for name, w in self.theta.items()}
         state |= {f"node_adam.{name}": w for name, w in self.adam.state().items()}
         state |= {"step": torch.tensor(self.step)} | self.clients.data.state()
-        state |= {OWNER + name: tensor for name, tensor in self.owner.data.state().items()}
+        if self.owner.data is not self.clients.data:
+            state |= {OWNER + name: tensor for name, tensor in self.owner.data.state().items()}
         if self.gn is not None:
             state |= self.gn.state()
         self.store.write(tag, state, keep)
