@@ -180,11 +180,12 @@ def test_missing_readings_are_not_sent(made: Path, city: Dataset) -> None:
 
 
 @pytest.mark.slow
-def test_only_named_methods_are_trained_and_shown(tmp_path: Path) -> None:
+def test_only_named_methods_are_trained_and_shown(tmp_path: Path, city: Dataset) -> None:
     request = Request(out=tmp_path, seeds=1, changes=SMALL, methods=["mlp-fedavg"], blurs=[3.0])
     outcome, _ = reproduce("privacy", request, Unobserved())
     assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["mlp-fedavg-blur-3.0-seed1"]
-    assert len(outcome.tables[0].rows) == 3
+    simple = list(all_baselines(city, PLAN.cases(city)[0].config.data))
+    assert [row["method"] for row in outcome.tables[0].rows] == [*simple, "mlp-fedavg"]
     assert (tmp_path / "privacy.svg").exists()
 
 
