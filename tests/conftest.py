@@ -20,11 +20,11 @@ from cnfgnn.algorithm.compute import multiplies_bf16
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.algorithm.server import Server
+from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.runs.simulation import PRIVATE
 from cnfgnn.transports.in_process import InProcess
 
 pytest_plugins = ["tests.tiny_runs"]  # runs on a tiny city, for tests of the page, tables and commands

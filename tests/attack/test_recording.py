@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Payload
+from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.verbs import Prepare, plan_of, starts_of
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import Recorder, Recording, SetUp
@@ -77,20 +78,26 @@ def test_the_server_can_repeat_what_it_received(
     torch.testing.assert_close(h_c[known], received.h_c[known], rtol=1e-4, atol=1e-5)
 
 
-def test_personal_weights_are_never_in_it(data: Dataset) -> None:
-    config = small("cnfgnn-plus", **{"training.rounds": 1})
-    experiment = simulate(data, config)
-    strategy = server(experiment)
-    recorder = Recorder(strategy.everyone.transport, {"train": slice(0, 10), "validation": slice(0, 5)})
-    strategy.everyone.transport = strategy.nodes.transport = recorder
+def set_up_again(experiment: Experiment) -> None:
+    """What the server tells and asks before the first round, for a recorder that came later."""
+    everyone = server(experiment).everyone
     told = Prepare(
         experiment.owners[0][1].nodes.settings,
         experiment.scaler.mean,
         experiment.scaler.std,
         plan_of(experiment.windows),
     )
-    strategy.everyone._tell(told, starts_of(experiment.windows))
-    strategy.everyone.census(experiment.windows, config.data.missing)
+    everyone._tell(told, starts_of(experiment.windows))
+    everyone.census(experiment.windows, experiment.config.data.missing)
+
+
+def test_personal_weights_are_never_in_it(data: Dataset) -> None:
+    config = small("cnfgnn-plus", **{"training.rounds": 1})
+    experiment = simulate(data, config)
+    strategy = server(experiment)
+    recorder = Recorder(strategy.everyone.transport, {"train": slice(0, 10), "validation": slice(0, 5)})
+    strategy.everyone.transport = strategy.nodes.transport = recorder
+    set_up_again(experiment)
     strategy.round(1)
     strategy.round(2)
     strategy.score("validation")
@@ -172,14 +179,7 @@ def _round_of_split_learning(data: Dataset, away: tuple[int, ...]) -> Recording:
     kept: dict[Split, slice] = {"train": slice(0, 40), "validation": slice(None)}
     recorder = Recorder(Waiting(inner.groups), kept)
     strategy.everyone.transport = strategy.nodes.transport = recorder
-    told = Prepare(
-        experiment.owners[0][1].nodes.settings,
-        experiment.scaler.mean,
-        experiment.scaler.std,
-        plan_of(experiment.windows),
-    )
-    strategy.everyone._tell(told, starts_of(experiment.windows))
-    strategy.everyone.census(experiment.windows, config.data.missing)
+    set_up_again(experiment)
     strategy.everyone.load({name: w[:1] for name, w in strategy.everyone.weights().items()})
     strategy.round(1)
     strategy.score("validation")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cnfgnn.config.presets import DEFAULT_SIZE, METHOD_SETTINGS, method_preset
+from cnfgnn.config.presets import DEFAULT_SIZE, METHOD_SETTINGS, PRIVATE, method_preset
 from cnfgnn.config.presets import LIKES as LIKES
 from cnfgnn.config.presets import Like as Like
 from cnfgnn.config.settings import Config
@@ -54,7 +54,7 @@ _TABLE = (
     Method("at", "CNFGNN (AT, w/o FedAvg)", "alternating", "keep", True),
     Method("at-fedavg", "CNFGNN (AT + FedAvg)", "alternating", "average", True),
     Method("cnfgnn-plus", "CNFGNN+ (ours)", "split", "average", True, in_paper=False),
-    Method("cnfgnn-private", "CNFGNN+ (private)", "split", "average", True, in_paper=False),
+    Method(PRIVATE, "CNFGNN+ (private)", "split", "average", True, in_paper=False),
     Method("mlp-fedavg", "CNFGNN+ without a graph", "alternating", "average", False, in_paper=False),
     Method("mlp-central", "MLP (centralized)", "pooled", "pooled", False, in_paper=False),
 )

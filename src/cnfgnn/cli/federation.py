@@ -22,6 +22,7 @@ from cnfgnn.cli.settings import (
     refuse_with_resume,
     resolve,
 )
+from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError, NodeError
 
@@ -34,7 +35,7 @@ federation_app = typer.Typer(
     no_args_is_help=True,
     help="Train with sites that keep their readings: make kits, start them, train, evaluate, forecast.",
 )
-DEFAULT_METHOD = "cnfgnn-private"
+DEFAULT_METHOD = PRIVATE
 KitArgument = Annotated[Path, typer.Argument(help="Folder of a server's or site's kit.")]
 ServerArgument = Annotated[Path, typer.Argument(help="Folder of the server's kit.")]
 RunName = Annotated[str, typer.Argument(help="Name of the run, a folder in runs/ of the server's kit.")]

@@ -29,6 +29,7 @@ PUBLISHED: Mapping[str, Any] = {
 
 Changes = Mapping[str, Any]  # setting -> value
 BLUR = "privacy.blur"
+PRIVATE = "cnfgnn-private"  # the method that needs a blur
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
     # beyond the paper: the same settings for all data, published or not
     "cnfgnn-plus": MethodSettings(structure=_PLUS_WITH_GRAPH),
     # Both data sets are of speeds between 0 and 80 mph; nothing about their readings was used to choose it.
-    "cnfgnn-private": MethodSettings(
+    PRIVATE: MethodSettings(
         structure=_PLUS_WITH_GRAPH,
         metr_la={BLUR: 5.0},
         pems_bay={BLUR: 5.0},

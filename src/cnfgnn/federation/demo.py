@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
@@ -89,7 +90,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
 def demo_settings(rounds: int) -> Config:
     """The settings of the run; the blur is the simulator's, because each site of a federation has its own."""
     changes = {"training.rounds": rounds, "privacy.blur": BLUR, "compute.device": "cpu"}
-    return preset("cnfgnn-private").with_changes(changes)
+    return preset(PRIVATE).with_changes(changes)
 
 
 def _true_errors(kits: Sequence[Path]) -> Errors:

@@ -15,6 +15,7 @@ from cnfgnn.algorithm.experiment import Experiment, federate, pool
 from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
+from cnfgnn.config.presets import BLUR, PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import mask_codes, mask_outliers
@@ -25,7 +26,6 @@ from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
 from cnfgnn.transports.in_process import InProcess
 
-PRIVATE = "cnfgnn-private"
 HOW_TO_CHOOSE = (
     f"{PRIVATE} needs it, in the readings' unit. A sixteenth of the range that such a sensor can show is a"
     " good start (0 to 80 mph: 5 mph): it is known before the first reading, so that it reveals nothing"
@@ -57,7 +57,7 @@ def simulate(
     """
     method = check_method(config)
     if method.name == PRIVATE and config.privacy.blur == 0 and scaler is None:
-        raise ConfigError("privacy.blur", HOW_TO_CHOOSE)
+        raise ConfigError(BLUR, HOW_TO_CHOOSE)
     truth, copy = truth_and_copy(data.readings, config, copies)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)

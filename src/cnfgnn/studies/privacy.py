@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cnfgnn.algorithm.methods import method_of
+from cnfgnn.config.presets import BLUR, PRIVATE
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import mask_codes
 from cnfgnn.data.windows import Windows
@@ -28,8 +29,7 @@ from cnfgnn.studies.tables import Column, Mean, Table
 Attackers = Callable[[Sequence[Run], Dataset], Sequence[Mapping[str, float]]]
 """Attacks finished runs: for each, RMSE of the reconstructed readings for each key of `ATTACKED`."""
 
-BLUR = "privacy.blur"
-PLAIN, PRIVATE, NO_GRAPH = "cnfgnn-plus", "cnfgnn-private", "mlp-fedavg"
+PLAIN, NO_GRAPH = "cnfgnn-plus", "mlp-fedavg"
 MB = 1e6
 BYTES_OF_A_READING, BYTES_OF_A_WEIGHT = 2, 4  # in copies that are sent to a server, and in its answer
 WHAT = (Column("method", "method"), Column(BLUR, "blur", 1))
