@@ -23,7 +23,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError
-from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.simulation import simulate, truth_and_copy
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable, legible, pack, unpack
@@ -38,6 +38,7 @@ class Wires:
 
     def __init__(self, data: Dataset, config: Config, groups: Sequence[Sequence[int]] = GROUPS) -> None:
         self.data, self.config, self.groups = data, config, groups
+        self.truth, self.copy = truth_and_copy(data.readings, config)
         self.stores: list[Store] = [MemoryStore() for _ in groups]
         self.owner_stores: list[Store] = [SiteMemoryStore() for _ in groups]
         self.ends = [self.fresh(k) for k in range(len(groups))]
@@ -47,9 +48,9 @@ class Wires:
 
     def fresh(self, k: int) -> Endpoint:
         def join(terms: Terms) -> Owner:
-            series = Series.of(self.data.readings, np.array(self.groups[k]))
-            nodes = Clients(series, Compute.of(self.config.compute), self.stores[k], f"site-{k}")
-            return Owner(nodes, series, self.owner_stores[k], tells=True)
+            truth, copy = (Series.of(r, np.array(self.groups[k])) for r in (self.truth, self.copy))
+            nodes = Clients(copy, Compute.of(self.config.compute), self.stores[k], f"site-{k}")
+            return Owner(nodes, truth, self.owner_stores[k], tells=True)
 
         return Endpoint(join, lambda: {"name": f"site-{k}"})
 
