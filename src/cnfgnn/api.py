@@ -10,6 +10,7 @@ from cnfgnn.algorithm.compute import caller_settings_restored
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
+from cnfgnn.config.presets import DEFAULT_METHOD
 from cnfgnn.config.settings import (
     CityConfig,
     ComputeConfig,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 @caller_settings_restored()
 def fit(
     data: Dataset,
-    config: Config | str = "cnfgnn",
+    config: Config | str = DEFAULT_METHOD,
     out: str | Path | None = None,
     watcher: Watcher | None = None,
     **changes: Any,

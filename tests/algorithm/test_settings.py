@@ -27,6 +27,8 @@ ON_THE_WIRE = {
     "encoder",
     "decoder",
     "change",
+    "linear",
+    "levels",
     "gaps",
     "profile",
     "calendar",

@@ -27,6 +27,7 @@ DRAW = Draw(3, 1, 0)
 REQUESTS: list[Verb] = [
     verbs.Census(verbs.WindowPlan(12, 6, False), "masked"),
     verbs.Load(),
+    verbs.Inform(),
     verbs.Embed(True),
     verbs.Embed(False, DRAW),
     verbs.Update(1, 2, 0),
@@ -37,6 +38,7 @@ REQUESTS: list[Verb] = [
     verbs.Save("round-00001", "best round-00001"),
     verbs.Restore("best"),
     verbs.Weights(),
+    verbs.Levels(),
     verbs.Encode("test"),
     verbs.Encode("train", DRAW),
     verbs.Backward(DRAW, 7, True),

@@ -103,7 +103,7 @@ def test_personal_weights_are_never_in_it(data: Dataset) -> None:
     strategy.score("validation")
     recording = recorder.recording()
     assert recording.set_up.settings == experiment.owners[0][1].nodes.settings
-    assert recording.states["validation"].h_c.shape == (6, 5, 3)
+    assert recording.states["validation"].h_c.shape == (6, 5, config.model.sent_width)
     assert not any(is_personal(name) for name in tensors(recording))
     assert {batch.draw.r_g for batch in recording.minibatches} == {2}  # of the newest round alone
     assert sorted(int(p) for batch in recording.minibatches for p in batch.places) == list(range(10))

@@ -8,7 +8,6 @@ import pytest
 from cnfgnn.data.series import Series
 from cnfgnn.data.weekly_profile import SHRINKAGE_DAYS, SLOTS, SMOOTHING_SLOTS, Calendar
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import ConfigError
 
 DAYS = 21
 
@@ -85,13 +84,20 @@ def test_what_was_filled_in_is_no_reading() -> None:
     np.testing.assert_allclose(*weeks)
 
 
-def test_a_horizon_of_more_than_a_day_has_no_usual_week() -> None:
-    values = readings(1)
-    clock, weekday = np.tile(np.arange(SLOTS) / SLOTS, DAYS), np.repeat(np.arange(DAYS) % 7, SLOTS)
-    series = Series(values, np.isnan(values), clock, weekday)
-    series.weekly_profiles(Windows.of(values.shape[1], horizon=SLOTS), "masked")
-    with pytest.raises(ConfigError, match="more than a day"):
-        series.weekly_profiles(Windows.of(values.shape[1], horizon=SLOTS + 1), "masked")
+@pytest.mark.parametrize("days", [1, 2, 8])
+def test_no_target_of_a_window_is_in_the_profile_of_another_however_long_the_horizon(days: int) -> None:
+    hours, weekday = np.tile(np.arange(24) / 24, DAYS), np.repeat(np.arange(DAYS) % 7, 24)
+    values = np.random.default_rng(1).normal(size=(1, DAYS * 24))
+    windows = Windows.of(values.shape[1], horizon=24 * days, shares=(0.8, 0.1, 0.1))
+    series = Series(values, np.isnan(values), hours, weekday)
+    before = series.weekly_profiles(windows, "masked").at_rows
+    first = 7 * 24 + 5
+    targets = slice(first, first + 24 * days)
+    changed = values.copy()
+    changed[:, targets] += 100
+    after = Series(changed, np.isnan(values), hours, weekday).weekly_profiles(windows, "masked").at_rows
+    np.testing.assert_allclose(after[:, targets], before[:, targets])
+    assert not np.allclose(after, before, equal_nan=True)
 
 
 def test_rows_that_do_not_train_are_told_what_those_that_do_gave_and_are_looked_up_alike() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cnfgnn.models.cell import Cell, plain_operations
+from cnfgnn.models.cell import Cell
+from cnfgnn.models.products import plain_operations
 from tests.conftest import needs_bf16
 
 NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

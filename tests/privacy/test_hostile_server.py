@@ -108,6 +108,8 @@ def requests(draw: st.DrawFn) -> verbs.Verb:
             st.just(plan),
         ),
         st.just(verbs.Load()),
+        st.just(verbs.Inform()),
+        st.just(verbs.Levels()),
         st.builds(verbs.Embed, st.booleans(), st.none() | draws),
         st.builds(
             verbs.Update,

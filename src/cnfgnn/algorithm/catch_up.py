@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, for_rows
-from cnfgnn.algorithm.verbs import Census, Embed, Load, Prepare, Pull, Restore, Save, Verb
+from cnfgnn.algorithm.verbs import Census, Embed, Inform, Load, Prepare, Pull, Restore, Save, Verb
 
-ORDER = (Prepare, Restore, Load, Pull, Embed)  # each continues from what the ones before it set up
+ORDER = (Prepare, Restore, Inform, Load, Pull, Embed)  # each continues from what the ones before it set up
 
 
 class CatchUp:
@@ -26,7 +26,7 @@ class CatchUp:
                 self._calls = {Prepare: self._calls.get(Prepare, []), Restore: [call]}
             case Save(tag=tag):
                 self._calls[Restore] = [Restore(tag).call({}, "full")]
-            case Load() | Pull():
+            case Load() | Pull() | Inform():
                 self._calls[type(request)] = [call]
             case Embed(for_evaluation=False, draw=draw):
                 first = draw is None or draw.number == 0

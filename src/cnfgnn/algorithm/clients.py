@@ -38,7 +38,7 @@ from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.params import Params, models, own, rows, shared
-from cnfgnn.models.plus import node_model
+from cnfgnn.models.plus import levels, node_model
 
 
 class Clients:
@@ -81,9 +81,7 @@ class Clients:
         self.settings = s = settings
         self.wire, self.windows = s.wire, windows
         device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
-        self.data = PreparedSeries(
-            self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model.gaps, s.model.profile
-        )
+        self.data = PreparedSeries(self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model)
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
@@ -94,7 +92,7 @@ class Clients:
         self.adam, self.h_G, self.evaluation_h_G, self.regulariser = None, None, None, None
         self.stored_dtype = stored_dtype(s.state_format, dtype)
         sequences = self.series.nodes * count
-        h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding
+        h_c, h_G = sequences * s.model.state_width, sequences * s.model.embedding_width
         self._memory_needed = bytes_needed(h_c, h_G, dtype)[s.state_format]
 
     # ---- ClientUpdate -------------------------------------------------------------------------------
@@ -106,6 +104,7 @@ class Clients:
         if self.adam is None or not (self.settings.keep_optimizer or first):
             self.adam = Adam(self.theta, self.settings.client_lr)
         self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
+        self.data.fit()
         learn = Replay(self._learn, self._update_pool)
         for number in range(first, until):
             windows = self.client_batches.numbered(r_g, number)
@@ -116,7 +115,7 @@ class Clients:
     def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
         """One minibatch: every node takes a step along the gradient of its own loss."""
         assert self.adam is not None
-        batch, has = self.data.batch("train", windows)
+        batch, has = self.data.batch("train", windows, h_G)
         for group in self.compute.node_slices(*batch.y.shape[:2]):
             theta = {name: w.detach()[group].requires_grad_() for name, w in self.theta.items()}
             losses = self.forecaster.losses(theta, batch.rows(group), rows_of(h_G, group), truth)
@@ -155,6 +154,7 @@ class Clients:
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
         """d loss / d h_G; with `learn` the nodes also keep gradients of their own, for `step`."""
         windows, truth = self.server_batches[draw], self.coins[step]
+        self.data.fit()
         if learn:
             return self._backward_to_learn(h_G, draw, windows, truth)
         h_c = self.at(self._h_c, windows)
@@ -165,7 +165,7 @@ class Clients:
         return grad_h_G
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
-        batch, _ = self.data.batch("train", windows)
+        batch, _ = self.data.batch("train", windows, h_G)
         grad_h_G = torch.empty_like(h_G)
         for group in self.compute.node_slices(*h_G.shape[:2]):
             theta, own_h_G = rows(self.theta, group), h_G[group].detach().requires_grad_()
@@ -175,7 +175,7 @@ class Clients:
 
     def _backward_to_learn(self, h_G: Tensor, draw: Draw, windows: Tensor, truth: Tensor | None) -> Tensor:
         """The first half of joint split learning: gradients of the decoder wait for those of the encoder."""
-        batch, _ = self.data.batch("train", windows)
+        batch, _ = self.data.batch("train", windows, h_G)
         h_G = h_G.detach().requires_grad_()
         self._own_weights()
         decoder = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
@@ -220,6 +220,19 @@ class Clients:
         }
         self._fix_weights()
 
+    @torch.no_grad()
+    def levels(self) -> Tensor:
+        """The levels of all training windows: (n w k)."""
+        parts = []
+        for windows in self.data.chunks("train"):
+            batch, _ = self.data.batch("train", windows)
+            parts.append(levels(batch.x[..., 0]))
+        return torch.cat(parts, dim=1)
+
+    def inform(self, means: Tensor) -> None:
+        """Use the means of the levels of all training windows in the nodes' linear forecasts."""
+        self.data.inform(means)
+
     def embed(self, h_G: Tensor, for_evaluation: bool = False, draw: Draw | None = None) -> None:
         """Keep h_G of all windows, or of one minibatch of them."""
         if for_evaluation:
@@ -242,6 +255,7 @@ class Clients:
 
     def score(self, split: Split) -> Tensor:
         """(n t 8): errors against the copy, summed over all windows; nothing of a single window leaves."""
+        self.data.fit()
         sums = self.forecaster.summed_errors(self.theta, self.data, self.evaluation_h_G, split)
         self.evaluation_h_G = None  # it was sent for this evaluation; the next one has its own
         return sums
@@ -249,6 +263,7 @@ class Clients:
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Save the state under this tag, and delete all others but those to keep."""
         adam = self.adam.state() if self.adam is not None and self.settings.keep_optimizer else {}
+        self.data.fit()
         state = NodeState(self.theta, adam, self.regulariser).flat()
         self.store.write(tag, state | self.data.state(), keep)
 

@@ -16,7 +16,7 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
-from cnfgnn.algorithm.methods import Method, check_method
+from cnfgnn.algorithm.methods import Method, check_method, preset
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.pooled import Pooled
@@ -34,6 +34,11 @@ from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params
 from cnfgnn.models.plus import PlusModel, node_model
+
+PLENTY = 24_000  # training windows for which the rounds of a preset are meant; fewer windows get more rounds
+LEAST_MINIBATCHES = 16  # of an epoch, unless they would be smaller than the smallest
+SMALLEST_BATCH = 16
+LEAST_PATIENCE = 10  # rounds without improvement before training may end
 
 
 class Strategy(Protocol):
@@ -179,7 +184,7 @@ def _agree(
             kind = "training" if split == "train" else split
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:
-        config = fit_batches(config, method, windows.count("train"))
+        config = fit_to_windows(config, method, windows.count("train"))
         scaler = Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
@@ -192,24 +197,39 @@ def _agree(
     return config, everyone, windows, scaler, memory_plan
 
 
-def fit_batches(config: Config, method: Method, windows: int) -> Config:
-    """The settings, with minibatches that are no larger than the number of training windows.
+def fit_to_windows(config: Config, method: Method, windows: int) -> Config:
+    """The settings, as they suit so many training windows. What the user has set stays as it is.
 
-    Defaults and published sizes are reduced. A larger size that the user set is refused: the run would not be
-    what was asked for.
+    The methods beyond the paper take smaller minibatches and more rounds the fewer windows there are, so that
+    the nodes take enough steps. For every method, minibatches are no larger than the number of windows; a
+    larger size that the user set is refused, because the run would not be what was asked for.
     """
     used = []
     if method.strategy != "split":
-        used.append(("training.client_batch", config.training.client_batch))
+        used.append("training.client_batch")
     if method.graph_network and method.federated:
-        used.append(("training.server_batch", config.training.server_batch))
-    for key, size in used:
-        if size > windows and key in config.given:
+        used.append("training.server_batch")
+    for key in used:
+        if config.setting(key) > windows and key in config.given:
             raise ConfigError(
-                key, f"minibatches of {size} need more than the {windows} training windows: at most {windows}"
+                key,
+                f"minibatches of {config.setting(key)} need more than the {windows} training windows: at most"
+                f" {windows}",
             )
-    fitting = {key: windows for key, size in used if size > windows}
-    return config.with_changes(fitting).with_given(config.given) if fitting else config
+    suited: dict[str, int] = {}
+    if method.federated and not method.in_paper:
+        rounds = round(preset(method.name).training.rounds * max(1.0, PLENTY / windows) ** 0.25)
+        steps = max(1, windows // LEAST_MINIBATCHES)
+        suited = dict.fromkeys(used, max(SMALLEST_BATCH, 1 << (steps.bit_length() - 1)))
+        suited |= {"training.rounds": rounds, "training.patience": max(LEAST_PATIENCE, rounds // 3)}
+    for key in used:
+        suited[key] = min(suited.get(key, windows), config.setting(key), windows)
+    changes = {
+        key: value
+        for key, value in suited.items()
+        if key not in config.given and value != config.setting(key)
+    }
+    return config.with_changes(changes).with_given(config.given) if changes else config
 
 
 def _memory_plan(
@@ -223,7 +243,7 @@ def _memory_plan(
         h_c, h_G = _elements(config, int(training[rows].sum()) * windows)
         sites.append(SiteStates(limit, h_c, h_G))
     m, sequences = config.model, int(training.sum()) * windows
-    h_c, h_G = sequences * m.sent_width, sequences * m.embedding
+    h_c, h_G = sequences * m.sent_width, sequences * m.embedding_width
     return plan_memory(compute, config.compute.memory, h_c, h_G, sites)
 
 
@@ -234,7 +254,7 @@ def _stores_states(method: Method) -> bool:
 def _elements(config: Config, sequences: int) -> tuple[int, int]:
     """Elements of h_c and of h_G that a site stores for so many sequences: nodes times training windows."""
     m = config.model
-    return sequences * m.state_width, sequences * m.embedding
+    return sequences * m.state_width, sequences * m.embedding_width
 
 
 def state_bytes(experiment: Experiment, nodes: int) -> int:

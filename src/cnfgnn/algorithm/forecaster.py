@@ -34,23 +34,58 @@ class Forecaster:
 
     @torch.no_grad()
     def forecasts(
-        self, theta: Params, data: PreparedSeries, h_G: Tensor | None, split: Split, windows: slice
+        self,
+        theta: Params,
+        data: PreparedSeries,
+        h_G: Tensor | None,
+        split: Split,
+        windows: slice,
+        trust: Tensor | None = None,
     ) -> Tensor:
-        """y_hat of some windows of a split, scaled: (n b t). `h_G` is that of all windows of the split."""
-        batch, _ = data.batch(split, windows)
+        """y_hat of some windows of a split, scaled: (n b t). `h_G` is that of all windows of the split. With
+        `trust` (n,), only this share of what the network adds to the linear forecast is taken."""
         if h_G is not None:
             h_G = h_G[:, windows].to(self.compute.dtype)
+        batch, _ = data.batch(split, windows, h_G)
         parts = []
         with self.compute.autocast():
             for group in self.compute.node_slices(*batch.y.shape[:2]):
                 own_h_G = None if h_G is None else h_G[group]
                 parts.append(self.model.forecast(rows(theta, group), batch.rows(group), own_h_G))
-            return torch.cat(parts)
+            y_hat = torch.cat(parts)
+        if trust is None or batch.linear_forecast is None:
+            return y_hat
+        return torch.lerp(batch.linear_forecast, y_hat, trust.to(y_hat.dtype).view(-1, 1, 1))
 
     @torch.no_grad()
-    def summed_errors(self, theta: Params, data: PreparedSeries, h_G: Tensor | None, split: Split) -> Tensor:
+    def summed_errors(
+        self,
+        theta: Params,
+        data: PreparedSeries,
+        h_G: Tensor | None,
+        split: Split,
+        trust: Tensor | None = None,
+    ) -> Tensor:
         """(n t 8): see `data.series.SUMS`."""
         sums = data.inputs.new_zeros(data.nodes, data.horizon, len(SUMS), dtype=torch.float64)
         for windows in data.chunks(split):
-            sums += data.errors(self.forecasts(theta, data, h_G, split, windows), split, windows)
+            y_hat = self.forecasts(theta, data, h_G, split, windows, trust)
+            sums += data.errors(y_hat, split, windows)
         return sums
+
+    @torch.no_grad()
+    def trust(self, theta: Params, data: PreparedSeries, h_G: Tensor | None) -> Tensor:
+        """(n,): how much of what the network adds to a node's linear forecast gives the lowest squared error
+        on validation windows: a share from 0 to 1, and 1 where the network adds nothing."""
+        along = data.inputs.new_zeros(data.nodes, dtype=torch.float64)
+        added = torch.zeros_like(along)
+        for windows in data.chunks("validation"):
+            y_hat = self.forecasts(theta, data, h_G, "validation", windows)
+            embeddings = None if h_G is None else h_G[:, windows].to(self.compute.dtype)
+            batch, _ = data.batch("validation", windows, embeddings)
+            assert batch.linear_forecast is not None
+            step = (y_hat - batch.linear_forecast).double()
+            counted = step if batch.weight is None else step * batch.weight
+            along += (counted * (batch.y - batch.linear_forecast)).sum(dim=(1, 2))
+            added += (counted * step).sum(dim=(1, 2))
+        return torch.where(added > 0, (along / added.clamp(min=1e-300)).clamp(0, 1), 1.0)

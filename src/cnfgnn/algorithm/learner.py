@@ -14,7 +14,7 @@ from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay, ReplayBoth
 from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
-from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
+from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
 from cnfgnn.models.params import Packing, part
 
 ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
@@ -39,6 +39,8 @@ class GraphLearner:
             w.data = view
         suited = _kernels_support(model.gn_widths) and not model.gn_mean
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
+        self.levels = model.level_width
+        self.width = model.embedding_width
         self.lr, self.adam = lr, Adam({"gn": self.weights}, lr)
         self.compute = compute
         self._graph: Edges | None = None
@@ -65,11 +67,18 @@ class GraphLearner:
             from cnfgnn.models.kernels.graph import graph_network
 
             weights, mask = self.packing.views(self.weights.bfloat16()), Mask.of(present, graph)
-            return graph_network(self.gn, weights, h_c, graph, mask).to(h_c.dtype)
+            h_G = graph_network(self.gn, weights, h_c, graph, mask).to(h_c.dtype)
+            return self._with_means(h_G, h_c, graph, present)
         views = dict(zip(dict(self.gn.named_parameters()), self.packing.views(self.weights), strict=True))
         with self.compute.autocast():
-            h_G: Tensor = functional_call(self.gn, views, (h_c, graph, present))
-        return h_G.to(h_c.dtype)
+            h_G = functional_call(self.gn, views, (h_c, graph, present)).to(h_c.dtype)
+        return self._with_means(h_G, h_c, graph, present)
+
+    def _with_means(self, h_G: Tensor, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
+        """h_G, followed by the means of the levels in h_c."""
+        if not self.levels:
+            return h_G
+        return torch.cat([h_G, means(h_c[..., : self.levels].detach(), graph, present)], dim=-1)
 
     def scale_rate(self, share: float) -> None:
         """Continue with this share of the learning rate."""
@@ -95,7 +104,7 @@ class GraphLearner:
     @torch.no_grad()
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
-        h_G = torch.empty(*h_c.shape[:2], self.gn.output.out_features, dtype=h_c.dtype, device=h_c.device)
+        h_G = torch.empty(*h_c.shape[:2], self.width, dtype=h_c.dtype, device=h_c.device)
         width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
         network = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
         for start in range(0, h_c.shape[1], width):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cnfgnn.config.presets import DEFAULT_SIZE, METHOD_SETTINGS, PRIVATE, method_preset
+from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE, METHOD_SETTINGS, PRIVATE, method_preset
 from cnfgnn.config.presets import LIKES as LIKES
 from cnfgnn.config.presets import Like as Like
 from cnfgnn.config.settings import Config
@@ -72,7 +72,7 @@ def method_of(name: str) -> Method:
 
 
 def preset(
-    name: str = "cnfgnn", size: str = DEFAULT_SIZE, like: Like | None = None, inductive: bool = False
+    name: str = DEFAULT_METHOD, size: str = DEFAULT_SIZE, like: Like | None = None, inductive: bool = False
 ) -> Config:
     """The settings of a method: as published for a data set, or as they suit other data.
 

@@ -17,6 +17,7 @@ from cnfgnn.errors import RunError
 from cnfgnn.models.params import Params, is_personal, own, part
 
 THETA, PERSONAL, OWNER = "theta.", "personal.", "owner."
+TRUST = "trust"
 _ADAM = "adam."
 
 
@@ -50,18 +51,21 @@ class NodeState:
 
 @dataclass(frozen=True)
 class OwnerState:
-    """Personal weights, and what their optimiser remembers."""
+    """Personal weights, what their optimiser remembers, and how far forecasts trust the network."""
 
     personal: Params
     adam: Mapping[str, Tensor]  # empty if optimisers are not kept
+    trust: Tensor | None = None  # (n,); None if forecasts have no linear part
 
     def flat(self) -> dict[str, Tensor]:
         state = {PERSONAL + name: w for name, w in self.personal.items()}
-        return state | {_ADAM + name: w for name, w in self.adam.items()}
+        state |= {_ADAM + name: w for name, w in self.adam.items()}
+        return state if self.trust is None else state | {TRUST: self.trust}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], device: torch.device) -> OwnerState:
-        return cls(part(state, PERSONAL, device), part(state, _ADAM, device))
+        trust = state[TRUST].to(device) if TRUST in state else None
+        return cls(part(state, PERSONAL, device), part(state, _ADAM, device), trust)
 
 
 def check_without_personal(theta: Params, source: str) -> None:

@@ -77,6 +77,10 @@ class Nodes:
         """h_c of one minibatch, or of all windows of a split: (n w h)."""
         return self._ask(verbs.Encode(split, draw), purpose=purpose)["h_c"]
 
+    def levels(self) -> Tensor:
+        """The levels of all training windows: (n w k)."""
+        return self._ask(verbs.Levels())["levels"]
+
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
         """Each node's gradient of its loss with respect to its h_G: (n b h) -> (n b h)."""
         reply = self._ask(verbs.Backward(draw, step, learn), {"h_G": h_G})
@@ -99,6 +103,10 @@ class Nodes:
         """Go on from these weights; returns them as they arrive, which may be rounded to bf16."""
         call = self._tell(verbs.Load(), theta, purpose, wire)
         return {name: w.to(theta[name].dtype) for name, w in call.tensors.items()}
+
+    def inform(self, means: Tensor) -> None:
+        """Use these means of the levels of all training windows: (n w 2k)."""
+        self._tell(verbs.Inform(), {"means": means})
 
     def embed(self, h_G: Tensor, for_evaluation: bool = False, draw: Draw | None = None) -> None:
         """Keep these graph embeddings, of one minibatch or of all windows: fixed during the next update, or

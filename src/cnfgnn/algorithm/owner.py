@@ -44,6 +44,7 @@ class Owner:
         self.nodes, self.truth, self.store, self.tells = nodes, truth, store, tells
         self.personal: Params = {}  # (n, ...)
         self.adam: Adam | None = None
+        self.trust: Tensor | None = None  # (n,): the share of what the network adds to linear forecasts
         self.h_G: Tensor | None = None  # of the split that is evaluated next
         self.errors: Tensor | None = None  # (n t 8): of the split that was evaluated last
         self.forecasts: Tensor | None = None  # (n t): of the window ahead, in the readings' unit
@@ -56,6 +57,8 @@ class Owner:
                 self.prepare()
             case verbs.Embed(for_evaluation=True):
                 self.h_G = arrays["h_G"]
+            case verbs.Inform():
+                self.data.inform(arrays["means"])
             case verbs.Update():
                 self._update(request)
             case verbs.Backward(learn=True):
@@ -91,11 +94,10 @@ class Owner:
                 nodes.windows,
                 nodes.compute.dtype,
                 nodes.compute.device,
-                s.model.gaps,
-                s.model.profile,
+                s.model,
             )
         self.load(nodes.model.init(generator(s.seed, NODE_WEIGHTS)))
-        self.adam, self.h_G, self.errors, self.forecasts = None, None, None, None
+        self.adam, self.trust, self.h_G, self.errors, self.forecasts = None, None, None, None, None
 
     def load(self, theta: Params) -> None:
         """Continue with the personal weights among these."""
@@ -117,6 +119,7 @@ class Owner:
         if not self.personal:
             return
         self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first))
+        self.data.fit()
         learn = Replay(self._learn, self._pool)
         for number in range(first, until):
             windows = nodes.client_batches.numbered(request.r_g, number)
@@ -126,6 +129,7 @@ class Owner:
         """Take the minibatch of a `backward`, with the h_G that came for it."""
         if self.personal:
             self._set_rate(request.draw.r_g)
+            self.data.fit()
             windows = self.nodes.server_batches[request.draw]
             self._learn(windows, h_G.detach(), self.nodes.coins[request.step])
 
@@ -139,7 +143,7 @@ class Owner:
         """One minibatch of true readings: only the personal weights take a step."""
         assert self.adam is not None
         nodes, theta = self.nodes, self.theta
-        batch, has = self.data.batch("train", windows)
+        batch, has = self.data.batch("train", windows, h_G)
         for group in nodes.compute.node_slices(*batch.y.shape[:2]):
             own = {name: w[group].requires_grad_() for name, w in self.personal.items()}
             both = rows(theta, group) | own
@@ -171,15 +175,22 @@ class Owner:
 
     def forecasts_of(self, split: Split, windows: slice) -> Tensor:
         """y_hat of some windows, scaled: (n b t)."""
-        return self.nodes.forecaster.forecasts(self.theta, self.data, self.h_G, split, windows)
+        return self.nodes.forecaster.forecasts(self.theta, self.data, self.h_G, split, windows, self.trust)
 
     def _evaluate(self, split: Split, of_copy: Tensor) -> None:
-        """Evaluate on true readings. Without blur and personal weights these are the nodes' own errors."""
-        if self.data is self.nodes.data and not self.personal:
+        """Evaluate on true readings. Without blur and personal weights these are the nodes' own errors.
+
+        Validation errors also decide how far forecasts trust the network.
+        """
+        if self.data is self.nodes.data and not self.personal and not self.data.linear:
             self.errors = of_copy
         else:
             self._reset_diverged()
-            self.errors = self.nodes.forecaster.summed_errors(self.theta, self.data, self.h_G, split)
+            self.data.fit()
+            forecaster, evaluated = self.nodes.forecaster, (self.theta, self.data, self.h_G)
+            if self.data.linear and split == "validation":
+                self.trust = forecaster.trust(*evaluated)
+            self.errors = forecaster.summed_errors(*evaluated, split, self.trust)
         self.h_G = None  # it was sent for this evaluation; the next one has its own
 
     def forecast(self) -> None:
@@ -193,13 +204,14 @@ class Owner:
 
     @property
     def _keeps_state(self) -> bool:
-        return bool(self.personal) or self.data.weekly_profiles is not None
+        return bool(self.personal) or bool(self.data.state())
 
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:
             return
+        self.data.fit()
         adam = self.adam.state() if self.adam is not None and self.nodes.settings.keep_optimizer else {}
-        state = OwnerState(self.personal, adam).flat()
+        state = OwnerState(self.personal, adam, self.trust).flat()
         self.store.write(request.tag, state | self.data.state(), request.keep.split())
 
     def _restore(self, request: verbs.Restore) -> None:
@@ -209,6 +221,7 @@ class Owner:
             return
         state = OwnerState.of(saved, self.nodes.compute.device)
         self.load(state.personal)
+        self.trust = state.trust
         self.data.restore(saved)
         self.adam = None
         if state.adam:

@@ -1,8 +1,9 @@
 """The format of numbers in messages (`training.wire`): as they are computed, in bf16, or in int8.
 
 Numbers are quantised where a call or its answer is sent and dequantised where it arrives, here and nowhere
-else. In int8 a number is a step between -127 and 127 of its node's own scale, with one scale per array and
-message. Weights are never int8: the rounding error would accumulate from round to round.
+else. In int8 a number is a step between -127 and 127 of a scale. Each array of a message has one scale for
+each node and each number of a state. Weights are never int8: the rounding error would accumulate from round
+to round.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def quantised(
 
 
 def _steps(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(n b h) as scales (n,) and steps (n b h)."""
+    """(n b h) as scales (n h) and steps (n b h)."""
     x = x.detach().float()
-    largest = x.abs().amax(dim=(1, 2)) if x.numel() else x.new_zeros(len(x))  # (n,)
+    largest = x.abs().amax(dim=1) if x.numel() else x.new_zeros(len(x), x.shape[-1])  # (n h)
     scale = largest / STEPS
-    steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None, None]
+    steps = x / scale.clamp(min=torch.finfo(scale.dtype).tiny)[:, None]
     return scale, steps.round().clamp(-STEPS, STEPS).to(torch.int8)
 
 
@@ -49,5 +50,5 @@ def dequantised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name.endswith(SCALE):
             continue
         scale = tensors.get(name + SCALE)
-        found[name] = x if scale is None else x.to(scale) * scale[:, None, None]
+        found[name] = x if scale is None else x.to(scale) * scale[:, None]
     return found

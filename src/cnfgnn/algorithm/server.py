@@ -22,7 +22,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
-from cnfgnn.models.graphnet import Edges
+from cnfgnn.models.graphnet import Edges, means
 from cnfgnn.models.params import Params, part
 
 
@@ -62,6 +62,12 @@ class Server(ABC):
         self.step = 0  # minibatches of phases (1) and (3) since the start
         self.phase = 0  # the last phase that is done, in a round that has not ended
         self.reached: Callable[[int, int], None] = lambda r_g, phase: None
+
+    def inform(self) -> None:
+        """Send each node the means of its neighbours' and of all nodes' levels, which need no training."""
+        if self.gn is not None and self.gn.levels:
+            levels = self.nodes.levels().to(self.graph.weights.dtype)
+            self.nodes.inform(means(levels, self.graph, self.nodes.present("train")))
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
         """R_s epochs of minibatches: each draw, and the windows in it."""
@@ -153,6 +159,8 @@ class Alternating(Server):
 
     def round(self, r_g: int) -> None:
         done = self.phase  # the last phase that was done before an interruption
+        if r_g == 1 and done < 1:
+            self.inform()
         # (1) Federated learning of on-node models.
         if done < 1:
             self.update(r_g)
@@ -216,6 +224,8 @@ class Split(Server):
 
     def round(self, r_g: int) -> None:
         assert self.gn is not None
+        if r_g == 1:
+            self.inform()
         for taken, (draw, windows) in enumerate(self.server_batches(r_g), start=1):
             h_c = self.nodes.encode(draw).requires_grad_()
             h_G = self.gn(h_c, self.graph, self.nodes.present("train", windows))

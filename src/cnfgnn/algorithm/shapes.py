@@ -52,6 +52,7 @@ class Sizes:
     prepared: bool = False
     hidden: int = 0  # the width of h_c as it is sent
     embedding: int = 0
+    levels: int = 0
     horizon: int = 0
     client_batch: int = 1
     server_batch: int = 1
@@ -75,7 +76,8 @@ class Sizes:
     def states(self, name: str, *shapes: Shape) -> Expected:
         """Hidden states or gradients of them, in the format that `prepare` announced."""
         if self.wire == "int8":
-            return {name: Allowed(INT8, shapes), name + SCALE: Allowed(FLOAT32, [(self.n,)])}
+            scales = [(n, width) for n, _, width in shapes]
+            return {name: Allowed(INT8, shapes), name + SCALE: Allowed(FLOAT32, scales)}
         # with wire = "full" also in bf16, if that is how they are stored
         return {name: Allowed(BF16 if self.wire == "bf16" else FLOATS | BF16, shapes)}
 

@@ -12,6 +12,7 @@ verb      carries                                   answers
 census    windows                                   count and moments of readings, windows present
 prepare   settings, scale, windows
 load      theta
+inform    means of levels
 embed     h_G
 update    round, epochs, step
 step      grad_h_c of a minibatch
@@ -20,6 +21,7 @@ forecast
 save      tag
 restore   tag
 weights                                             theta
+levels                                              levels of all training windows
 encode    a minibatch or a split                    h_c
 backward  h_G of a minibatch                        grad_h_G
 score     a split                                   sums of errors against the copy, true ones if told
@@ -216,7 +218,8 @@ class Prepare(Tell):
             known,
             prepared=True,
             hidden=self.settings.model.sent_width,
-            embedding=self.settings.model.embedding,
+            embedding=self.settings.model.embedding_width,
+            levels=self.settings.model.level_width,
             horizon=self.plan.horizon,
             client_batch=self.settings.client_batch,
             server_batch=self.settings.server_batch,
@@ -245,6 +248,20 @@ class Load(Tell):
 
     def tell(self, nodes: Clients, arrays: Params) -> None:
         nodes.load(theta=arrays)
+
+
+@dataclass(frozen=True)
+class Inform(Tell):
+    """Use the means of the levels over neighbours and over all nodes, of all training windows."""
+
+    states = ("means",)
+    stays_bf16 = True
+
+    def down(self, known: Sizes, came: Arrays) -> Expected:
+        return known.states("means", (known.n, known.windows["train"], 2 * known.levels))
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.inform(means=only(arrays, "means"))
 
 
 @dataclass(frozen=True)
@@ -383,6 +400,20 @@ class Encode(Ask):
 
 
 @dataclass(frozen=True)
+class Levels(Ask):
+    """The levels of all training windows: the numbers of h_c that are not learned."""
+
+    computes = True
+    states = ("levels",)
+
+    def up(self, known: Sizes, came: Arrays) -> Expected:
+        return known.states("levels", (known.n, known.windows["train"], known.levels))
+
+    def answer(self, nodes: Clients, arrays: Params) -> Reply:
+        return {"levels": nodes.levels()}
+
+
+@dataclass(frozen=True)
 class Backward(Ask):
     """ClientBackward: each node's gradient of its loss with respect to its h_G."""
 
@@ -429,6 +460,7 @@ VERBS: Mapping[str, type[Verb]] = {
         Census,
         Prepare,
         Load,
+        Inform,
         Embed,
         Update,
         Step,
@@ -437,6 +469,7 @@ VERBS: Mapping[str, type[Verb]] = {
         Save,
         Restore,
         Weights,
+        Levels,
         Encode,
         Backward,
         Score,

@@ -22,8 +22,8 @@ from cnfgnn.attack.replica import DTYPE, Replica, rounding
 from cnfgnn.attack.restarts import search
 from cnfgnn.attack.whole_series import WRONG
 from cnfgnn.errors import RunError
-from cnfgnn.models.cell import plain_operations
 from cnfgnn.models.params import Params
+from cnfgnn.models.products import plain_operations
 
 # nodes x windows at a time: derivatives of gradients take megabytes for each
 AT_ONCE = {"cpu": 1 << 9, "cuda": 1 << 12}

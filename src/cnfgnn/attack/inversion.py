@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cnfgnn.models.cell import plain_operations
+from cnfgnn.models.products import plain_operations
 
 WINDOWS_AT_ONCE = {"cpu": 1 << 12, "cuda": 1 << 15}  # nodes x windows whose Jacobian is in memory at a time
 FIRST_DAMPING, LEAST_DAMPING, MOST_DAMPING = 1e-2, 1e-9, 1e9

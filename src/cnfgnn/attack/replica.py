@@ -30,7 +30,8 @@ class Replica:
         self.settings, self.scaler, self.windows = told.settings, told.scaler, told.windows
         self.history, self.horizon = told.windows.history, told.windows.horizon
         self.model = node_model(told.settings.model, self.history, self.horizon)
-        self.sent, self.uses_profile = told.settings.model.sent_width, told.settings.model.profile
+        model = told.settings.model
+        self.sent, self.uses_profile, self.uses_linear = model.sent_width, model.profile, model.linear
         self.clock = public.time_of_day.to(device, DTYPE)
         self.moments = public.moments.to(device)
         self.absent, self.observed = public.absent[rows].to(device), public.observed[rows].to(device)
@@ -87,6 +88,10 @@ class Replica:
             moment=self.moments[starts + history - 1],
             gaps=self.absent[:, inputs].to(DTYPE) if self.settings.model.gaps else None,
             profile_change=change,
+            # The weights of a node's linear forecaster are not sent, so its forecast is not known.
+            linear_change=torch.zeros_like(x[..., :1, 0]).expand(-1, -1, horizon)
+            if self.uses_linear
+            else None,
         )
 
     def encode(self, theta: Params, batch: Batch) -> Tensor:

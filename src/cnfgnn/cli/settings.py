@@ -12,12 +12,12 @@ from rich.table import Table
 from cnfgnn.algorithm.methods import ALIASES, LIKES, METHODS, Like, preset
 from cnfgnn.cli import progress
 from cnfgnn.config import toml
-from cnfgnn.config.presets import DEFAULT_SIZE
+from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
 
 READING_KEYS = ("data.dates", "data.decimal", "data.timezone")
-METHOD_HELP = "The method; `cnfgnn methods` lists them."
+METHOD_HELP = "The method; `cnfgnn methods` lists them. The paper's is cnfgnn."
 SIZE_HELP = "Size of a GRU baseline: 63k or 727k parameters."
 LIKE_HELP = "Use the settings published for metr-la or pems-bay."
 MethodOption = Annotated[str | None, typer.Option(help=METHOD_HELP)]
@@ -41,7 +41,7 @@ SeedOption = Annotated[
 
 
 def settings(
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "cnfgnn",
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = DEFAULT_METHOD,
     node_size: Annotated[str, typer.Option("--size", help=SIZE_HELP)] = DEFAULT_SIZE,
     like: LikeOption = None,
     include_hidden: Annotated[
@@ -72,7 +72,7 @@ def resolve(
     changes: list[str],
     seed: int | None,
     device: str | None,
-    default: str = "cnfgnn",
+    default: str = DEFAULT_METHOD,
 ) -> Config:
     """The settings of a new run: the preset, then the file, then --set, then options; the last one wins.
 

@@ -15,6 +15,7 @@ from cnfgnn.errors import ConfigError
 
 Like = Literal["metr-la", "pems-bay"]
 LIKES: tuple[Like, ...] = ("metr-la", "pems-bay")
+DEFAULT_METHOD = "cnfgnn-plus"  # of people who have data of their own and no paper to compare with
 DEFAULT_SIZE = "63k"  # parameters of a node model
 BASELINE_SIZES: Mapping[str, Mapping[str, int]] = {
     "63k": {"model.hidden": 100, "model.layers": 1},
@@ -37,6 +38,7 @@ class MethodSettings:
     """In which settings a method differs from the defaults.
 
     structure     what makes it this method, whatever the data
+    own_data      what suits data that nothing was published about, in which missing readings are masked
     published     what the paper has for both data sets
     metr_la       what it has for one of them, which wins over `published`
     pems_bay
@@ -47,6 +49,7 @@ class MethodSettings:
     """
 
     structure: Changes = field(default_factory=dict)
+    own_data: Changes = field(default_factory=dict)
     published: Changes = field(default_factory=dict)
     metr_la: Changes = field(default_factory=dict)
     pems_bay: Changes = field(default_factory=dict)
@@ -75,7 +78,7 @@ class MethodSettings:
         changes = {**self.published, **self.metr_la}
         changes.pop("training.patience", None)
         changes.pop(BLUR, None)  # it is in the readings' unit
-        return changes
+        return {**changes, **self.own_data}
 
 
 _NO_GRAPH_NETWORK = {"model.embedding": 0}
@@ -95,6 +98,7 @@ _PLUS: Changes = {
     **_PERCEPTRON,
     "model.hidden": 64,
     "model.profile": True,
+    "model.linear": True,
     "model.personal_head": True,
     "training.rounds": 12,
     "training.client_lr": 2e-3,
@@ -113,6 +117,9 @@ _PLUS_WITH_GRAPH: Changes = {
     "training.server_batch": 128,
     "training.server_lr": 2e-3,
 }
+
+
+_MEANS: Changes = {"model.levels": True}
 
 
 def _batch(size: int) -> dict[str, int]:
@@ -165,11 +172,13 @@ METHOD_SETTINGS: Mapping[str, MethodSettings] = {
         pems_bay={"training.server_rounds": 20},
         inductive={"training.server_rounds": 20, "training.patience": 20},
     ),
-    # beyond the paper: the same settings for all data, published or not
-    "cnfgnn-plus": MethodSettings(structure=_PLUS_WITH_GRAPH),
+    # beyond the paper: the same settings for all data, published or not, but for the means of levels: they
+    # would contain the zeros that stand for missing readings there
+    "cnfgnn-plus": MethodSettings(structure=_PLUS_WITH_GRAPH, own_data=_MEANS),
     # Both data sets are of speeds between 0 and 80 mph; nothing about their readings was used to choose it.
     PRIVATE: MethodSettings(
         structure=_PLUS_WITH_GRAPH,
+        own_data=_MEANS,
         metr_la={BLUR: 5.0},
         pems_bay={BLUR: 5.0},
     ),

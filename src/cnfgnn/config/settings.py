@@ -15,6 +15,7 @@ from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # in one layer: a larger number is a typing error that would use up all memory
 MOST_LAYERS = 100
+LEVELS = 2  # of a hidden state, with `model.levels`
 Missing = Literal["as-truth", "masked"]
 Wire = Literal["full", "bf16", "int8"]
 Precision = Literal["fp32", "tf32", "bf16", "fp64"]
@@ -131,6 +132,17 @@ class ModelConfig:
     change: bool = setting(
         False, "Forecast the change since the last reading instead of the reading.", sent_to_nodes=True
     )
+    linear: bool = setting(
+        False,
+        "Forecast the change from a linear forecast that each node makes by itself: see docs/algorithm.md.",
+        sent_to_nodes=True,
+    )
+    levels: bool = setting(
+        False,
+        "Begin each hidden state with two averages of the past readings, and each embedding with their means"
+        " over the neighbours and over all nodes.",
+        sent_to_nodes=True,
+    )
     gaps: bool = setting(False, "Tell the encoder which past readings are missing.", sent_to_nodes=True)
     profile: bool = setting(
         False,
@@ -166,13 +178,24 @@ class ModelConfig:
 
     @property
     def state_width(self) -> int:
-        """Numbers in a node's hidden state h_c: all layers side by side."""
-        return self.hidden * self.layers
+        """Numbers in a node's hidden state h_c: all layers side by side, after the levels."""
+        return self.hidden * self.layers + self.level_width
 
     @property
     def sent_width(self) -> int:
         """How many numbers of h_c a node sends to the server."""
-        return min(self.sent, self.state_width) if self.sent else self.state_width
+        return min(self.sent + self.level_width, self.state_width) if self.sent else self.state_width
+
+    @property
+    def level_width(self) -> int:
+        """How many numbers of h_c are levels: averages of past readings, which are not learned."""
+        return LEVELS if self.levels else 0
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers in the embedding h_G: what the Graph Network returns, then the means of the levels over a
+        node's neighbours and over all nodes."""
+        return self.embedding + 2 * self.level_width if self.embedding else 0
 
     @property
     def extensions(self) -> dict[str, Any]:

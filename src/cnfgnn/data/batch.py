@@ -21,6 +21,8 @@ class Batch:
     gaps            (n b t)    1 where an input is missing; None if the model does not use it
     profile_change  (n b t)    the node's weekly profile at the targets minus its last reading; None if the
                                model does not use it
+    linear_change   (n b t)    what the node's linear forecaster adds to its last reading; None if the model
+                               does not use it
     """
 
     x: Tensor
@@ -30,6 +32,12 @@ class Batch:
     moment: Tensor | None = None
     gaps: Tensor | None = None
     profile_change: Tensor | None = None
+    linear_change: Tensor | None = None
+
+    @property
+    def linear_forecast(self) -> Tensor | None:
+        """What the nodes' linear forecasters forecast: (n b t); None if the model does not use it."""
+        return None if self.linear_change is None else self.x[:, :, -1, :1] + self.linear_change
 
     def rows(self, nodes: slice) -> Batch:
         """The same windows of some of the nodes."""
@@ -45,6 +53,7 @@ class Batch:
             moment=self.moment,
             gaps=select(self.gaps),
             profile_change=select(self.profile_change),
+            linear_change=select(self.linear_change),
         )
 
     def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,15 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.config.settings import Missing
+from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
+from cnfgnn.data.linear import FOLDS, Forecasters, Sample, calendar_inputs
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
-from cnfgnn.errors import ConfigError
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
+WINDOWS_AT_ONCE, ROWS_AT_ONCE = 512, 1 << 21  # in fitting linear forecasters: windows, windows x nodes
 PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
+LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
+OWN, INFORMED = "own", "informed"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -113,12 +116,10 @@ class Series:
     def weekly_profiles(self, windows: Windows, treatment: Missing) -> WeeklyProfiles:
         """Each node's weekly profile, from the inputs of training windows; to forecast the readings that come
         next, from all readings. Filled gaps do not count."""
-        if windows.horizon * self.calendar.step_days > 1 + 1e-9:
-            problem = "a weekly profile cannot be used with a horizon of more than a day"
-            raise ConfigError("model.profile", f"{problem}: switch it off or choose a smaller data.horizon")
         rows = np.arange(len(self.time_of_day)) if windows.ahead else _input_rows(windows)
         known = ~self.absent(treatment)[:, rows]
-        return self.calendar.profiles(np.where(known, self.values[:, rows], 0.0), known, rows)
+        days_ahead = windows.horizon * self.calendar.step_days
+        return self.calendar.profiles(np.where(known, self.values[:, rows], 0.0), known, rows, days_ahead)
 
     def moments(self, windows: Windows, treatment: Missing) -> Floats:
         """(n 3): count, sum and sum of squares of the readings that training windows take as input."""
@@ -142,9 +143,11 @@ class PreparedSeries:
         windows: Windows,
         dtype: torch.dtype,
         device: torch.device,
-        gaps: bool = False,
-        profile: bool = False,
+        model: ModelConfig | None = None,
     ) -> None:
+        """`model` says which inputs there are besides readings and time of day; without it there are none."""
+        model = model or ModelConfig()
+
         def scaled(absent: Bools) -> Tensor:
             values = (fill(series.values, absent) - scaler.mean) / scaler.std
             # Before a node's first reading the value is the mean, which is 0 after scaling.
@@ -160,11 +163,11 @@ class PreparedSeries:
         self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
         moments = np.stack([series.calendar.slot, series.weekday], axis=1)
         self.moments = torch.tensor(moments, device=device)  # (T 2)
-        self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if gaps else None
+        self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if model.gaps else None
         self.calendar, self.ahead = series.calendar, windows.ahead
         self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
         self.profile: Tensor | None = None  # (n T): the profile at every row, scaled
-        if profile:
+        if model.profile:
             self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
             self._set_profile(at_rows)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
@@ -172,33 +175,66 @@ class PreparedSeries:
         for split in SPLITS:
             available = series.available(windows.starts[split], windows, treatment)
             self.available[split] = None if available.all() else torch.tensor(available, device=device)
+        # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
+        self.linear: dict[str, Forecasters] = {}
+        self._told = 2 * model.level_width
+        self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
+        if model.linear:
+            self.linear[OWN] = self._fitted()
 
-    def use_profiles(self, weekly_profiles: Floats) -> None:
-        """Use profiles (n 7 SLOTS) that were computed when the model was trained. A node without one, such as
-        a new sensor, keeps the profile of the readings at hand."""
-        assert self.weekly_profiles is not None
-        unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
-        self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
-        self._set_profile(self.calendar.look_up(self.weekly_profiles))
+    def use(self, state: Mapping[str, Tensor]) -> None:
+        """Use what `state` returned when the model was trained: profiles and linear forecasters. A node whose
+        row is NaN, such as a new sensor, keeps those of the readings at hand."""
+        if PROFILES in state:
+            assert self.weekly_profiles is not None
+            weekly_profiles = state[PROFILES].cpu().numpy()
+            unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
+            self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
+            self._set_profile(self.calendar.look_up(self.weekly_profiles))
+        for kind in (OWN, INFORMED):
+            saved = Forecasters.of(state, LINEAR + kind, self.inputs)
+            if saved is not None:
+                self.linear[kind] = saved.completed(self.linear.get(kind, self.linear[OWN]))
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the readings: the weekly profiles, if the model uses them."""
-        return {} if self.weekly_profiles is None else {PROFILES: torch.from_numpy(self.weekly_profiles)}
+        """What a checkpoint keeps of the readings: weekly profiles and linear forecasters, as far as the
+        model uses them."""
+        state = {}
+        if self.weekly_profiles is not None:
+            state[PROFILES] = torch.from_numpy(self.weekly_profiles)
+        for kind, forecasters in self.linear.items():
+            state |= forecasters.state(LINEAR + kind)
+        return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the profiles if the next readings are to be forecast. In training and evaluation they are
-        computed from the readings, with the same result each time."""
-        if PROFILES in state and self.ahead:
-            self.use_profiles(state[PROFILES].cpu().numpy())
+        """Restore the linear forecasters, and the profiles if the next readings are to be forecast. In
+        training and evaluation profiles are computed from the readings, with the same result each time."""
+        self._means = None
+        self.use({name: x for name, x in state.items() if self.ahead or name.startswith(LINEAR)})
 
     def _set_profile(self, at_rows: Floats) -> None:
         """(n T), in the readings' unit."""
         scaled = (at_rows - self.scaler.mean) / self.scaler.std
         self.profile = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
 
-    def batch(self, split: Split, windows: Tensor | slice) -> tuple[Batch, Tensor | None]:
-        """Some windows of a split, and which of them each node has: (n b), None if all."""
-        starts, available = self.starts[split][windows], self._available(split, windows)
+    def batch(
+        self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
+    ) -> tuple[Batch, Tensor | None]:
+        """Some windows of a split, and which of them each node has: (n b), None if all. The linear forecast
+        among the inputs uses the means in the embeddings h_G (n b e) of these windows."""
+        batch, available = self._at(self.starts[split][windows], self._available(split, windows))
+        if not self.linear:
+            return batch, available
+        fold = self._fold_of[windows] if split == "train" else None
+        if h_G is None or INFORMED not in self.linear:
+            change = self.linear[OWN].change(self._linear_inputs(batch), fold)
+        else:
+            means = h_G.detach()[..., -self._told :]
+            change = self.linear[INFORMED].change(self._linear_inputs(batch, means), fold)
+        return replace(batch, linear_change=change), available
+
+    def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
+        """The windows that start at these rows, without linear forecasts."""
         inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
         x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
         weight = None
@@ -220,6 +256,64 @@ class PreparedSeries:
         """All windows of a split, in chunks that fit into memory."""
         width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
         return (slice(start, min(start + width, count)) for start in range(0, count, width))
+
+    # ---- linear forecasters -------------------------------------------------------------------------
+
+    def inform(self, means: Tensor) -> None:
+        """When next needed, fit forecasters that also use means of levels (n w k) of the training windows."""
+        if self.linear and self._told:
+            self._means = means
+
+    def fit(self) -> None:
+        """Fit what has yet to be fitted."""
+        if self._means is not None:
+            self.linear[INFORMED] = self._fitted(self._means)
+            self._means = None
+
+    def _fitted(self, means: Tensor | None = None) -> Forecasters:
+        """Fit each node's linear forecaster to its training windows; if only the readings that come next are
+        to be forecast, to all windows before them."""
+        starts = self.starts["train"]
+        if self.ahead:
+            count = int(self.starts["test"][-1]) - self.horizon + 1
+            starts = torch.arange(max(0, count), device=self.inputs.device)
+        number = torch.arange(len(starts), device=starts.device)
+        self._fold_of = number * FOLDS // max(1, len(starts))
+
+        def samples(fold: int, wide: bool) -> Iterator[Sample]:
+            chosen = number[self._fold_of == fold]
+            if wide and len(chosen):
+                first, last = starts[chosen[0]], starts[chosen[-1]]
+                chosen = number[(starts > first - self.length) & (starts < last + self.length)]
+            yield self._sample(starts, chosen[:0], means)
+            # The same chunks for any group, unless it is very large: see `linear._products`.
+            for chunk in chosen.split(max(1, min(WINDOWS_AT_ONCE, ROWS_AT_ONCE // self.nodes))):
+                yield self._sample(starts, chunk, means)
+
+        return Forecasters.fitted(FOLDS, samples, self.inputs.dtype)
+
+    def _sample(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Sample:
+        batch, _ = self._at(starts[windows], None)
+        told = None if means is None else means[:, windows].to(batch.x.dtype)
+        inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
+        complete = torch.ones_like(change[..., 0], dtype=torch.bool)
+        if batch.weight is not None:
+            complete = batch.weight.amin(dim=-1) > 0
+        return Sample(inputs, change, complete)
+
+    def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
+        """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, and the
+        means of levels."""
+        readings = batch.x[..., 0]
+        last = readings[..., -1:]
+        assert batch.moment is not None
+        calendar = calendar_inputs(batch.x[0, :, -1, 1], batch.moment[:, 1], self.calendar.step_days)
+        parts = [readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
+        if batch.profile_change is not None:
+            parts.append(batch.profile_change)
+        if means is not None:
+            parts.append(means - last)
+        return torch.cat(parts, dim=-1)
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
         """(n t 8) float64: the sums named in `SUMS` over some windows, in the readings' unit."""

@@ -7,7 +7,7 @@ the weekend, because a few weeks hold only a few readings of each slot.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ class WeeklyProfiles(NamedTuple):
     """Profiles of n nodes; NaN where nothing is known.
 
     weeks    (n 7 SLOTS)  the profile itself
-    at_rows  (n T)        the profile at every row of the series, computed without the readings of that day
+    at_rows  (n T)        the profile at every row of the series, computed without the readings of that day or
+                          of other days that can be in the same forecast
     """
 
     weeks: Floats
@@ -57,13 +58,15 @@ class Calendar:
         readings_per_mean = max(1.0, (2 * SMOOTHING_SLOTS + 1) / SLOTS / self.step_days)
         self._shrinkage = SHRINKAGE_DAYS * readings_per_mean
 
-    def profiles(self, values: Floats, known: Bools, rows: Ints) -> WeeklyProfiles:
+    def profiles(self, values: Floats, known: Bools, rows: Ints, days_ahead: float = 1.0) -> WeeklyProfiles:
         """The profiles of readings (n r) at these rows (r,); only the known ones count.
 
         The profile at a row leaves out the row's own day. Otherwise a training window would contain part of
-        what it has to forecast. For the same reason smoothing stops at midnight, and a forecast must not be
-        longer than a day.
+        what it has to forecast. For the same reason smoothing stops at midnight. If forecasts reach more than
+        a day ahead, one window has targets at the same time of several days: their profiles leave out all
+        days that can be in the same window.
         """
+        around = max(0, int(np.ceil(days_ahead - 1e-9)) - 1)
         n, days = len(values), int(self.day[-1]) + 1
         weekday_of = np.zeros(days, dtype=np.int64)
         weekday_of[self.day] = self.weekday
@@ -76,20 +79,27 @@ class Calendar:
                 _by_day_and_slot(place, known[node], days),
             )
             by_weekday = _Sums(_by_weekday(by_day.total, weekday_of), _by_weekday(by_day.number, weekday_of))
-            weeks[node] = self._shrunk_means(by_weekday, nothing, np.arange(WEEKDAYS))
-            at_rows[node] = self._shrunk_means(by_weekday, by_day, weekday_of)[self.day, self.slot]
+            weeks[node] = self._shrunk_means(by_weekday, nothing, nothing, np.arange(WEEKDAYS))
+            left_out = [
+                _Sums(_around(by_day.total, kind, around), _around(by_day.number, kind, around))
+                for kind in (weekday_of >= SATURDAY, weekday_of)
+            ]
+            at_rows[node] = self._shrunk_means(by_weekday, *left_out, weekday_of)[self.day, self.slot]
         return WeeklyProfiles(weeks, at_rows)
 
     def look_up(self, weeks: Floats) -> Floats:
         """The profile at every row: (n 7 SLOTS) -> (n T)."""
         return weeks[:, self.weekday, self.slot]
 
-    def _shrunk_means(self, by_weekday: _Sums, left_out: _Sums, weekday_of: Ints) -> Floats:
+    def _shrunk_means(
+        self, by_weekday: _Sums, out_of_pool: _Sums, left_out: _Sums, weekday_of: Ints
+    ) -> Floats:
         """(d SLOTS): for each of d days, the mean over its day of the week, shrunk toward the weekday or
-        weekend mean; `left_out` (d SLOTS) is subtracted from the sums first."""
+        weekend mean. From the sums of the latter `out_of_pool` is subtracted first, from those of the former
+        `left_out`: (d SLOTS) each."""
         weekend = (weekday_of >= SATURDAY).astype(np.int64)
-        pooled_total = _weekdays_and_weekend(by_weekday.total)[weekend] - left_out.total
-        pooled_count = _weekdays_and_weekend(by_weekday.number)[weekend] - left_out.number
+        pooled_total = _weekdays_and_weekend(by_weekday.total)[weekend] - out_of_pool.total
+        pooled_count = _weekdays_and_weekend(by_weekday.number)[weekend] - out_of_pool.number
         known = pooled_count > 0.5  # counts are whole numbers stored as floats
         prior = np.where(known, pooled_total / np.where(known, pooled_count, 1), np.nan)
         total = by_weekday.total[weekday_of] - left_out.total
@@ -102,6 +112,18 @@ def _by_day_and_slot(place: Ints, weights: npt.ArrayLike, days: int) -> Floats:
     """(days SLOTS): sums over each slot and its neighbours; `place` is day * SLOTS + slot."""
     sums = np.bincount(place, weights, days * SLOTS).astype(np.float64)
     return _smoothed(sums.reshape(days, SLOTS))
+
+
+def _around(by_day: Floats, kind: npt.NDArray[Any], days: int) -> Floats:
+    """(d SLOTS): for each day, the sum over itself and those of the same kind at most so many days away."""
+    if not days:
+        return by_day
+    total = by_day.copy()
+    for shift in range(1, min(days, len(by_day) - 1) + 1):
+        same = (kind[shift:] == kind[:-shift])[:, None]
+        total[shift:] += np.where(same, by_day[:-shift], 0.0)
+        total[:-shift] += np.where(same, by_day[shift:], 0.0)
+    return total
 
 
 def _by_weekday(by_day: Floats, weekday_of: Ints) -> Floats:

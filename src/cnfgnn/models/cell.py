@@ -6,25 +6,13 @@ are computed in place, and the backward pass only needs the three gates, the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_plain: ContextVar[bool] = ContextVar("plain", default=False)
-
-
-@contextmanager
-def plain_operations() -> Iterator[None]:
-    """Inside, steps consist of PyTorch's own operations: slower, but they have derivatives of every order."""
-    before = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(before)
+from cnfgnn.models.products import plain, transposed
 
 
 class Cell:
@@ -51,7 +39,7 @@ class Cell:
     def step(self, x: Tensor, h: Tensor) -> Tensor:
         """(m B d), (m B h) -> (m B h)."""
         x = nn.functional.pad(x, (0, 1), value=1.0)
-        if _plain.get():
+        if plain():
             return self._plain_step(x, h)
         new: Tensor = _Step.apply(x, h, self.weight, self.weight_n, self.half)  # type: ignore[no-untyped-call]
         return new
@@ -78,8 +66,8 @@ class _Step(torch.autograd.Function):
         joined = weight.new_empty(*h.shape[:2], weight.shape[-1])
         joined[..., :size], joined[..., size:] = h, x
         with torch.autocast(h.device.type, enabled=False):
-            gates = torch.bmm(joined, weight.mT).to(h.dtype)  # (m B 3h)
-            n = torch.bmm(x, weight_n.mT)
+            gates = torch.bmm(joined, transposed(weight)).to(h.dtype)  # (m B 3h)
+            n = torch.bmm(x, transposed(weight_n))
         gates[..., : 2 * size].sigmoid_()
         r, z, h_n = gates.split(size, dim=-1)
         n.addcmul_(r, h_n).tanh_()
@@ -104,6 +92,6 @@ class _Step(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_x = torch.bmm(d_n, weight_n).add_(d_joined[..., size:])
         if ctx.needs_input_grad[2]:
-            d_weight = torch.bmm(d_gates.mT, joined).to(h.dtype)
-            d_weight_n = torch.bmm(x.mT, d_n).mT
+            d_weight = torch.bmm(transposed(d_gates), joined).to(h.dtype)
+            d_weight_n = torch.bmm(transposed(d_n), x)
         return d_x, d_h, d_weight, d_weight_n, None

@@ -199,6 +199,24 @@ class GraphNetwork(nn.Module):
         return product(v, self.output.weight, self.output.bias)
 
 
+def means(x: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
+    """(n b k) -> (n b 2k): the mean of x over a node's neighbours, by the weights of edges, and over all.
+
+    Only nodes that are present count. A node without neighbours gets the mean over all nodes.
+    """
+    mask = Mask.of(present, graph)
+    x = mask.nodes(x)
+    everyone = x.sum(0, keepdim=True) / mask.count(len(x))
+    to_others = (graph.senders.node != graph.receivers.node).to(x.dtype)[:, None, None]
+    weights = (graph.weights.to(x.dtype).abs() * to_others).expand(-1, x.shape[1], 1)
+    if mask.edge is not None:
+        weights = weights.masked_fill(mask.edge, 0)
+    weight = graph.receivers.sum(weights.contiguous())
+    total = graph.receivers.sum(weights * x.index_select(0, graph.senders.node))
+    near = torch.where(weight > 0, total / weight.clamp(min=torch.finfo(x.dtype).tiny), everyone)
+    return torch.cat([near, everyone.expand_as(near)], dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Mask:
     """Sets absent nodes and edges to zero by filling: multiplying would keep the NaN of an absent node."""

@@ -17,6 +17,7 @@ from cnfgnn.data.batch import Batch
 from cnfgnn.models import kernels
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.params import Params, models, uniform
+from cnfgnn.models.products import linear
 
 
 class EncoderDecoder(ABC):
@@ -135,7 +136,7 @@ class NodeModel(EncoderDecoder):
             for layer, cell in enumerate(cells):
                 states[layer] = below = cell.step(below, states[layer])
             with torch.autocast(below.device.type, enabled=False):  # no bf16: forecasts are fed back
-                y_hat.append(torch.baddbmm(theta["output.bias"][:, None], below, theta["output.weight"].mT))
+                y_hat.append(linear(below, theta["output.weight"], theta["output.bias"]))
         return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
 
     def _fits_kernels(self, x: Tensor) -> bool:

@@ -20,8 +20,19 @@ from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
 from cnfgnn.models.params import Params, uniform
+from cnfgnn.models.products import linear
 
 HIDDEN_LAYERS = 2  # of the perceptron encoder
+LARGEST_LEVEL = 3.0  # standard deviations
+LEVEL_HALF_LIVES = (0.5, 3.0)  # steps after which a reading counts half in each level
+
+
+def levels(readings: Tensor) -> Tensor:
+    """(n b t) -> (n b 2): averages of the past readings in which later ones count more, squashed, so that a
+    faulty sensor cannot dominate a mean."""
+    age = torch.arange(readings.shape[-1] - 1, -1, -1, dtype=readings.dtype, device=readings.device)
+    weights = torch.stack([0.5 ** (age / half_life) for half_life in LEVEL_HALF_LIVES], dim=-1)  # (t 2)
+    return LARGEST_LEVEL * torch.tanh(readings @ (weights / weights.sum(dim=0)) / LARGEST_LEVEL)
 
 
 def node_model(model: ModelConfig, history: int, horizon: int) -> NodeModel | PlusModel:
@@ -44,17 +55,19 @@ class PlusModel(EncoderDecoder):
     @property
     def hidden(self) -> int:
         """Width of h_c."""
-        return self.config.hidden
+        return self.config.state_width
 
     @property
     def embedding(self) -> int:
         """Width of h_G."""
-        return self.config.embedding
+        return self.config.embedding_width
 
     @property
     def state(self) -> int:
-        """Width of the decoder's state, which starts as [h_c ; h_G]."""
-        return self.hidden + self.embedding
+        """Width of the decoder's state, which starts as [h_c ; h_G]; with a linear forecast, if all steps are
+        forecast at once, as [h_c ; h_G ; linear forecast]."""
+        linear = self.config.linear and self.config.decoder == "direct"
+        return self.hidden + self.embedding + (self.horizon if linear else 0)
 
     @property
     def features(self) -> int:
@@ -66,7 +79,7 @@ class PlusModel(EncoderDecoder):
 
     def init(self, generator: torch.Generator) -> Params:
         """One model (m = 1); personal weights start at zero."""
-        config, h = self.config, self.hidden
+        config, h = self.config, self.config.hidden
         theta: Params = {}
         if config.encoder == "gru":
             theta |= _gru("encoder.0", self.features, h, generator)
@@ -88,6 +101,9 @@ class PlusModel(EncoderDecoder):
         steps = 1 if config.decoder == "autoregressive" else self.horizon
         theta["output.weight"] = uniform((1, steps, self.state), self.state, generator)
         theta["output.bias"] = uniform((1, steps), self.state, generator)
+        if config.linear:  # training begins with the linear forecast alone
+            theta["output.weight"].zero_()
+            theta["output.bias"].zero_()
         if config.personal_head:
             theta["output.personal.weight"] = torch.zeros(1, steps, self.state)
             theta["output.personal.bias"] = torch.zeros(1, steps)
@@ -97,6 +113,11 @@ class PlusModel(EncoderDecoder):
 
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """h_c: (n b h)."""
+        h = self._encoded(theta, batch)
+        return torch.cat([levels(batch.x[..., 0]).to(h.dtype), h], dim=-1) if self.config.levels else h
+
+    def _encoded(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """What the encoder makes of the readings and the context: (n b h)."""
         n, b, t = batch.x.shape[:3]
         m = theta["output.weight"].shape[0]
         context = self._context(theta, batch)
@@ -107,7 +128,7 @@ class PlusModel(EncoderDecoder):
                 parts.append(batch.gaps[..., None])
             frames = fold(torch.cat(parts, dim=-1), m)
             cell = Cell(theta, "encoder.0")
-            h = frames.new_zeros(*frames.shape[:2], self.hidden)
+            h = frames.new_zeros(*frames.shape[:2], self.config.hidden)
             for frame in frames.unbind(2):
                 h = cell.step(frame, h)
             return h.reshape(n, b, -1)
@@ -153,17 +174,30 @@ class PlusModel(EncoderDecoder):
         start = h_c
         if self.embedding:
             start = torch.cat([h_c, h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G], dim=-1)
-        last = batch.x[:, :, -1, :1]  # (n b 1)
-        if self.config.decoder == "direct":
-            m = theta["output.weight"].shape[0]
-            folded = fold(start, m)
-            state = folded + torch.relu(_linear(theta, "decoder.0", folded))
-            y_hat = self._out(theta, state.reshape(n, b, -1))
-            return y_hat + last if self.config.change else y_hat
-        return self._one_by_one(theta, batch, start, truth, last).reshape(n, b, steps)
+        simple = self._simple_forecast(batch)
+        if self.config.decoder == "autoregressive":
+            return self._one_by_one(theta, batch, start, truth, simple).reshape(n, b, steps)
+        if self.config.linear:
+            assert batch.linear_change is not None
+            start = torch.cat([start, batch.linear_change.to(start.dtype)], dim=-1)
+        folded = fold(start, theta["output.weight"].shape[0])
+        state = folded + torch.relu(_linear(theta, "decoder.0", folded))
+        y_hat = self._out(theta, state.reshape(n, b, -1))
+        return y_hat if simple is None else y_hat + simple
+
+    def _simple_forecast(self, batch: Batch) -> Tensor | None:
+        """What the network forecasts the difference from: (n b t), or None."""
+        if not (self.config.change or self.config.linear):
+            return None
+        return batch.linear_forecast if self.config.linear else batch.x[:, :, -1, :1].expand_as(batch.y)
 
     def _one_by_one(
-        self, theta: Mapping[str, Tensor], batch: Batch, state: Tensor, truth: Tensor | None, last: Tensor
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        state: Tensor,
+        truth: Tensor | None,
+        simple: Tensor | None,
     ) -> Tensor:
         n, b, steps = batch.y.shape
         m = theta["output.weight"].shape[0]
@@ -179,7 +213,7 @@ class PlusModel(EncoderDecoder):
                 frame = torch.cat([value, batch.clock[:, t - 1 : t].expand(n, b, 1)], dim=-1)
             state = cell.step(fold(frame, m), state)
             out = self._out(theta, state.reshape(n, b, -1))
-            y_hat.append(out + last if self.config.change else out)
+            y_hat.append(out if simple is None else out + simple[..., t : t + 1])
         return torch.cat(y_hat, dim=-1)
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
@@ -191,13 +225,14 @@ class PlusModel(EncoderDecoder):
             y_hat = _linear(theta, "output", folded).reshape(n, b, -1)
             if "output.personal.weight" in theta:
                 weight = theta["output.personal.weight"].expand(n, -1, -1)
-                y_hat = y_hat + state @ weight.mT + theta["output.personal.bias"][:, None]
+                bias = theta["output.personal.bias"].expand(n, -1)
+                y_hat = y_hat + linear(state, weight, bias)
         return y_hat
 
 
 def _linear(theta: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """(m B i) -> (m B o)."""
-    return torch.baddbmm(theta[f"{name}.bias"][:, None], x, theta[f"{name}.weight"].mT)
+    return linear(x, theta[f"{name}.weight"], theta[f"{name}.bias"])
 
 
 def _gru(name: str, inputs: int, h: int, generator: torch.Generator) -> Params:

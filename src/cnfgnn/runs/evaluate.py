@@ -10,11 +10,11 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import method_of
-from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, check_without_personal
+from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, TRUST, check_without_personal
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import PROFILES
+from cnfgnn.data.series import LINEAR, PROFILES
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError
@@ -71,13 +71,27 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     in_order = _InOrder(_trained_sensors(run), data.readings.ids)
     for rows, owner in experiment.owners:
         owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
+        if TRUST in of_owner:
+            owner.trust = in_order(of_owner[TRUST], 1.0)[rows].to(device)
     # On the run's own windows the profiles are computed again, each without the day it is used for.
-    if PROFILES in of_owner and not (windows is None and _is_same_data(run, data)):
-        for rows, owner in experiment.owners:
-            owner.data.use_profiles(in_order(of_owner[PROFILES], torch.nan)[rows].numpy())
-            if owner.nodes.data is not owner.data:
-                owner.nodes.data.use_profiles(in_order(of_nodes[PROFILES], torch.nan)[rows].numpy())
+    own_windows = windows is None and _is_same_data(run, data)
+    for rows, owner in experiment.owners:
+        owner.data.use(_computed(of_owner, in_order, rows, own_windows))
+        if owner.nodes.data is not owner.data:
+            owner.nodes.data.use(_computed(of_nodes, in_order, rows, own_windows))
     return experiment
+
+
+def _computed(
+    state: Mapping[str, Tensor], in_order: _InOrder, rows: Tensor, own_windows: bool
+) -> dict[str, Tensor]:
+    """The linear forecasters in a saved state, and the profiles unless these are the run's own windows; for
+    the sensors in these rows."""
+    return {
+        name: in_order(x, torch.nan)[rows]
+        for name, x in state.items()
+        if name.startswith(LINEAR) or (name == PROFILES and not own_windows)
+    }
 
 
 def _is_same_data(run: Run, data: Dataset) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cnfgnn.config.toml as config_file
-from cnfgnn.config.settings import Config
+from cnfgnn.config.settings import SETTINGS, Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.series import Scaler
@@ -65,7 +65,7 @@ class Run:
             raise RunError(folder, "already exists; a run never overwrites another, so choose another folder")
         created = tuple(path for path in (folder, *folder.absolute().parents) if not path.exists())
         make_folder(folder)
-        run = cls(folder, config, Manifest(data), created)
+        run = cls(folder, config, Manifest(data, given=tuple(sorted(config.given))), created)
         run._write_config()
         run.manifest.write(folder)  # last: a folder without a manifest is not a run
         return run
@@ -76,7 +76,9 @@ class Run:
         manifest = Manifest.read(folder)
         try:
             settings = {**DEFAULTS_OF_OLD_RUNS, **config_file.read_changes(folder / "config.toml")}
-            config = Config().with_changes(settings).with_given(())
+            # Once training has started, no setting may change any more.
+            config = Config().with_changes(settings)
+            config = config.with_given(SETTINGS if manifest.events else manifest.given)
         except CnfgnnError as error:
             raise RunError(folder, f"its settings cannot be used ({error})") from error
         return cls(folder, config, manifest)

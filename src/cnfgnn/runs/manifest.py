@@ -29,6 +29,7 @@ class Manifest:
     events    length in bytes of events.jsonl that belongs to completed work; 0 before training starts
     finished  whether training has ended and the best round was evaluated on the test split
     scaler    scale of the readings, known once training has started
+    given     the settings that a person has set; the others may adapt to the data when training starts
     """
 
     data: DataDescription
@@ -36,6 +37,7 @@ class Manifest:
     events: int = 0
     finished: bool = False
     scaler: Scaler | None = None
+    given: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -76,7 +78,8 @@ class Manifest:
                 raise ValueError("scaler")
         elif finished:
             raise ValueError("finished without a round")
-        return cls(data, progress, events, finished, scaler)
+        given = tuple(str(key) for key in stored.get("given", ()))
+        return cls(data, progress, events, finished, scaler, given)
 
     def write(self, folder: Path) -> None:
         """Replace the manifest of a run folder; a crash leaves the old one or the new one."""
@@ -86,6 +89,7 @@ class Manifest:
             "progress": _progress_as_json(self.progress),
             "events": self.events,
             "finished": self.finished,
+            "given": list(self.given),
         }
         if self.scaler is not None:
             stored["scaler"] = vars(self.scaler)

@@ -87,9 +87,9 @@ def train_run_with(
         try:
             experiment = set_up()
             if not run.started:
+                run.save_config(experiment.config)  # before the run counts as started
                 run.append("start", **_start_event(experiment, describe_data()))
                 run.commit(progress, experiment.scaler)
-            run.save_config(experiment.config)
         except CnfgnnError:
             run.discard_if_unused()
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from cnfgnn.algorithm.experiment import fit_batches
+from cnfgnn.algorithm.experiment import fit_to_windows
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
@@ -58,7 +58,7 @@ def run_plan(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: 
     for case in cases:  # check all cases before the first run starts
         d = case.config.data
         windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
-        fit_batches(case.config, method_of(case.method), windows.count("train"))
+        fit_to_windows(case.config, method_of(case.method), windows.count("train"))
     lines = [(case, runs_of(case, plan.seeds, folder, data, plan.source)) for case in cases]
     for case, runs in lines:
         for run in runs:

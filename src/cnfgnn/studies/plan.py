@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cnfgnn.algorithm.experiment import fit_batches
+from cnfgnn.algorithm.experiment import fit_to_windows
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
 from cnfgnn.config.settings import Config
@@ -287,7 +287,7 @@ def _with_fitted_batches(config: Config, run: Run) -> Config:
     """These settings as a started run uses them: minibatches are limited to the number of windows."""
     if not run.started:
         return config
-    return fit_batches(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
+    return fit_to_windows(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))
 
 
 def _clear_beginning(folder: Path) -> None:

@@ -97,9 +97,6 @@ BAD_SCALES: list[tuple[Tensor, str]] = [
     (torch.ones(N, dtype=torch.float64), "scale cannot be of float64"),
     (torch.ones(N, dtype=torch.bfloat16), "scale cannot be of bfloat16"),
     (torch.ones(N, dtype=torch.int8), "scale cannot be of int8"),
-    (torch.ones(1), r"scale has the shape \(1,\) instead of \(3,\)"),
-    (torch.ones(N, 1), r"scale has the shape \(3, 1\)"),
-    (torch.ones(N, BATCH), r"scale has the shape \(3, 8\)"),
     *((torch.tensor([0.0, 1.0, bad]), "scale has a value") for bad in (torch.nan, torch.inf, -torch.inf)),
     (torch.tensor([0.0, 1.0, -1e-6]), "scale has a value that is not a valid scale"),
     (
@@ -109,18 +106,33 @@ BAD_SCALES: list[tuple[Tensor, str]] = [
 ]
 
 
+def scales(of_nodes: Tensor, states: Tensor) -> Tensor:
+    """The same scale for every number of a node's states: (n h)."""
+    return of_nodes[:, None].expand(-1, states.shape[-1]).contiguous()
+
+
+@pytest.mark.parametrize("shape", [(N,), (1,), (N, 1), (N, 2 * BATCH)])
+def test_a_scale_has_a_row_for_each_node_and_a_column_for_each_number(shape: tuple[int, ...]) -> None:
+    for call in STATED:
+        (name,) = call.tensors
+        wrong = one_byte(call, **{f"{name}.scale": torch.ones(shape)})
+        with pytest.raises(Refused, match=rf"^{call.verb}: {name}\.scale has the shape"):
+            come(wrong, "int8")
+
+
 @pytest.mark.parametrize(("scale", "why"), BAD_SCALES)
 def test_a_scale_that_is_none_is_refused_at_both_ends(scale: Tensor, why: str) -> None:
     for call in STATED:
         (name,) = call.tensors
-        come(one_byte(call, **{f"{name}.scale": torch.tensor([0.0, 1.0, 2.5e36])}), "int8")
+        largest = scales(torch.tensor([0.0, 1.0, 2.5e36]), call.tensors[name])
+        come(one_byte(call, **{f"{name}.scale": largest}), "int8")
         with pytest.raises(Refused, match=rf"^{call.verb}: {name}\.{why}"):
-            come(one_byte(call, **{f"{name}.scale": scale}), "int8")
+            come(one_byte(call, **{f"{name}.scale": scales(scale, call.tensors[name])}), "int8")
     for call, reply in ANSWERED[1:]:
         (name,) = reply
         there = VERBS[call.verb].quantised(reply, "int8")
         with pytest.raises(Refused, match=rf"^{call.verb}: {name}\.{why}"):
-            answered(call, {**there, f"{name}.scale": scale}, "int8")
+            answered(call, {**there, f"{name}.scale": scales(scale, reply[name])}, "int8")
 
 
 def test_steps_without_their_scale_beyond_it_or_of_another_shape_are_refused_at_both_ends() -> None:
@@ -208,14 +220,14 @@ def test_a_site_keeps_out_what_the_server_sends_another_way(data: Dataset) -> No
     rows, sites = strategy.nodes.rows, transport.parties
     draw = next(iter(strategy.batches.epoch(2, 0)))
     numbers = {**draw._asdict(), "step": 0, "learn": True}
-    h_G = torch.zeros(6, strategy.batches.size, 4, dtype=torch.float64)
+    h_G = torch.zeros(6, strategy.batches.size, 8, dtype=torch.float64)
     steps = VERBS["backward"].quantised({"h_G": h_G}, "int8")
     for tensors, said in (
         ({"h_G": h_G}, "h_G.scale is missing"),
         ({**steps, "h_G": h_G}, "h_G cannot be of float64"),
         ({**steps, "h_G": h_G.bfloat16()}, "h_G cannot be of bfloat16"),
-        ({**steps, "h_G.scale": torch.full((6,), 3e38)}, "h_G.scale has a value that is not a valid scale"),
-        ({**steps, "h_G.scale": torch.full((6,), -1.0)}, "h_G.scale has a value that is not a valid scale"),
+        ({**steps, "h_G.scale": torch.full((6, 8), 3e38)}, "h_G.scale has a value that is not a valid scale"),
+        ({**steps, "h_G.scale": torch.full((6, 8), -1.0)}, "h_G.scale has a value that is not a valid scale"),
     ):
         assert not transport.exchange([Call("backward", numbers, tensors)], rows).present.any()
         assert [said in site.problem for site in sites] == [True] * 3, said

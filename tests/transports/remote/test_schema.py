@@ -23,7 +23,7 @@ from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NodeError
-from cnfgnn.models.gru import NodeModel
+from cnfgnn.models.plus import node_model
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports import in_process
@@ -42,15 +42,16 @@ from cnfgnn.transports.remote.schema import Refused, check_answers, check_calls,
 from cnfgnn.transports.remote.values import check_call_values, check_values
 from tests.conftest import FEDERATED, server, small
 
-N, HIDDEN, LAYERS, EMBEDDING, BATCH, HORIZON = 3, 5, 1, 4, 8, 6
+N, BATCH, HORIZON = 3, 8, 6
 WINDOWS = {"train": 20, "validation": 7, "test": 9}
 STARTS = {split: torch.arange(count)[None] for split, count in WINDOWS.items()}
 PLAN = {"history": 12, "horizon": HORIZON, "ahead": False}
 DRAW = {"r_g": 1, "epoch": 0, "number": 0}
-MODEL = ModelConfig(HIDDEN, LAYERS, EMBEDDING)
+MODEL = ModelConfig(hidden=5, embedding=4, levels=True)
+HIDDEN, EMBEDDING, LEVELS = MODEL.sent_width, MODEL.embedding_width, MODEL.level_width
 SETTINGS = NodeSettings(1, "masked", MODEL, 8, BATCH, 1e-3, 0.0, "square", "full")
 PREPARE = Call("prepare", {**SETTINGS.to_numbers(), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
-THETA = NodeModel(HIDDEN, LAYERS, EMBEDDING).init(torch.Generator())
+THETA = node_model(MODEL, 12, HORIZON).init(torch.Generator())
 OWN = {name: w.expand(N, *w.shape[1:]) for name, w in THETA.items()}
 ANCHORS = {f"anchor.{name}": w for name, w in OWN.items()}
 MANY = torch.zeros(1, 1, dtype=torch.int64).expand(1, 1 << 25)
@@ -68,6 +69,7 @@ GOOD = [
     Call("load", {}, THETA),
     Call("load", {}, OWN),
     Call("load", {}, dict(reversed(THETA.items()))),
+    call("inform", {}, means=torch.zeros(N, 20, 2 * LEVELS)),
     call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 20, EMBEDDING)),
     call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 20, EMBEDDING, dtype=torch.bfloat16)),
     call("embed", {"for_evaluation": False, **DRAW}, h_G=H_G),
@@ -83,6 +85,7 @@ GOOD = [
     call("save", {"tag": "best", "keep": ""}),
     call("restore", {"tag": "round-00001"}),
     call("weights"),
+    call("levels"),
     call("encode", {"split": "validation"}),
     call("encode", {"split": "train", **DRAW}),
     call("backward", {**DRAW, "step": 3, "learn": True}, h_G=H_G),
@@ -158,15 +161,15 @@ def test_every_number_has_its_kind_and_every_tensor_its_type_and_shape(good: Cal
         (call("backward", {**DRAW, "step": 3, "learn": 1}, h_G=H_G), "learn cannot be"),
         (
             call("backward", {**DRAW, "step": 3, "learn": True}, h_G=H_G[:1]),
-            r"\(1, 8, 4\) instead of \(3, 8, 4\)",
+            r"\(1, 8, 8\) instead of \(3, 8, 8\)",
         ),
         (
             call("backward", {**DRAW, "number": 2, "step": 3, "learn": True}, h_G=H_G),
-            r"instead of \(3, 4, 4\)",
+            r"instead of \(3, 4, 8\)",
         ),
         (
             call("embed", {"for_evaluation": False}, h_G=torch.zeros(N, 7, EMBEDDING)),
-            r"instead of \(3, 20, 4\)",
+            r"instead of \(3, 20, 8\)",
         ),
         (call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 8, EMBEDDING)), "or"),
         (call("embed", {"for_evaluation": True}, h_G=torch.zeros(N, 7, EMBEDDING + 1)), "has the shape"),
@@ -234,6 +237,7 @@ REPLIES: dict[int, dict[str, Tensor]] = {
         {
             "census": {**HAS, "moments": MOMENTS},
             "weights": OWN,
+            "levels": {"levels": torch.zeros(N, 20, LEVELS)},
             "encode": {"h_c": torch.zeros(N, BATCH if "number" in good.numbers else 7, HIDDEN)},
             "backward": {"grad_h_G": H_G.bfloat16()},
             "score": {name: torch.zeros(N, HORIZON, 8).double() for name in ("sums", "told")},
