@@ -80,11 +80,12 @@ class Calendar:
             )
             by_weekday = _Sums(_by_weekday(by_day.total, weekday_of), _by_weekday(by_day.number, weekday_of))
             weeks[node] = self._shrunk_means(by_weekday, nothing, nothing, np.arange(WEEKDAYS))
-            left_out = [
+            out_of_pool, left_out = (
                 _Sums(_around(by_day.total, kind, around), _around(by_day.number, kind, around))
                 for kind in (weekday_of >= SATURDAY, weekday_of)
-            ]
-            at_rows[node] = self._shrunk_means(by_weekday, *left_out, weekday_of)[self.day, self.slot]
+            )
+            means = self._shrunk_means(by_weekday, out_of_pool, left_out, weekday_of)
+            at_rows[node] = means[self.day, self.slot]
         return WeeklyProfiles(weeks, at_rows)
 
     def look_up(self, weeks: Floats) -> Floats:
