@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.server_task import Task
 from cnfgnn.runs.forecast import forecast_run
 from tests.federation.reference_training import (
@@ -31,49 +30,35 @@ pytestmark = ENGINE_WARNINGS
 
 @pytest.mark.slow
 def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) -> None:
-    """Both methods in one federation, because starting one takes longer than training."""
+    """With `cnfgnn-plus`, which has all that a method can have. Weights of `at-fedavg` are compared in
+    test_recovery.py, and its forecasts in test_forecast_start.py."""
     data = city_on_disk(tmp_path / "city")
-    with running_federation(tmp_path, data) as sites:
-        check_at_fedavg(sites, data)
-        check_cnfgnn_plus(sites, data)
-
-
-def check_at_fedavg(sites: RunningFederation, data: Dataset) -> None:
-    result = sites.train(config(2))
-    run = sites.run()
-    assert run.finished
-    expected = simulated(data, config(2))
-    assert_same(run, expected)
-    assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
-
-    sites.begin(Task("evaluate", "one", split="validation"))
-    evaluated = sites.end()["scores"]
-    best = run.progress.best.validation
-    assert evaluated["overall"]["rmse"] == pytest.approx(best.rmse, abs=1e-9)
-
-    assert_forecasts(sites, "one", forecast_run(run, data))  # from all readings in one place
-
-
-def check_cnfgnn_plus(sites: RunningFederation, data: Dataset) -> None:
     c = config(2, "cnfgnn-plus", **{"training.server_batch": 64, "training.average_every": 3})
-    for name in SITES:  # as in the simulator: otherwise the server has errors without personal weights
-        settings = sites.kits[name] / "local" / "site.toml"
-        settings.write_text(settings.read_text() + "tell_errors = true\n")
-    result = sites.train(c, "two")
-    run, expected = sites.run("two"), simulated(data, c)
-    assert_same(run, expected)
-    assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
-    for k, name in enumerate(SITES):
-        assert_personal_state_is_at_the_site(sites.kits[name], "two", run, expected, k)
-    together = forecasts(expected, data)
-    assert_forecasts(sites, "two", together)
-    from_server_alone = forecast_run(run, data)[together.columns]  # lacks the personal weights
-    assert (abs(from_server_alone.to_numpy() - together.to_numpy()).max(axis=0) > 0.05).all()
+    with running_federation(tmp_path, data) as sites:
+        for name in SITES:  # as in the simulator: otherwise the server has errors without personal weights
+            settings = sites.kits[name] / "local" / "site.toml"
+            settings.write_text(settings.read_text() + "tell_errors = true\n")
+        result = sites.train(c)
+        run, expected = sites.run(), simulated(data, c)
+        assert run.finished
+        assert_same(run, expected)
+        assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
+        for k, name in enumerate(SITES):
+            assert_personal_state_is_at_the_site(sites.kits[name], "one", run, expected, k)
+
+        sites.begin(Task("evaluate", "one", split="validation"))
+        evaluated = sites.end()["scores"]
+        assert evaluated["overall"]["rmse"] == pytest.approx(run.progress.best.validation.rmse, abs=1e-9)
+
+        together = forecasts(expected, data)
+        assert_forecasts(sites, together)
+        from_server_alone = forecast_run(run, data)[together.columns]  # lacks the personal weights
+        assert (abs(from_server_alone.to_numpy() - together.to_numpy()).max(axis=0) > 0.05).all()
 
 
-def assert_forecasts(sites: RunningFederation, name: str, together: pd.DataFrame) -> None:
+def assert_forecasts(sites: RunningFederation, together: pd.DataFrame) -> None:
     """Compare each site's forecasts with those of the simulator."""
-    sites.begin(Task("forecast", name))
+    sites.begin(Task("forecast", "one"))
     assert sorted(sites.end()["sites"]) == sorted(SITES)
     for site, rows in SITES.items():
         ahead = pd.read_csv(sites.kits[site] / "forecasts" / "latest.csv", index_col=0, parse_dates=True)
