@@ -159,6 +159,12 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
         assert "cannot be written" in entry["problem"]
 
 
+def test_a_run_that_does_not_exist_is_named(trained: InMemoryFederation) -> None:
+    status = trained.forecast("nothing", wait=1.0)
+    assert status["state"] == "failed"
+    assert "nothing: is not a run" in status["problem"]
+
+
 def test_readings_at_another_step_than_in_training_are_refused(trained: InMemoryFederation) -> None:
     for name in SITES:
         trained.write(name, trained.readings(name).iloc[::2])

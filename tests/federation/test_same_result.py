@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from cnfgnn.federation.server_task import Task
 from cnfgnn.runs.forecast import forecast_run
+from tests.commands import said
 from tests.federation.reference_training import (
     assert_personal_state_is_at_the_site,
     assert_same,
@@ -46,14 +48,25 @@ def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) 
         for k, name in enumerate(SITES):
             assert_personal_state_is_at_the_site(sites.kits[name], "one", run, expected, k)
 
-        sites.begin(Task("evaluate", "one", split="validation"))
-        evaluated = sites.end()["scores"]
+        asked = ("--split", "validation", "--record", "--json")
+        told = said("federation", "evaluate", sites.server, "one", *asked)
+        assert "keeps the hidden states that the sites sent" in told
+        evaluated = json.loads(told.splitlines()[-1])  # the lines before it are stderr's
         assert evaluated["overall"]["rmse"] == pytest.approx(run.progress.best.validation.rmse, abs=1e-9)
+        check_that_the_recording_can_be_attacked(run.folder, tmp_path / "city")
 
         together = forecasts(expected, data)
         assert_forecasts(sites, together)
         from_server_alone = forecast_run(run, data)[together.columns]  # lacks the personal weights
         assert (abs(from_server_alone.to_numpy() - together.to_numpy()).max(axis=0) > 0.05).all()
+
+
+def check_that_the_recording_can_be_attacked(run: Path, data: Path) -> None:
+    assert "the readings of a federation are with their owners" in said("attack", run, fails=True)
+    chosen = ("--split", "validation", "--attacks", "series", "--windows", 20, "--device", "cpu", "--json")
+    report = json.loads(said("attack", run, data, *chosen).splitlines()[-1])
+    assert len(report["sensors"]) == 7  # the eighth one colludes
+    assert {line["attack"] for line in report["lines"]} == {"guess", "series"}
 
 
 def assert_forecasts(sites: RunningFederation, together: pd.DataFrame) -> None:

@@ -254,7 +254,9 @@ def test_a_run_is_attacked_once(own: Path, city: Dataset) -> None:
     table = privacy(study, never).tables[0]
     assert any("wire" in row for row in table.rows)
     damaged = own / "runs" / f"{PRIVATE_AT_3}-seed1" / "attackers.json"
-    damaged.write_text(damaged.read_text().replace('"round": 1', '"round": 0'))  # of a round that is no longer the best
+    damaged.write_text(
+        damaged.read_text().replace('"round": 1', '"round": 0')
+    )  # of a round that is no longer the best
     with pytest.raises(AssertionError, match="attacked again"):
         privacy(study, never)
     assert not any("copy" in row for row in privacy(study).tables[0].rows)
