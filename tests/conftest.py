@@ -101,7 +101,7 @@ def small(method: str, **changes: Any) -> Config:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         method = getattr(item, "callspec", None) and item.callspec.params.get("method")  # type: ignore[attr-defined]
-        if method in METHODS and method not in QUICK:
+        if method in METHODS and method not in QUICK and not item.get_closest_marker("chaos"):
             item.add_marker(pytest.mark.slow)
 
 

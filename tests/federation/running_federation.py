@@ -59,6 +59,9 @@ class RunningFederation:
 
     def begin(self, task: Task) -> None:
         before = self.status.get("token")
+        pid = processes.running(self.server)
+        if pid is not None:  # on a busy machine it takes a while after its start
+            processes.wait_until_listening(self.server, pid)
 
         def run() -> None:
             try:
