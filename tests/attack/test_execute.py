@@ -77,7 +77,7 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
     blurred = replace(attacked_city, readings=SimulatedCopies(1).blur(attacked_city.readings, sigma))
     run = Run.create(tmp_path / "run", to_attack("at-fedavg"), blurred)
     train_run(run, blurred, Unwatched())
-    observed = observe(run, blurred, windows=80, training=False)
+    observed = observe(run, blurred, training=False)
     assert observed.recording.public is not None
     public = replace(observed.recording.public, blur=torch.full((4,), sigma))
     recording = replace(observed.recording, public=public)
