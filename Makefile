@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 LOWEST := .venv-lowest
+# A process gets tests that stand together, so that it sets up what they share once.
+PARALLEL := -n auto --dist worksteal
 PIP := -m pip install --quiet --constraint constraints.txt
 
-.PHONY: help demo test test-all test-slow test-lowest chaos chaos-quick test-kernels check lint types docs clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos chaos-quick test-kernels check lint types docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -29,18 +31,21 @@ demo: $(READY)  ## train three methods on a small synthetic city, print a table,
 	$(BIN)/cnfgnn demo
 
 test: $(READY_DEV)  ## the quick tests, with warnings as errors: a few minutes
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: $(READY_DEV)  ## longer tests: federations of real processes, whole plans of runs
-	$(BIN)/python -m pytest -m slow -n auto
+	$(BIN)/python -m pytest -m slow $(PARALLEL)
+
+trials: $(READY_DEV)  ## the privacy of random trainings, in more trials than test-slow has
+	$(BIN)/python -m pytest -m trials $(PARALLEL)
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
 	$(BIN)/python -m pytest -m chaos -n 2
 
 chaos-quick: $(READY_DEV)  ## the part of chaos that .ci/run includes: a killed server, a site that leaves for good
-	$(BIN)/python -m pytest -m chaos -k 'killed_server and 3 or never_rejoins' tests/chaos
+	$(BIN)/python -m pytest -m chaos -k 'killed_server and 3 or never_rejoins' -n 2 tests/chaos
 
-test-all: test test-slow chaos  ## all tests
+test-all: test test-slow trials chaos  ## all tests
 
 test-kernels: $(READY_DEV)  ## the GPU kernels against plain PyTorch; without a GPU, in Triton's interpreter
 	@# Not in constraints.txt: PyTorch for CUDA brings the version that it needs.
@@ -54,7 +59,7 @@ test-lowest:  ## the quick tests with the lowest versions that pyproject.toml ad
 	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[federation]'
 	@# Old packages use what newer ones deprecate, so warnings are no errors here.
-	$(LOWEST)/bin/python -m pytest -n auto -W default
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -W default
 
 lint: $(READY_DEV)  ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -82,8 +82,8 @@ def federated(
         wires = {name: stack.enter_context(wired(kits[name])) for name in sites} if counted else {}
         for kit in kits.values():
             stack.callback(processes.down, kit)
-        for kit in kits.values():
-            processes.up(kit)
+        started = {name: processes.up(kit) for name, kit in kits.items()}
+        processes.wait_until_listening(kits["server"], started["server"])
         yield Federated(kits, wires, folder)
 
 

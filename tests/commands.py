@@ -20,6 +20,9 @@ seeds = [1, 2]
 [city]
 sensors = 3
 days = 2
+[data]
+history = 4
+horizon = 4
 [model]
 hidden = 4
 [training]

@@ -33,6 +33,7 @@ needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor ha
 # `make test` asks of these what is asked of every method: one for each strategy, and the one for own data;
 # `make test-slow` asks it of the others.
 QUICK = ("at-fedavg", "sl", "gru-central", "cnfgnn-plus")
+HISTORY, HORIZON = 6, 5  # of `small`: two lengths, so that nothing takes one for the other
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
 
@@ -81,6 +82,8 @@ def small(method: str, **changes: Any) -> Config:
     return preset(method).with_changes(
         {
             **sizes,
+            "data.history": HISTORY,
+            "data.horizon": HORIZON,
             "compute.precision": "fp64",
             "compute.device": "cpu",
             "training.rounds": 2,
@@ -98,7 +101,7 @@ def small(method: str, **changes: Any) -> Config:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         method = getattr(item, "callspec", None) and item.callspec.params.get("method")  # type: ignore[attr-defined]
-        if method in METHODS and method not in QUICK:
+        if method in METHODS and method not in QUICK and not item.get_closest_marker("chaos"):
             item.add_marker(pytest.mark.slow)
 
 

@@ -42,8 +42,8 @@ def test_the_experiment_stands_at_its_best_round(result: cnfgnn.Result) -> None:
 
 
 def test_a_run_on_disk_is_taken_up_by_name(tmp_path: Path) -> None:
-    city = cnfgnn.city(sensors=3, days=2)
-    small = {"model__hidden": 4, "training__rounds": 2, "city__sensors": 3, "city__days": 2}
+    city = cnfgnn.city(sensors=3, days=1)
+    small = {"model__hidden": 4, "training__rounds": 2, "city__sensors": 3, "city__days": 1}
     result = cnfgnn.fit(city, "gru-fedavg", out=tmp_path / "run", **small)
     assert cnfgnn.evaluate(tmp_path / "run").overall == result.test.overall
     assert cnfgnn.evaluate(tmp_path / "run", split="train").overall != result.test.overall

@@ -75,6 +75,7 @@ def test_a_round_is_measured_part_by_part() -> None:
         (["--shape", 3, 10, 5], "--shape: 1 sensor, 24 steps and at most sensors^2 edges: not 3 10 5"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_arguments_get_one_sentence(arguments: list[object], says: str) -> None:
     done = ran("round.py", *arguments)
     assert done.returncode == 2

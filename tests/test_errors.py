@@ -31,6 +31,7 @@ def test_a_data_error_of_such_a_path_keeps_its_place() -> None:
     assert str(DataError(os.fsdecode(NOT_UTF_8), "x", line=3, column="a")) == "caf?, line 3, column 'a': x"
 
 
+@pytest.mark.slow
 def test_runs_in_folders_that_are_not_utf_8_are_listed(run_folders: list[Path], tmp_path: Path) -> None:
     good, bad = (tmp_path / os.fsdecode(kind + NOT_UTF_8) for kind in (b"good-", b"bad-"))
     shutil.copytree(run_folders[0], good)

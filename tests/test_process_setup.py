@@ -130,6 +130,7 @@ def test_calls_from_python_leave_the_process_as_it_was_also_when_they_fail(tmp_p
     assert said(CALLS, tmp_path) == [*done, *stopped, "ConfigError", "DataError"]
 
 
+@pytest.mark.slow
 def test_the_command_line_keeps_freed_memory(tmp_path: Path) -> None:
     maps = said(COMMAND_LINE, tmp_path)[-1]
     if maps == "None":

@@ -26,9 +26,7 @@ from cnfgnn.models.graphnet import Edges, GraphNetwork
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params
 from cnfgnn.runs.simulation import simulate
-from tests.conftest import small
-
-HISTORY = HORIZON = 12
+from tests.conftest import HISTORY, HORIZON, small
 
 
 class Naive:
@@ -41,7 +39,13 @@ class Naive:
         total = values.shape[1] - HISTORY - HORIZON + 1
         starts = range(round(0.7 * total))
         self.has = np.array(
-            [[row[s : s + 12].any() and row[s + 12 : s + 24].any() for s in starts] for row in observed]
+            [
+                [
+                    row[s : s + HISTORY].any() and row[s + HISTORY : s + HISTORY + HORIZON].any()
+                    for s in starts
+                ]
+                for row in observed
+            ]
         )
         assert not self.has.all(), "the test means ragged windows"
         self.starts = np.array(starts)[self.has.any(axis=0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,11 @@ DATA = network(seconds=3600)  # nearly a week: something is usual
 partitions = st.lists(st.integers(0, 3), min_size=6, max_size=6)
 
 
+def brief(method: str, **changes: Any) -> Config:
+    """Two rounds with one epoch of each side."""
+    return small(method, **{"training.client_rounds": 1, "training.server_rounds": 1, **changes})
+
+
 def trained(config: Config, groups: list[list[int]] | None) -> Experiment:
     experiment = simulate(DATA, config, groups)
     train(experiment)
@@ -29,7 +35,7 @@ def trained(config: Config, groups: list[list[int]] | None) -> Experiment:
 
 @functools.cache
 def together(method: str, seen: float = 1.0) -> Experiment:
-    return trained(small(method, **{"training.seen": seen}), None)
+    return trained(brief(method, **{"training.seen": seen}), None)
 
 
 def assert_same(one: Experiment, other: Experiment) -> None:
@@ -53,10 +59,10 @@ def groups_of(labels: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("method", FEDERATED)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(labels=partitions)
 def test_any_partition_into_groups_gives_the_same_result(method: str, labels: list[int]) -> None:
-    apart = trained(small(method), groups_of(labels))
+    apart = trained(brief(method), groups_of(labels))
     assert_same(together(method), apart)
 
 
@@ -70,19 +76,19 @@ def test_it_makes_no_difference_how_many_nodes_are_computed_at_once(
     monkeypatch.setitem(
         compute.SEQUENCES_AT_ONCE, "cpu", sequences
     )  # one node; four, and the two that are left
-    assert_same(expected, trained(small(method), None))
+    assert_same(expected, trained(brief(method), None))
 
 
 @pytest.mark.parametrize("method", ["at-fedavg", "gru-fedavg", "sl-fedavg"])
 def test_inductive_training_does_not_depend_on_the_groups_either(method: str) -> None:
-    apart = trained(small(method, **{"training.seen": 0.5}), [[0, 1, 2], [3], [4, 5]])
+    apart = trained(brief(method, **{"training.seen": 0.5}), [[0, 1, 2], [3], [4, 5]])
     assert_same(together(method, 0.5), apart)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", FEDERATED)
 def test_the_paper_s_bytes_do_not_depend_on_the_groups(method: str) -> None:
-    one, apart = (trained(small(method), groups) for groups in (None, [[5, 0], [2], [1, 3, 4]]))
+    one, apart = (trained(brief(method), groups) for groups in (None, [[5, 0], [2], [1, 3, 4]]))
     whole, parts = one.ledger.total("training"), apart.ledger.total("training")
     assert whole.per_node == parts.per_node
     assert whole.per_site <= parts.per_site <= parts.per_node

@@ -22,7 +22,7 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.models.params import is_personal
 from cnfgnn.runs.training_loop import evaluate, train
 from cnfgnn.transports.in_process import InProcess
-from tests.conftest import FEDERATED, network, small
+from tests.conftest import FEDERATED, HISTORY, HORIZON, network, small
 
 CALLS_WITH_TENSORS = {
     "census",
@@ -78,7 +78,7 @@ def recorded(method: str, missing: str, seconds: int) -> tuple[Recorder, Dataset
     groups = [np.array([0, 1, 2]), np.array([3]), np.array([4, 5])]
     compute = Compute.of(config.compute)
     recorder = Recorder([(torch.from_numpy(g), owner(Series.of(data.readings, g), compute)) for g in groups])
-    windows = Windows.of(len(data.readings.times))
+    windows = Windows.of(len(data.readings.times), HISTORY, HORIZON)
     experiment = federate(recorder, data.graph, windows, config, None, "network", MemoryStore())
     train(experiment)
     evaluate(experiment)

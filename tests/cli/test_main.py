@@ -118,7 +118,9 @@ def test_a_run_without_a_finished_round_can_be_neither_evaluated_nor_forecast(
         assert "no finished round" in said(command, out, fails=True)
 
 
-def test_a_folder_in_another_locale_is_trained_on_and_forecast(tmp_path: Path) -> None:
+def test_a_folder_in_another_locale_is_trained_on_and_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Semicolons, decimal commas, Latin-1, days first, a zone: told once, kept, and used again by the run."""
     there, zone = tmp_path / "see", "--set=data.timezone=Europe/Zurich"
     there.mkdir()
@@ -137,15 +139,9 @@ def test_a_folder_in_another_locale_is_trained_on_and_forecast(tmp_path: Path) -
         assert part in described["understood"]
     run = tmp_path / "run"
     batches = [f"--set=training.{name}_batch=16" for name in ("client", "server")]
-    done = subprocess.run(
-        [*COMMAND, "train", "see", zone, "--out", str(run), "--set=training.rounds=1", *batches, *SMALL],
-        capture_output=True,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    line = f"see/readings.csv: {described['understood']}"
-    assert line in done.stderr.decode().splitlines()
+    monkeypatch.chdir(tmp_path)
+    told = said("train", "see", zone, "--out", run, "--set=training.rounds=1", *batches, *SMALL)
+    assert f"see/readings.csv: {described['understood']}" in told.splitlines()
     start = json.loads((run / "events.jsonl").read_text().splitlines()[0])
     assert "; ".join(start["data"]["understood"]) == described["understood"]
     readings.write_bytes(
@@ -282,7 +278,7 @@ def rounds_of(folder: Path) -> int:
     return len(Run.open(folder).progress.history) if (folder / "manifest.json").exists() else 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.PIPE, env=ENVIRONMENT)

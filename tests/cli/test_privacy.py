@@ -128,6 +128,7 @@ def test_a_missing_folder_and_a_folder_that_is_not_a_run_are_named(tmp_path: Pat
     assert said("privacy", tmp_path, fails=True) == f"{tmp_path}: is not a run: it has no manifest.json"
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_exit_code(tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, "privacy", str(tmp_path)], capture_output=True, env=ENVIRONMENT)
     assert done.returncode == RunError.exit_code

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -100,12 +97,7 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
     assert "there is no such folder" in told
 
 
-def test_the_process_ends_with_that_code(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cnfgnn", "report", str(tmp_path), "--out", str(tmp_path / "page.html")],
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 2
-    assert done.stderr.decode() == f"cnfgnn: {tmp_path}: is not a run: it has no manifest.json\n"
+def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    problem = f"{tmp_path}: is not a run: it has no manifest.json"
+    assert refused(tmp_path, "--out", tmp_path / "page.html") == (2, problem)
     assert list(tmp_path.iterdir()) == []

@@ -73,15 +73,18 @@ def test_importing_the_package_or_its_command_line_imports_no_slow_package(modul
 @pytest.mark.parametrize(
     "moment",
     [
-        *("cnfgnn.cli.main", "typer", "rich.progress", "cnfgnn.cli.federation"),  # what every command imports
+        *("cnfgnn.cli.main", "rich.progress"),  # what every command imports
+        *("cnfgnn.data.source", "pandas", "torch._C"),  # what this one imports
         *(
-            "cnfgnn.data.source",
-            "numpy",
-            "pandas",
-            "torch",
-            "torch._C",
-            "torch.autograd",
-            "cnfgnn.runs.folder",
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "typer",
+                "cnfgnn.cli.federation",
+                "numpy",
+                "torch",
+                "torch.autograd",
+                "cnfgnn.runs.folder",
+            )
         ),
     ],
 )
@@ -92,7 +95,7 @@ def test_ctrl_c_while_a_command_imports_is_one_line(moment: str, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_from_outside_while_torch_is_loaded_is_one_line(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -118,7 +121,7 @@ def test_a_process_that_ignores_ctrl_c_keeps_ignoring_it() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["settings"], ["methods"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["settings"]])
 def test_output_that_nobody_reads_ends_a_command_quietly(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)

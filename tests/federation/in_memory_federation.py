@@ -24,6 +24,7 @@ from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.status import read_status
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
+from tests.federation.known_keys import known_keys
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5]}
 
@@ -39,7 +40,8 @@ class InMemoryFederation:
     ) -> None:
         self.folder, self.sites = folder, sites
         project = read_project(write_example(folder / "example", data, sites, blur=blur))
-        self.kits = make_kits(project, folder / "kits")
+        with known_keys():
+            self.kits = make_kits(project, folder / "kits")
         self.server = self.kits["server"]
         self.ends: dict[str, Endpoint] = {}
         self.unreachable: set[str] = set()

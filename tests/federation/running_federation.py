@@ -59,6 +59,9 @@ class RunningFederation:
 
     def begin(self, task: Task) -> None:
         before = self.status.get("token")
+        pid = processes.running(self.server)
+        if pid is not None:  # on a busy machine it takes a while after its start
+            processes.wait_until_listening(self.server, pid)
 
         def run() -> None:
             try:
@@ -72,6 +75,7 @@ class RunningFederation:
         wait_until(
             lambda: self.problem is not None or self.status.get("token") not in (None, before),
             "the task starts",
+            timeout=300.0,
         )
 
     def end(self, timeout: float = 240.0) -> Mapping[str, Any]:
@@ -179,6 +183,7 @@ def running_federation(
     )  # for the executor that injects faults
     task_client.EXECUTOR = fault_injection.EXECUTOR if faults else EXECUTOR
     task_client.CONTROLLER = message_log.CONTROLLER if logged else CONTROLLER
+    starts_within, task_client.STARTS_WITHIN = task_client.STARTS_WITHIN, 120.0  # on a busy machine
     project = read_project(write_example(folder / "example", data, sites, min_sites, blur))
     of_tests = [fault_injection.EXECUTOR] * faults + [message_log.CONTROLLER] * logged
     made = make_kits(project, folder / "kits", of_tests)
@@ -191,6 +196,7 @@ def running_federation(
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
         task_client.EXECUTOR, task_client.CONTROLLER = EXECUTOR, CONTROLLER
+        task_client.STARTS_WITHIN = starts_within
         os.environ.clear()
         os.environ.update(before)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored

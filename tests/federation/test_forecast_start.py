@@ -6,15 +6,18 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import SITES, InMemoryFederation, ending, with_row
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
+from tests.federation.running_federation import SITES as OF_PROCESSES
 
 pytestmark = ENGINE_WARNINGS
 
@@ -156,6 +159,12 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
         assert "cannot be written" in entry["problem"]
 
 
+def test_a_run_that_does_not_exist_is_named(trained: InMemoryFederation) -> None:
+    status = trained.forecast("nothing", wait=1.0)
+    assert status["state"] == "failed"
+    assert "nothing: is not a run" in status["problem"]
+
+
 def test_readings_at_another_step_than_in_training_are_refused(trained: InMemoryFederation) -> None:
     for name in SITES:
         trained.write(name, trained.readings(name).iloc[::2])
@@ -191,10 +200,14 @@ def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Pat
             command = [*COMMAND, "federation", "forecast", str(sites.server), "one"]
             return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
 
-        sites.train(small("gru-fedavg", **ROUND))
+        sites.train(small("at-fedavg", **ROUND))
         ended = forecast()
         assert ended.returncode == 0, ended.stderr
         assert "are at sites north, south, west" in ended.stdout
+        in_one_place = forecast_run(sites.run(), data)
+        for name in OF_PROCESSES:
+            latest = pd.read_csv(sites.kits[name] / FORECASTS / "latest.csv", index_col="time")
+            np.testing.assert_allclose(latest, in_one_place[latest.columns], rtol=0, atol=1e-3)
         kept = (sites.kits["west"] / FORECASTS / "latest.csv").read_bytes()
         leading, lagging = (
             pd.read_csv(readings(name), index_col="time", parse_dates=True) for name in ("north", "west")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from cnfgnn.federation.flare import engine_files
 from cnfgnn.federation.project import Project, SitePlan, read_project
 from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_settings import read_site
+from tests.federation.known_keys import known_keys
 from tests.federation.two_site_federation import write_project
+
+
+@pytest.fixture(autouse=True)
+def _known_keys() -> Iterator[None]:
+    with known_keys():
+        yield
 
 
 @pytest.fixture

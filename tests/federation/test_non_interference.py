@@ -27,7 +27,6 @@ from tests.federation.message_log import MESSAGES
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (
     ENGINE_WARNINGS,
-    SITES,
     RunningFederation,
     city_on_disk,
     running_federation,
@@ -36,6 +35,7 @@ from tests.privacy.two_truths import another_truth
 
 pytestmark = ENGINE_WARNINGS
 
+SITES = {"south": [0, 1], "west": [2, 3, 4]}
 SIGMA = 5.0
 BACKWARD = fault_injection.PHASES[3]
 # What a site answers when it was restarted, whatever its readings are: how often depends on the moment.
@@ -147,8 +147,8 @@ def seen_by(sites: RunningFederation, results: Mapping[str, object]) -> Seen:
     for name in SITES:
         kit = sites.kits[name]
         seen.of_owner[f"forecast {name}"] = (kit / FORECASTS / "latest.csv").read_bytes()
-        [errors] = (kit / EVALUATIONS).glob("*-test.json")
-        seen.of_owner[f"errors {name}"] = json.dumps(json.loads(errors.read_text())["sums"]).encode()
+        for errors in (kit / EVALUATIONS).glob("*-test.json"):
+            seen.of_owner[f"errors {name}"] = json.dumps(json.loads(errors.read_text())["sums"]).encode()
     return seen
 
 
@@ -161,7 +161,7 @@ def train_with_faults(sites: RunningFederation) -> Mapping[str, Any]:
     Both are killed while a site is blocked in a certain minibatch. All sites are required, so that training
     waits for the site.
     """
-    c = config(2, "cnfgnn-private", **{"training.server_batch": 64, "training.average_every": 2})
+    c = config(2, "cnfgnn-private", **{"training.server_batch": 96, "training.average_every": 2})
     south, west = sites.kits["south"], sites.kits["west"]
     fault_injection.inject(south, BACKWARD, "block", number=1, in_round=1)
     fault_injection.inject(west, BACKWARD, "block", number=2, in_round=2)
@@ -202,16 +202,15 @@ def tell_errors(sites: RunningFederation, name: str, tells: bool) -> None:
 
 
 def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
-    """What the server sees of a training, an evaluation and a forecast; and of an evaluation in which one
-    owner tells its true errors."""
+    """What the server sees of a training, which ends with an evaluation, and a forecast; and of a recorded
+    evaluation in which one owner tells its true errors."""
     use(sites, data)
     results: dict[str, object] = {"train": train_with_faults(sites)}
-    results["evaluate"] = carried_out(sites, Task("evaluate", "one", record=True))
     results["forecast"] = carried_out(sites, Task("forecast", "one"))
     seen = seen_by(sites, results)
     (sites.server / MESSAGES).unlink()
     tell_errors(sites, "south", True)
-    told = seen_by(sites, {"evaluate": carried_out(sites, Task("evaluate", "one"))})
+    told = seen_by(sites, {"evaluate": carried_out(sites, Task("evaluate", "one", record=True))})
     tell_errors(sites, "south", False)
     return seen, told
 
@@ -219,7 +218,7 @@ def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
 @pytest.mark.slow
 def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path) -> None:
     """With mutual TLS between real processes, `cnfgnn-private` is trained with a killed site and a killed
-    server, resumed, evaluated and used for a forecast. Then the sites get other readings, of which the same
+    server, resumed, used for a forecast and evaluated. Then the sites get other readings, of which the same
     are missing; their copies are final, so that these are the same. All of it is repeated. Compared are:
 
     - every answer of every site to every request, byte for byte, and in order where nothing was killed;
@@ -229,11 +228,12 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
 
     Logs of the engine are not compared: they are full of times and random names.
 
-    The test of the test: where one owner tells its true errors, the comparison finds them, and nothing else.
+    The test of the test: where one owner tells its true errors in the evaluation, the comparison finds them,
+    and nothing else.
     """
-    one = city_on_disk(tmp_path / "city", days=2)
+    one = city_on_disk(tmp_path / "city", sensors=5, days=2)
     other = another_truth(one, "noisy", seed=3)
-    with running_federation(tmp_path, one, min_sites=3, faults=True, blur=SIGMA, logged=True) as sites:
+    with running_federation(tmp_path, one, SITES, 2, faults=True, blur=SIGMA, logged=True) as sites:
         seen, told = everything(sites, one)
         keys = {name: copies(sites, name) for name in SITES}
         same, also_told = everything(sites, other)
@@ -244,9 +244,10 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
     assert verbs >= {"embed", "score", "forecast"}
     assert any(name.startswith("checkpoints/server/") for name in seen.files)
     assert seen.files["tensorboard"]
-    assert RECORDING_FILE in seen.files
-    for name, content in seen.of_owner.items():
-        assert content != same.of_owner[name], f"{name} does not depend on the truth"
+    assert RECORDING_FILE in told.files
+    assert {f"{what} {name}" for what in ("forecast", "errors") for name in SITES} == told.of_owner.keys()
+    for name, content in told.of_owner.items():
+        assert content != also_told.of_owner[name], f"{name} does not depend on the truth"
     assert_only_told_errors_differ(differences(told, also_told))
 
 

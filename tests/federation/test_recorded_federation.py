@@ -144,6 +144,7 @@ def test_a_recorded_training_holds_its_gradients(tmp_path: Path, city: Dataset) 
     assert all(len(w) == 4 for w in recording.intervals[0].after.values())
 
 
+@pytest.mark.slow
 def test_readings_to_judge_by_may_begin_elsewhere(unblurred: InMemoryFederation, city: Dataset) -> None:
     """Rows are found by their times: what lies outside of the run is left out."""
     run = recorded(unblurred)

@@ -16,12 +16,14 @@ from cnfgnn.federation.project import KEEP_TASKS, read_project
 from cnfgnn.federation.retention import remove_old_tasks
 from cnfgnn.federation.site_settings import read_site
 from tests.commands import said
+from tests.federation.known_keys import known_keys
 from tests.federation.two_site_federation import write_project
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> dict[str, Path]:
-    return kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")
+    with known_keys():
+        return kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")
 
 
 def task(number: int) -> str:

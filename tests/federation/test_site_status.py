@@ -108,6 +108,7 @@ def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Pa
     assert json.loads(said("federation", "status", kit, "--json"))["failed"][0]["verb"] == "save"
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_on_the_disk_is_reported_to_the_owner(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SAVES, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True

@@ -13,9 +13,9 @@ import pytest
 
 from cnfgnn.cli.sites import SiteLines
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes
+from cnfgnn.federation import processes, task_client
 from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.task_client import STARTS_WITHIN, connected_sites, run_task
+from cnfgnn.federation.task_client import connected_sites, run_task
 from cnfgnn.runs.training_loop import GONE_AFTER
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (
@@ -26,6 +26,7 @@ from tests.federation.running_federation import (
     running_federation,
 )
 
+STARTS_WITHIN = 10.0  # seconds, instead of 30
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
 
 
@@ -80,7 +81,7 @@ def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: Runnin
 def test_the_best_round_is_chosen_by_the_sites_that_stayed(
     sites: RunningFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sites.begin_training(config(14), "left")
+    sites.begin_training(config(11), "left")
     sites.during(3)
     sites.kill("north")
     try:
@@ -99,8 +100,9 @@ def test_the_best_round_is_chosen_by_the_sites_that_stayed(
 
 
 def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggested(
-    sites: RunningFederation, capsys: pytest.CaptureFixture[str]
+    sites: RunningFederation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(task_client, "STARTS_WITHIN", STARTS_WITHIN)
     sites.until(lambda: len(connected_sites(sites.server)) == len(SITES), "all are connected")
     parents = [processes.running(sites.kits[name]) for name in SITES]
     assert all(parents)

@@ -36,7 +36,7 @@ def forecasting(folder: Path) -> list[Owner]:
     """Three sites that forecast after training; the second one has no states."""
     whole = network(rows=ROWS + AHEAD, seconds=3600)
     whole.readings.values[: ROWS - AHEAD, SILENT] = np.nan  # it has readings of half a day only
-    config = small("cnfgnn-plus")
+    config = small("cnfgnn-plus", **{"data.history": AHEAD, "data.horizon": AHEAD})
     stores = [SiteStore(folder / f"site-{k}", "run") for k in range(len(GROUPS))]
     wires = Wires(cut(whole, TRAINED), config)
     wires.stores[:] = stores

@@ -263,9 +263,18 @@ def test_a_hostile_server_learns_no_more(
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_hostile_server_learns_no_more_in_many_trials(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    check_that_nothing_is_learned(tmp_path_factory.mktemp("copies"), data)
+
+
+@pytest.mark.trials
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_hostile_server_learns_no_more_in_a_thousand_trials(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     check_that_nothing_is_learned(tmp_path_factory.mktemp("copies"), data)

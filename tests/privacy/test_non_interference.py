@@ -170,9 +170,18 @@ def test_nothing_tells_two_truths_apart(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_tells_two_truths_apart_in_many_trials(
+    tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
+) -> None:
+    check_that_two_truths_look_the_same(tmp_path_factory.mktemp("copies"), draw)
+
+
+@pytest.mark.trials
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_nothing_tells_two_truths_apart_in_hundreds_of_trials(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
 ) -> None:
     check_that_two_truths_look_the_same(tmp_path_factory.mktemp("copies"), draw)

@@ -42,18 +42,18 @@ SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embeddi
 def test_a_minibatch_larger_than_the_data_is_refused_with_the_largest_that_can_be(
     method: str, key: str
 ) -> None:
-    data = network(dropout=0.0)  # 89 training windows
-    assert simulate(data, small(method, **{key: 89})).windows.count("train") == 89
+    data = network(dropout=0.0)
+    assert simulate(data, small(method, **{key: 98})).windows.count("train") == 98
     with pytest.raises(ConfigError) as told:
-        simulate(data, small(method, **{key: 90}))
-    assert str(told.value) == f"{key}: minibatches of 90 need more than the 89 training windows: at most 89"
+        simulate(data, small(method, **{key: 99}))
+    assert str(told.value) == f"{key}: minibatches of 99 need more than the 98 training windows: at most 98"
     assert told.value.exit_code == 2
 
 
 def test_a_minibatch_that_a_method_does_not_draw_may_have_any_size() -> None:
     data = network(dropout=0.0)
     for method, unused in (("sl", "training.client_batch"), ("gru-fedavg", "training.server_batch")):
-        assert simulate(data, small(method, **{unused: 90})).windows.count("train") == 89
+        assert simulate(data, small(method, **{unused: 99})).windows.count("train") == 98
 
 
 @pytest.mark.parametrize("method", ["at-fedavg", "sl", "gru-central"])
@@ -61,12 +61,12 @@ def test_a_default_minibatch_learns_as_the_largest_that_fits_would(method: str) 
     data, large = network(dropout=0.0), {"training.client_batch": 500, "training.server_batch": 500}
     default = simulate(data, small(method, **large).with_given(()))
     chosen = simulate(
-        data, small(method, **dict.fromkeys(large, 89))
+        data, small(method, **dict.fromkeys(large, 98))
     )  # the largest that is not refused: all windows at once
     drawn = {"training.client_batch"} if method != "sl" else set()
     drawn |= {"training.server_batch"} if method != "gru-central" else set()
     for key in drawn:
-        assert default.config.setting(key) == 89
+        assert default.config.setting(key) == 98
     one, two = (train(experiment, rounds=1).history[0] for experiment in (default, chosen))
     assert one.loss == two.loss
 
@@ -187,11 +187,11 @@ def test_the_server_of_a_federation_cuts_defaults_by_the_windows_that_sites_repo
     data, large = network(), {"training.client_batch": 500, "training.server_batch": 500}
     config = small("at-fedavg", **large)
     sent = Config().with_changes(settings_of(config)).with_given(sorted(config.given))  # as a task carries it
-    with pytest.raises(ConfigError, match="minibatches of 500 need more than the 89 training windows"):
+    with pytest.raises(ConfigError, match="minibatches of 500 need more than the 98 training windows"):
         federated(wires := Wires(data, sent), wires.transport())
     wires = Wires(data, sent.with_given(()))
     one, two = federated(wires, wires.transport()), simulate(data, config.with_given(()), groups=GROUPS)
-    assert one.config.training.client_batch == one.config.training.server_batch == 89
+    assert one.config.training.client_batch == one.config.training.server_batch == 98
     for experiment in (one, two):
         server(experiment).round(1)
     torch.testing.assert_close(

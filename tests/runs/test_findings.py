@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import cnfgnn
+from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.quality import findings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import unusual_inputs
-from tests.commands import COMMAND, ENVIRONMENT, said
+from tests.commands import said
 from tests.conftest import network
 
 SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embedding=2", "--device=cpu"]
@@ -81,9 +82,8 @@ def test_forecasts_from_another_unit_come_with_a_warning_on_stderr(run: Path, tm
     place = tmp_path / "kelvin"
     place.mkdir()
     write_folder(changed(data, data.readings.values + 273.15), place)
-    command = [*COMMAND, "forecast", str(run), str(place), "--out", str(tmp_path / "f.csv")]
-    ended = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = CliRunner().invoke(app, ["forecast", str(run), str(place), "--out", str(tmp_path / "f.csv")])
+    assert ended.exit_code == 0, ended.stderr
     assert "note: 4 sensors (s0, s1, s2 and 1 more): the newest readings lie far outside" in ended.stderr
     assert "another unit" in ended.stderr
     assert "note:" not in ended.stdout

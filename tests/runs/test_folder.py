@@ -20,7 +20,7 @@ from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.manifest import FORMAT
 from cnfgnn.runs.train import Unwatched, train_run
-from tests.conftest import network, small
+from tests.conftest import HORIZON, network, small
 
 
 @pytest.fixture
@@ -163,10 +163,10 @@ def test_events_tell_the_whole_story(finished: Path) -> None:
     assert [e["event"] for e in events] == ["start", "round", "round", "test"]
     start, _, last, test = events
     assert start["config"]["method"] == "at-fedavg"
-    assert start["windows"] == {"train": 89, "validation": 13, "test": 25}
+    assert start["windows"] == {"train": 98, "validation": 14, "test": 28}
     assert last["training_bytes"]["per_node"] > 0
     assert set(test["per_node"]) == {f"s{i}" for i in range(6)}
-    assert len(test["per_step"]) == 12
+    assert len(test["per_step"]) == HORIZON
     assert {row[0] for row in test["ledger"]} == {"set-up", "training", "evaluation"}
 
 

@@ -20,9 +20,10 @@ from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
-from tests.conftest import network, small
+from tests.conftest import HISTORY, HORIZON, network, small
 
 DATA = network()
+ROWS = len(DATA.readings.times)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +74,17 @@ def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
     method: str, trained: Callable[..., Run]
 ) -> None:
     run = trained(method)
-    frame = forecast_run(run, cut(DATA, 138))
+    frame = forecast_run(run, cut(DATA, ROWS - HORIZON))
     assert list(frame.columns) == list(DATA.readings.ids)
-    assert (frame.index.to_numpy().astype("datetime64[s]") == DATA.readings.times[138:150]).all()
+    assert (frame.index.to_numpy().astype("datetime64[s]") == DATA.readings.times[-HORIZON:]).all()
     # the same window is the last of the test split when the truth is known: their errors must be the same
     scores = evaluate_run(run, DATA)
-    truth = DATA.readings.values[138:150].T
+    truth = DATA.readings.values[-HORIZON:].T
     from cnfgnn.data.windows import Windows
     from cnfgnn.runs.evaluate import restore_best
 
-    last = Windows({"train": np.zeros(0, int), "validation": np.zeros(0, int), "test": np.array([126])})
+    none, last_start = np.zeros(0, int), np.array([ROWS - HISTORY - HORIZON])
+    last = Windows({"train": none, "validation": none, "test": last_start}, HISTORY, HORIZON)
     sums = restore_best(run, DATA, last).strategy.score("test").told
     error = np.where(np.isnan(truth), 0, frame.to_numpy().T - np.nan_to_num(truth))
     assert torch.allclose(sums[:, :, 3], torch.from_numpy(np.square(error)), rtol=1e-5, atol=1e-6)
@@ -96,7 +98,7 @@ def test_forecasts_are_those_of_the_window_that_ends_with_the_last_reading(
 def test_a_new_sensor_gets_forecasts_from_averaged_weights(method: str, trained: Callable[..., Run]) -> None:
     more = network(n=8, seed=5)
     frame = forecast_run(trained(method), more)
-    assert frame.shape == (12, 8)
+    assert frame.shape == (HORIZON, 8)
     assert np.isfinite(frame.to_numpy()).all()
 
 
@@ -118,7 +120,7 @@ def test_sensors_in_another_order_keep_their_own_models(trained: Callable[..., R
 
 def test_a_silent_sensor_has_no_forecast_and_does_not_disturb_the_others(trained: Callable[..., Run]) -> None:
     values = DATA.readings.values.copy()
-    values[-12:, 2] = np.nan
+    values[-HISTORY:, 2] = np.nan
     silent = replace(DATA, readings=replace(DATA.readings, values=values, missing=np.isnan(values)))
     frame = forecast_run(trained("at-fedavg"), silent)
     assert frame["s2"].isna().all()
@@ -127,14 +129,14 @@ def test_a_silent_sensor_has_no_forecast_and_does_not_disturb_the_others(trained
 
 def test_when_everybody_is_silent_the_error_says_so(trained: Callable[..., Run]) -> None:
     values = DATA.readings.values.copy()
-    values[-12:] = np.nan
+    values[-HISTORY:] = np.nan
     silent = replace(DATA, readings=replace(DATA.readings, values=values, missing=np.isnan(values)))
     with pytest.raises(DataError, match="no sensor has a reading"):
         forecast_run(trained("at-fedavg"), silent)
 
 
 def test_too_few_rows_are_named(trained: Callable[..., Run]) -> None:
-    with pytest.raises(DataError, match="has 5 rows, but a forecast needs the last 12"):
+    with pytest.raises(DataError, match="has 5 rows, but a forecast needs the last 6"):
         forecast_run(trained("at-fedavg"), cut(DATA, 5))
 
 

@@ -19,7 +19,7 @@ GRAPH_SIZES: dict[str, Any] = {"model.embedding": 16, "model.gn_widths": [32, 16
 
 @pytest.fixture(scope="module")
 def city() -> cnfgnn.Dataset:
-    return cnfgnn.city(sensors=8, days=7)
+    return cnfgnn.city(sensors=6, days=4)
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_windows_nobody_has_are_dropped() -> None:
     hole = Dataset("hole", Readings(r.times, r.ids, values, np.isnan(values), r.positions), data.graph)
     masked = simulate(hole, small("gru-fedavg")).windows
     as_truth = simulate(hole, small("gru-fedavg", **{"data.missing": "as-truth"})).windows
-    # gone: starts 8 .. 36, whose targets all lie in the hole, and 20 .. 48, whose inputs all do
-    assert masked.starts["train"].tolist() == [*range(8), *range(49, 89)]
+    # gone: starts 14 .. 49, whose targets all lie in the hole, and 20 .. 54, whose inputs all do
+    assert masked.starts["train"].tolist() == [*range(14), *range(55, 98)]
     assert as_truth.starts["train"].tolist() == masked.starts["train"].tolist()
 
 

@@ -141,7 +141,7 @@ def test_what_is_done_can_be_shown_without_starting_anything(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_plan_that_is_killed_goes_on_and_leaves_no_process_behind(tmp_path: Path) -> None:
-    read(tmp_path, TINY.replace("rounds = 2", "rounds = 40", 1))
+    read(tmp_path, TINY.replace("rounds = 2", "rounds = 10", 1))
     command = [sys.executable, "-m", "cnfgnn", "compare", "plan.toml", "--out", "runs", "--jobs", "2"]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

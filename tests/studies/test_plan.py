@@ -87,7 +87,8 @@ def test_a_method_that_starts_from_another_s_settings_has_runs_of_its_own_name(t
     case = plan(tmp_path, text + only).cases()[1]
     assert (case.method, case.title, case.name) == ("gru-local", "mlp-local", "mlp-local")
     started = preset("mlp-fedavg").with_changes({"method": "gru-local", "training.client_lr": 0.25})
-    same = ("training.rounds", "training.client_rounds", "model.hidden", "city.sensors", "city.days")
+    same = ["training.rounds", "training.client_rounds", "model.hidden", "city.sensors", "city.days"]
+    same += ["data.history", "data.horizon"]
     assert case.config == started.with_changes({key: case.config.setting(key) for key in same})
     with pytest.raises(ConfigError, match="needs a name"):
         plan(tmp_path, text + only.replace('name = "mlp-local"\n', ""))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.attack.execute import Effort
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
@@ -28,6 +31,7 @@ from cnfgnn.studies.plan import Plan
 from cnfgnn.studies.privacy import copies_bytes, privacy, with_blurs
 from cnfgnn.studies.reproduce import Request, reproduce
 from tests.commands import Unobserved
+from tests.shared_folders import made_once
 
 SMALL: dict[str, Any] = {
     "city.sensors": 4,
@@ -37,6 +41,7 @@ SMALL: dict[str, Any] = {
     "training.rounds": 1,
 }
 BLURS = [0.0, 3.0]
+EFFORT = Effort(steps=200, iterations=15)
 PLAN = with_blurs(Plan.read(experiment_file("privacy")), BLURS).with_changes(SMALL)
 PRIVATE_AT_3 = "cnfgnn-private-blur-3.0"
 METHODS = ["cnfgnn-private", "mlp-fedavg", "mlp-central", "cnfgnn-plus-central"]
@@ -49,17 +54,31 @@ def city() -> Dataset:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study with two blurs and one seed."""
-    out = tmp_path_factory.mktemp("privacy")
-    reproduce("privacy", Request(out=out, seeds=1, changes=SMALL, blurs=BLURS), Unobserved())
-    return out
+    """The study with two blurs and one seed, and attackers who do not search for long."""
+
+    def fill(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cnfgnn.studies.reproduce.attack_runs", partial(attack_runs, effort=EFFORT))
+            reproduce("privacy", Request(out=folder, seeds=1, changes=SMALL, blurs=BLURS), Unobserved())
+
+    return made_once(tmp_path_factory, "privacy", fill)
+
+
+@pytest.fixture
+def own(made: Path, tmp_path: Path) -> Path:
+    """A copy of the study for a test that changes it."""
+    return Path(shutil.copytree(made, tmp_path / "own"))
+
+
+def study_in(folder: Path, city: Dataset) -> Study:
+    plan = replace(PLAN, seeds=(1,))
+    rows = finished_rows(plan, city, folder / "runs")
+    return Study("privacy", city, "metr-la", rows, baselines(city, plan.cases(city)[0].config.data))
 
 
 @pytest.fixture
 def study(made: Path, city: Dataset) -> Study:
-    plan = replace(PLAN, seeds=(1,))
-    rows = finished_rows(plan, city, made / "runs")
-    return Study("privacy", city, "metr-la", rows, baselines(city, plan.cases(city)[0].config.data))
+    return study_in(made, city)
 
 
 def run_of(made: Path, name: str) -> Run:
@@ -191,13 +210,13 @@ def test_only_named_methods_are_trained_and_shown(tmp_path: Path, city: Dataset)
 
 @pytest.mark.slow
 def test_without_plotly_the_page_has_tables_and_figures_but_no_charts_of_runs(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("plotly", "plotly.offline"):
         monkeypatch.setitem(sys.modules, name, None)
-    request = Request(out=made, seeds=1, changes=SMALL, blurs=BLURS, start=False)
+    request = Request(out=own, seeds=1, changes=SMALL, blurs=BLURS, start=False)
     reproduce("privacy", request, Unobserved())
-    page = (made / "privacy.html").read_text()
+    page = (own / "privacy.html").read_text()
     assert "<svg" in page
     assert "need plotly" in page
 
@@ -226,29 +245,31 @@ def test_attackers_errors_fill_their_columns_and_a_panel(study: Study) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_attacked_once(study: Study, made: Path) -> None:
+def test_a_run_is_attacked_once(own: Path, city: Dataset) -> None:
+    study = study_in(own, city)
+
     def never(runs: Sequence[Run], data: Dataset) -> list[dict[str, float]]:
         raise AssertionError(f"{runs[0].folder} is attacked again")
 
     table = privacy(study, never).tables[0]
     assert any("wire" in row for row in table.rows)
-    damaged = made / "runs" / f"{PRIVATE_AT_3}-seed1" / "attackers.json"
-    kept = damaged.read_text()
-    damaged.write_text(kept.replace('"round": 1', '"round": 0'))  # of a round that is no longer the best
+    damaged = own / "runs" / f"{PRIVATE_AT_3}-seed1" / "attackers.json"
+    damaged.write_text(
+        damaged.read_text().replace('"round": 1', '"round": 0')
+    )  # of a round that is no longer the best
     with pytest.raises(AssertionError, match="attacked again"):
         privacy(study, never)
     assert not any("copy" in row for row in privacy(study).tables[0].rows)
     damaged.write_text("{")
     with pytest.raises(RunError, match="remove it"):
         privacy(study, never)
-    damaged.write_text(kept)
 
 
 @pytest.mark.slow
 def test_attacks_in_several_processes_find_the_same(study: Study) -> None:
     runs = [line.runs[0] for line in study.lines if line.cells["method"] in ("cnfgnn-plus", "cnfgnn-private")]
     known = [json.loads((run.folder / "attackers.json").read_text())["found"] for run in runs]
-    for found, before in zip(attack_runs(runs, study.data, Unobserved(), jobs=2), known, strict=True):
+    for found, before in zip(attack_runs(runs, study.data, Unobserved(), 2, EFFORT), known, strict=True):
         assert found == pytest.approx(before, rel=1e-3)
 
 
