@@ -45,7 +45,7 @@ from cnfgnn.errors import (
 )
 from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import forecast_run, unusual_inputs
+from cnfgnn.runs.forecast import forecast_run, unknown_ahead, unusual_inputs
 from cnfgnn.runs.scores import Errors, Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
@@ -134,13 +134,16 @@ def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame
         A row for each step ahead, indexed by time, and a column for each sensor.
 
     Warns:
-        UserWarning: The newest readings are far outside the range of those in training.
+        UserWarning: The newest readings are far outside the range of those in training, or a covariate is
+            not known for all times of the forecast.
     """
     opened = _opened(run)
     readings = data or open_run_data(opened)
     frame = forecast_run(opened, readings)
     for finding in unusual_inputs(opened, readings):
         warnings.warn(str(finding), stacklevel=2)
+    for sentence in unknown_ahead(opened, readings):
+        warnings.warn(sentence, stacklevel=2)
     return frame
 
 
