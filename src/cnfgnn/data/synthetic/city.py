@@ -81,8 +81,8 @@ def city(
         "synthetic city",
     )
     if rain is not None:
-        flow = _measured_flow(readings, flows, flow_errors)
-        readings = replace(readings, others=in_order([flow, rain.forecast(begin)]))
+        inputs_of_city = [_measured_flow(readings, flows, flow_errors), rain.forecast(begin)]
+        readings = replace(readings, others=in_order(inputs_of_city))
     return Dataset(f"city-{sensors}", readings, town.graph())
 
 
