@@ -83,17 +83,7 @@ def simulate(
         server = store("server")
         all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
         experiment = federate(
-            transport,
-            graph,
-            windows,
-            config,
-            seen,
-            data.name,
-            server,
-            tick,
-            scaler,
-            all_nodes,
-            inputs=inputs,
+            transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes, None, inputs
         )
         return replace(experiment, owners=owners)
     return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler, inputs)
