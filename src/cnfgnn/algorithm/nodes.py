@@ -82,7 +82,7 @@ class Nodes:
         return self._ask(verbs.Levels())["levels"]
 
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
-        """Each node's gradient of its loss with respect to its h_G: (n b h) -> (n b h)."""
+        """Each node's gradient of its loss with respect to what is learned in its h_G: (n b h) -> (n b h)."""
         reply = self._ask(verbs.Backward(draw, step, learn), {"h_G": h_G})
         return reply["grad_h_G"].to(h_G.dtype)
 

@@ -428,7 +428,8 @@ class Backward(Ask):
         return known.states("h_G", (known.n, known.drawn(self.draw), known.embedding))
 
     def up(self, known: Sizes, came: Arrays) -> Expected:
-        return known.states("grad_h_G", tuple(came["h_G"].shape))
+        n, count, width = came["h_G"].shape
+        return known.states("grad_h_G", (n, count, width - 2 * known.levels))  # means are not learned
 
     def answer(self, nodes: Clients, arrays: Params) -> Reply:
         h_G = only(arrays, "h_G")

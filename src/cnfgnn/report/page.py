@@ -118,6 +118,7 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
         "seen": run.seen,
         "data": data,
         "no_predictions": run.no_predictions,
+        "baselines": [{"name": name, **errors} for name, errors in run.baselines.items()],
     }
     if run.predictions is not None:
         shown |= {

@@ -76,8 +76,19 @@ function oneRun() {
   const rows = [["all steps", run.test?.overall]];
   for (const step of namedSteps(horizonOf(run))) rows.push([aheadName(run, step), run.test?.per_step[step - 1]]);
   for (const kind of ["seen", "unseen"]) if (run.test?.[kind]) rows.push([`${kind} sensors`, run.test[kind]]);
-  at("errors").replaceChildren(errorsHead("ahead", []), element("tbody", {}, ...rows.map(([name, errors]) =>
-    element("tr", { "data-row": name }, element("th", { scope: "row" }, name), ...errorCells(errors)))));
+  const row = ([name, errors]) =>
+    element("tr", { "data-row": name }, element("th", { scope: "row" }, name), ...errorCells(errors));
+  const simple = run.baselines.map((baseline) => row([baseline.name, baseline.overall]));
+  at("errors").replaceChildren(errorsHead("ahead", []), element("tbody", {}, ...rows.map(row)),
+    ...simpleForecasts(run, simple, 6));
+}
+
+// The errors of simple forecasts, which a run should be better than, as a part of the table below it.
+function simpleForecasts(run, rows, columns) {
+  if (!rows.length) return [];
+  const title = element("th", { colspan: columns, scope: "rowgroup", class: "text" },
+    "simple forecasts" + (content.data.length > 1 ? ` on ${dataOf(run).name}` : "") + " to compare with");
+  return [element("tbody", { class: "simple" }, element("tr", {}, title), ...rows)];
 }
 
 function manyRuns() {
@@ -89,6 +100,10 @@ function manyRuns() {
     const known = errors.map((e) => e?.[figure]).filter((v) => v !== null && v !== undefined);
     if (content.data.length === 1 && known.length > 1) least[figure] = Math.min(...known);
   }
+  const simple = theRun().baselines.map((baseline) => element("tr", { "data-row": baseline.name },
+    element("th", { scope: "row" }, baseline.name), element("td", { class: "text" }),
+    ...errorCells(state.step === 0 ? baseline.overall : baseline.per_step[state.step - 1]),
+    element("td", { class: "group" })));
   at("errors").replaceChildren(
     errorsHead("run", ["best round", "bytes until that round"]),
     element("tbody", {}, ...runs.map((run, i) => {
@@ -101,7 +116,8 @@ function manyRuns() {
         element("td", { class: "text" }, `${run.best} of ${run.rounds.length}${run.finished ? "" : ", not finished"}`),
         ...errorCells(errors[i], least),
         element("td", { class: "group" }, bytes(best.training_bytes.per_node)));
-    })));
+    })),
+    ...simpleForecasts(theRun(), simple, 8));
 }
 
 part(["run", "step", "theme"], () => {
