@@ -37,6 +37,8 @@ def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
     experiment = restore_best(run, data)
     if experiment.windows.count(split) == 0:
         raise DataError(data.readings.source, f"there are no {split} windows with readings")
+    if split == "test" and _is_same_data(run, data) and not _has_intervals(experiment):
+        experiment.strategy.score("validation")  # an older version trained the run: calibrate them now
     seen = None
     if run.config.training.seen < 1 and list(data.readings.ids) == run.data.sensors:
         seen = seen_sensors(data, run.config.training.seen)
@@ -62,7 +64,7 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _weights_per_sensor(run, data.readings)
     of_nodes = _saved_by(run, "site-0", state)
-    of_owner = _saved_by(run, "owner-0", part(state, OWNER) or state)
+    of_owner = _saved_by(run, "owner-0", {**state, **part(state, OWNER)})
     if method_of(config.method).federated:
         check_without_personal(part(of_nodes, THETA), str(run.folder))
     device = experiment.owners[0][1].nodes.compute.device
@@ -71,6 +73,9 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     in_order = _InOrder(_trained_sensors(run), data.readings.ids)
     for rows, owner in experiment.owners:
         owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
+        owner.load_intervals(of_owner)
+        if owner.intervals is not None:
+            owner.intervals = owner.intervals.select(in_order.rows[rows].numpy())
     # On the run's own windows the profiles are computed again, each without the day it is used for.
     if PROFILES in of_owner and not (windows is None and _is_same_data(run, data)):
         for rows, owner in experiment.owners:
@@ -78,6 +83,10 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
             if owner.nodes.data is not owner.data:
                 owner.nodes.data.use_profiles(in_order(of_nodes[PROFILES], torch.nan)[rows].numpy())
     return experiment
+
+
+def _has_intervals(experiment: Experiment) -> bool:
+    return all(owner.intervals is not None for _, owner in experiment.owners)
 
 
 def _is_same_data(run: Run, data: Dataset) -> bool:
