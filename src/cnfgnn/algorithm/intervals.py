@@ -32,10 +32,11 @@ LEVELS = (50, 80, 90, 95, 99)  # per cent of readings that should lie within the
 TAILS = np.array([(100 - level) / 200 for level in LEVELS])  # the share beyond either bound
 OUTWARD = np.array([-1.0, 1.0])  # the direction of the lower and of the upper bound
 KNOTS = 24  # levels of the forecast at which the size of errors is estimated
-LEAST_SIZE = 0.05  # of the mean error: no bound comes closer, so that it can move when errors grow
+LEAST_SIZE = 0.2  # of the mean error: no bound comes closer, so that it can move when errors grow
 SHRINKAGE = 20.0  # independent errors that the shape of all nodes weighs as much as
 SHARING = 30.0  # independent errors after which a node and step relies on itself rather than on the others
 SLOWEST = 0.01  # the least step of a bound after a reading, relative to the width of the 80 % interval
+MEMORY = 300  # readings after which errors that have grown for good are noticed
 FASTEST = 0.5  # the step of a bound that rests on one independent error
 
 
@@ -89,15 +90,20 @@ class Intervals:
     bound have their sign reversed.
     """
 
-    def __init__(self, size: ErrorSize, reach: Floats, spread: Floats, seen: Floats, least: float) -> None:
+    def __init__(
+        self, size: ErrorSize, reach: Floats, spread: Floats, usual: Floats, seen: Floats, least: float
+    ) -> None:
         self.size = size
         self.reach = reach  # (t 2 l n): from the forecast outward, in multiples of the size of errors
         self.spread = spread  # (t n): width of the first 80 % interval, in the same unit
+        self.usual = usual  # (t n): the mean absolute error at calibration
+        self.growth = np.ones_like(usual)  # (t n): recent absolute errors, in multiples of it
         self.seen = seen  # (t n): how many independent errors the reach rests on
         self.least = least  # no reading can be lower; -inf if unknown
         self.row: int | None = None  # the last row that was observed or forecast from
         # The bounds that were given for rows to come: (t t 2 l n), first by target row modulo t.
         self.pending = np.full((len(reach), *reach.shape), np.nan)
+        self.made = np.full((len(reach), *usual.shape), np.nan)  # the forecasts themselves: (t t n)
         self._steps = np.arange(len(reach))
 
     # ---- calibration --------------------------------------------------------------------------------
@@ -112,7 +118,7 @@ class Intervals:
         n, _, t = past.errors.shape
         if not past.known.any():
             return None
-        size = _error_size(past, stride)
+        size, usual = _error_size(past, stride)
         scaled = _scaled(past.errors, size.at(past.forecasts))
         independent = past.known.sum(1) * np.minimum(1, stride / np.arange(1, t + 1))  # (n t)
         shares = np.stack([TAILS, 1 - TAILS])  # (2 l)
@@ -121,8 +127,12 @@ class Intervals:
         weight = independent / (independent + SHARING)
         quantiles = np.where(independent > 0, weight * own + (1 - weight) * pooled, pooled)
         reach = OUTWARD[:, None, None, None] * quantiles * _allowance(independent)
-        spread = np.maximum(reach[:, LEVELS.index(80)].sum(0), 1e-3)
-        return cls(size, np.moveaxis(reach, -1, 0).copy(), spread.T.copy(), independent.T.copy(), least)
+        of_80 = LEVELS.index(80)
+        # A sensor that stood still has no spread of its own, and its bounds must be able to move.
+        least_spread = max(0.5 * (pooled[1, of_80] - pooled[0, of_80]).item(), 1e-3)
+        spread = np.maximum(reach[:, of_80].sum(0), least_spread)
+        of_steps = (np.moveaxis(reach, -1, 0), spread.T, usual.T, independent.T)
+        return cls(size, *(np.ascontiguousarray(array) for array in of_steps), least)
 
     # ---- use ----------------------------------------------------------------------------------------
 
@@ -150,13 +160,20 @@ class Intervals:
             outward = (missed - TAILS[:, None]) * known[:, None, None]
             together = outward.sum(0) / np.maximum(known.sum(0), 1)
             shared = SHARING / (SHARING + self.seen)
-            rate = np.maximum(SLOWEST, FASTEST / np.maximum(self.seen, 1)) * self.spread
+            self._notice(np.abs(readings - self.made[row % len(self._steps)]), known)
+            pace = np.maximum(SLOWEST, FASTEST / np.maximum(self.seen, 1))
+            rate = pace * self.spread * np.maximum(self.growth, 1)
             outward *= (rate * (1 - shared))[:, None, None]
             outward += (rate * shared)[:, None, None] * together
             self.reach += outward
             self.seen += known / (self._steps[:, None] + 1)
-            pending[:] = np.nan
+        pending[:] = np.nan
         self.row = row
+
+    def _notice(self, errors: Floats, known: Bools) -> None:
+        """Notice errors (t n) that outgrow what was usual: bounds then move in larger steps."""
+        grown = np.where(known, errors / self.usual, self.growth)
+        self.growth += (grown - self.growth) / MEMORY
 
     def follow(self, rows: Ints, forecasts: Floats, readings: Floats, observed: Bools) -> Floats:
         """(2 l n b t): the bounds of forecasts (n b t) that were made after these rows (b,), in time order.
@@ -182,7 +199,8 @@ class Intervals:
     def _issue(self, row: int, forecasts: Floats, sizes: Floats) -> Floats:
         self._forget_between(row + 1)
         bounds, steps = self._outward_bounds(forecasts, sizes), self._steps
-        self.pending[(row + 1 + steps) % len(steps), steps] = bounds
+        slots = (row + 1 + steps) % len(steps)
+        self.pending[slots, steps], self.made[slots, steps] = bounds, forecasts
         self.row = row
         return bounds
 
@@ -213,25 +231,31 @@ class Intervals:
             for skipped in range(max(self.row + 1, row - t), row):
                 self.pending[skipped % t] = np.nan
 
+    def renumber(self, by: int) -> None:
+        """Count rows from another moment: add this to each."""
+        if self.row is not None:
+            self.row += by
+            self.pending, self.made = (np.roll(array, by, axis=0) for array in (self.pending, self.made))
+
     # ---- keeping ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
         kept: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
         kept |= {"knots": self.size.knots, "sizes": self.size.sizes, "least": np.array(self.least)}
-        if self.row is None:  # nothing has been forecast yet
-            del kept["pending"]
-        else:
-            kept["row"] = np.array(self.row)
+        if self.row is not None:  # something has been forecast
+            kept |= {"row": np.array(self.row), "pending": self.pending, "made": self.made}
         return {name: torch.from_numpy(np.array(array)) for name, array in kept.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> Intervals:
         kept = {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
         size = ErrorSize(kept["knots"], kept["sizes"])
-        made = cls(size, kept["reach"], kept["spread"], kept["seen"], float(kept["least"]))
+        arrays = (kept[name] for name in ("reach", "spread", "usual", "seen"))
+        made = cls(size, *arrays, float(kept["least"]))
+        made.growth = kept["growth"]
         if "row" in kept:
-            made.pending, made.row = kept["pending"], int(kept["row"])
+            made.pending, made.made, made.row = kept["pending"], kept["made"], int(kept["row"])
         return made
 
     def select(self, nodes: Ints) -> Intervals:
@@ -246,12 +270,15 @@ class Intervals:
 
         size = ErrorSize(of_size(self.size.knots), of_size(self.size.sizes))
         seen = np.where(new, 0.0, self.seen[:, known])
-        made = Intervals(size, chosen(self.reach), chosen(self.spread), seen, self.least)
-        made.row, made.pending = self.row, np.where(new, np.nan, self.pending[..., known])
+        of_steps = (chosen(array) for array in (self.reach, self.spread, self.usual))
+        made = Intervals(size, *of_steps, seen, self.least)
+        made.growth, made.row = chosen(self.growth), self.row
+        made.pending = np.where(new, np.nan, self.pending[..., known])
+        made.made = np.where(new, np.nan, self.made[..., known])
         return made
 
 
-_ARRAYS = ("reach", "spread", "seen", "pending")
+_ARRAYS = ("reach", "spread", "usual", "growth", "seen")
 
 
 def _scaled(errors: Floats, sizes: Floats) -> Floats:
@@ -259,8 +286,8 @@ def _scaled(errors: Floats, sizes: Floats) -> Floats:
     return errors / np.where(errors < 0, sizes[0], sizes[1])
 
 
-def _error_size(past: Errors, stride: int) -> ErrorSize:
-    """How large errors are at each level of the forecast.
+def _error_size(past: Errors, stride: int) -> tuple[ErrorSize, Floats]:
+    """How large errors are at each level of the forecast, and at all levels (n t).
 
     At a level where a node has few errors, the estimate leans on the shape that all nodes share.
     """
@@ -283,7 +310,17 @@ def _error_size(past: Errors, stride: int) -> ErrorSize:
     dependence = np.minimum(1, stride / np.arange(1, t + 1))
     expected = SHRINKAGE * shape.clip(min=LEAST_SIZE)[:, :, None, None] * mean[:, None]
     sizes = (below_and_above * dependence + expected) / (count * dependence + SHRINKAGE)
-    return ErrorSize(knots, np.maximum(sizes, LEAST_SIZE * mean[:, None]))
+    sizes = np.maximum(sizes, LEAST_SIZE * mean[:, None])
+    return ErrorSize(*_with_ends(knots, sizes, mean)), mean.sum(0)
+
+
+def _with_ends(knots: Floats, sizes: Floats, mean: Floats) -> tuple[Floats, Floats]:
+    """(c n t), (2 c n t), (2 n t): one more knot at both ends. Forecasts beyond those that are known say
+    nothing about errors, so that they count as no smaller than the mean."""
+    margin = (knots[-1] - knots[0]) / KNOTS + 1e-9
+    ends = [np.maximum(sizes[:, place], mean) for place in (0, -1)]
+    knots = np.concatenate([knots[:1] - margin, knots, knots[-1:] + margin])
+    return knots, np.concatenate([ends[0][:, None], sizes, ends[1][:, None]], axis=1)
 
 
 def _quantiles(values: Floats, known: Bools, shares: Floats) -> Floats:
@@ -294,7 +331,8 @@ def _quantiles(values: Floats, known: Bools, shares: Floats) -> Floats:
     low = np.floor(place).astype(np.int64)
     high = np.minimum(low + 1, np.maximum(last, 0))
     below, above = (
-        np.moveaxis(np.take_along_axis(ordered, np.moveaxis(rows, 0, 1), axis=1), 1, 0) for rows in (low, high)
+        np.moveaxis(np.take_along_axis(ordered, np.moveaxis(rows, 0, 1), axis=1), 1, 0)
+        for rows in (low, high)
     )
     with np.errstate(invalid="ignore"):
         found = below + (place - low) * (above - below)
@@ -304,7 +342,9 @@ def _quantiles(values: Floats, known: Bools, shares: Floats) -> Floats:
 def _filled(knots: Floats) -> Floats:
     """(c n t): a node without any forecast takes the mean of the others."""
     unknown = np.isnan(knots)
-    others = np.where(unknown, 0, knots).sum(1, keepdims=True) / np.maximum((~unknown).sum(1, keepdims=True), 1)
+    others = np.where(unknown, 0, knots).sum(1, keepdims=True) / np.maximum(
+        (~unknown).sum(1, keepdims=True), 1
+    )
     return np.where(unknown, others, knots)
 
 

@@ -10,7 +10,7 @@ the sums of true errors if the owner tells them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Owner:
                 if self.tells and self.errors is not None and bool(self.errors.isfinite().all()):
                     return {TOLD: self.errors}
             case verbs.Forecast():
-                self.forecast()
+                self.forecast(() if request.ranges is None else request.ranges.as_numbers)
             case verbs.Save():
                 self._save(request)
             case verbs.Restore():
@@ -193,8 +193,9 @@ class Owner:
         self.evaluate_intervals(split)
         self.h_G = None  # it was sent for this evaluation; the next one has its own
 
-    def forecast(self) -> None:
-        """Forecast the window ahead; NaN for a node that has no reading in its history."""
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        """Forecast the window ahead; NaN for a node that has no reading in its history. The bounds of every
+        level are at hand; `levels` says which of them are wanted."""
         self._reset_diverged()
         y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
         has = self.data.available["test"]
@@ -265,9 +266,7 @@ class Owner:
 
     @property
     def _keeps_state(self) -> bool:
-        return (
-            bool(self.personal) or self.data.weekly_profiles is not None or self.intervals is not None
-        )
+        return bool(self.personal) or self.data.weekly_profiles is not None or self.intervals is not None
 
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:

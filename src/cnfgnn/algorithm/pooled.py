@@ -5,7 +5,7 @@ With a blur it is trained on the copies, as by a server that was sent them, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -90,10 +90,10 @@ class Pooled:
         owner.evaluate_intervals(split)
         return Sums(of_copy, told)
 
-    def forecast(self) -> None:
+    def forecast(self, levels: Sequence[int] = ()) -> None:
         """Forecast the window ahead at every node; forecasts stay with their owner."""
         self.ready("test")
-        self.owner.forecast()
+        self.owner.forecast(levels)
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights."""

@@ -19,8 +19,9 @@ from cnfgnn.errors import DataError, RunError
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 
-
-ADAPTING = 4032  # steps at most, before a forecast, whose errors adapt its intervals; two weeks of five minutes
+ADAPTING = (
+    4032  # steps at most, before a forecast, whose errors adapt its intervals; two weeks of five minutes
+)
 
 
 def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.DataFrame:
@@ -55,13 +56,19 @@ def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.Data
 
 
 def forecast_frame(
-    times: pd.DatetimeIndex, sensors: Sequence[str], values: Floats, bounds: Floats, levels: Sequence[int]
+    times: pd.DatetimeIndex,
+    sensors: Sequence[str],
+    values: Floats,
+    bounds: Floats | None,
+    levels: Sequence[int],
 ) -> pd.DataFrame:
-    """Forecasts (n t) and bounds (2 l n t) as a table: first a column per sensor, then its bounds."""
+    """Forecasts (n t) and bounds (2 l n t) as a table: first a column per sensor, then two for each of its
+    levels, which are empty if there are no bounds."""
     columns = dict(zip(sensors, values, strict=True))
     for row, sensor in enumerate(sensors):
         for level in levels:
-            low, high = bounds_of(bounds, level)[:, row]
+            unknown = np.full((2, values.shape[1]), np.nan)
+            low, high = unknown if bounds is None else bounds_of(bounds, level)[:, row]
             columns |= {f"{sensor} low {level}": low, f"{sensor} high {level}": high}
     return pd.DataFrame(columns, index=times)
 

@@ -73,7 +73,7 @@ class IntervalErrors:
 
 @dataclass(frozen=True, eq=False)
 class IntervalScores:
-    """The intervals of n nodes at t steps ahead: (n t r 4), see `cnfgnn.algorithm.intervals.INTERVAL_SUMS`."""
+    """The intervals of n nodes at t steps ahead: (n t r 4), see `INTERVAL_SUMS`."""
 
     sums: Floats
 
@@ -164,9 +164,7 @@ class Scores:
         if self.unseen_nodes is not None:
             summary |= {"seen": vars(self.seen_nodes), "unseen": vars(self.unseen_nodes)}
         if self.intervals is not None:
-            summary["intervals"] = {
-                str(level): vars(self.intervals.overall(level)) for level in REPORTED
-            }
+            summary["intervals"] = {str(level): vars(self.intervals.overall(level)) for level in REPORTED}
         return summary | {f"step {step}": vars(self.at(step)) for step in steps}
 
 
