@@ -20,7 +20,7 @@ from cnfgnn.report.layout import Points, force_layout, map_points
 from cnfgnn.report.predictions import Predictions, predict
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
+from cnfgnn.runs.scores import Errors, IntervalErrors, Scores, scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +118,11 @@ def _check(
         for errors in (test["overall"], *test["per_step"], *by_sensor, test["seen"], test["unseen"]):
             if errors is not None and set(errors) != {field.name for field in fields(Errors)}:
                 raise ValueError("test")
+        for found in (test.get("intervals") or {}).values():
+            of_sensors = [found["per_node"][sensor] for sensor in sensors]
+            for errors in (found["overall"], *found["per_step"], *of_sensors):
+                if set(errors) != {field.name for field in fields(IntervalErrors)}:
+                    raise ValueError("intervals")
 
 
 def _named_data(run: Run) -> Dataset | str:
