@@ -46,7 +46,7 @@ from cnfgnn.errors import (
 from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run, unusual_inputs
-from cnfgnn.runs.scores import Errors, Scores
+from cnfgnn.runs.scores import Errors, IntervalErrors, IntervalScores, Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
 from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, evaluate_best
@@ -170,6 +170,8 @@ __all__ = [
     "Experiment",
     "Graph",
     "GraphConfig",
+    "IntervalErrors",
+    "IntervalScores",
     "Like",
     "Loss",
     "Method",

@@ -74,8 +74,8 @@ def test_both_tails_are_covered_by_themselves() -> None:
     later = slice(600, None)
     low, high = bounds_of(case.followed(case.calibrated(600), later), 80)
     truth, known = case.truth[:, later], case.known[:, later]
-    assert ((truth < low) & known).sum((1, 2)) / known.sum((1, 2)) == pytest.approx(0.1, abs=0.02)
-    assert ((truth > high) & known).sum((1, 2)) / known.sum((1, 2)) == pytest.approx(0.1, abs=0.02)
+    assert ((truth < low) & known).sum((1, 2)) / known.sum((1, 2)) == pytest.approx(0.1, abs=0.035)
+    assert ((truth > high) & known).sum((1, 2)) / known.sum((1, 2)) == pytest.approx(0.1, abs=0.035)
 
 
 def test_one_reading_at_a_time_gives_the_same_bounds_as_all_at_once() -> None:

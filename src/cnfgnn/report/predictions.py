@@ -17,7 +17,7 @@ from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
-from cnfgnn.runs.evaluate import restore_best
+from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
 from cnfgnn.runs.folder import Run
 
 DAYS = 7  # at the end of the test split whose forecasts are kept
@@ -50,6 +50,7 @@ class Predictions:
 def predict(run: Run, data: Dataset) -> Predictions:
     """Forecast the whole test split with the run's best weights; nothing of it is sent anywhere."""
     experiment = restore_best(run, data)
+    calibrate_if_unknown(experiment, run, data)
     readings, windows = clean(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
         raise DataError(readings.source, "has no test windows with readings")

@@ -37,8 +37,8 @@ def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
     experiment = restore_best(run, data)
     if experiment.windows.count(split) == 0:
         raise DataError(data.readings.source, f"there are no {split} windows with readings")
-    if split == "test" and _is_same_data(run, data) and not _has_intervals(experiment):
-        experiment.strategy.score("validation")  # an older version trained the run: calibrate them now
+    if split == "test":
+        calibrate_if_unknown(experiment, run, data)
     seen = None
     if run.config.training.seen < 1 and list(data.readings.ids) == run.data.sensors:
         seen = seen_sensors(data, run.config.training.seen)
@@ -85,8 +85,10 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     return experiment
 
 
-def _has_intervals(experiment: Experiment) -> bool:
-    return all(owner.intervals is not None for _, owner in experiment.owners)
+def calibrate_if_unknown(experiment: Experiment, run: Run, data: Dataset) -> None:
+    """Calibrate intervals now if a version that did not know them trained the run; this needs its data."""
+    if any(owner.intervals is None for _, owner in experiment.owners) and _is_same_data(run, data):
+        experiment.strategy.score("validation")
 
 
 def _is_same_data(run: Run, data: Dataset) -> bool:

@@ -204,12 +204,12 @@ def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
 
 def _interval_scores(experiment: Experiment) -> IntervalScores | None:
     """How good the intervals of all owners in this process were in the last evaluation; None if there are no
-    such owners, or one of them had no intervals."""
-    parts = [(rows.numpy(), owner.interval_sums) for rows, owner in experiment.owners]
-    n = sum(len(rows) for rows, _ in parts)
+    such owners, or one of them had no intervals or does not tell errors."""
+    parts = [(rows.numpy(), owner.interval_sums, owner.tells) for rows, owner in experiment.owners]
+    n = sum(len(rows) for rows, *_ in parts)
     sums: Floats | None = None
-    for rows, of_owner in parts:
-        if of_owner is None:
+    for rows, of_owner, tells in parts:
+        if of_owner is None or not tells:
             return None
         if sums is None:
             sums = np.zeros((n, *of_owner.shape[1:]))
