@@ -258,7 +258,8 @@ def train_in_folder(truths: TwoTruths, data: Dataset, folder: Path, killed: int)
         def experiment() -> Experiment:
             return set_up(data, truths.config, store=run.store)
 
-        train_run_with(run, experiment, lambda: {"name": data.name}, Unwatched(), save_phases=True)
+        about = {"name": data.name, "from": str(data.readings.times[0])}
+        train_run_with(run, experiment, lambda: about, Unwatched(), save_phases=True)
 
     with (
         _still_clock(),

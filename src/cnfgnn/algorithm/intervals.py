@@ -131,8 +131,8 @@ class Intervals:
         # A sensor that stood still has no spread of its own, and its bounds must be able to move.
         least_spread = max(0.5 * (pooled[1, of_80] - pooled[0, of_80]).item(), 1e-3)
         spread = np.maximum(reach[:, of_80].sum(0), least_spread)
-        of_steps = (np.moveaxis(reach, -1, 0), spread.T, usual.T, independent.T)
-        return cls(size, *(np.ascontiguousarray(array) for array in of_steps), least)
+        in_steps = np.ascontiguousarray(np.moveaxis(reach, -1, 0))
+        return cls(size, in_steps, spread.T.copy(), usual.T.copy(), independent.T.copy(), least)
 
     # ---- use ----------------------------------------------------------------------------------------
 
@@ -222,7 +222,8 @@ class Intervals:
     def _as_bounds(self, outward: Floats) -> Floats:
         """(... t 2 l n) -> (2 l n ... t), not below what a reading can be."""
         bounds = np.moveaxis(outward * OUTWARD[:, None, None], (-3, -2, -1), (0, 1, 2))
-        return np.maximum(bounds, self.least)
+        possible: Floats = np.maximum(bounds, self.least)
+        return possible
 
     def _forget_between(self, row: int) -> None:
         """Forget the bounds of rows that were skipped on the way to this one: their readings never came."""
@@ -251,8 +252,8 @@ class Intervals:
     def of(cls, state: Mapping[str, Tensor]) -> Intervals:
         kept = {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
         size = ErrorSize(kept["knots"], kept["sizes"])
-        arrays = (kept[name] for name in ("reach", "spread", "usual", "seen"))
-        made = cls(size, *arrays, float(kept["least"]))
+        least = float(kept["least"])
+        made = cls(size, kept["reach"], kept["spread"], kept["usual"], kept["seen"], least)
         made.growth = kept["growth"]
         if "row" in kept:
             made.pending, made.made, made.row = kept["pending"], kept["made"], int(kept["row"])
@@ -270,8 +271,8 @@ class Intervals:
 
         size = ErrorSize(of_size(self.size.knots), of_size(self.size.sizes))
         seen = np.where(new, 0.0, self.seen[:, known])
-        of_steps = (chosen(array) for array in (self.reach, self.spread, self.usual))
-        made = Intervals(size, *of_steps, seen, self.least)
+        spread, usual = chosen(self.spread), chosen(self.usual)
+        made = Intervals(size, chosen(self.reach), spread, usual, seen, self.least)
         made.growth, made.row = chosen(self.growth), self.row
         made.pending = np.where(new, np.nan, self.pending[..., known])
         made.made = np.where(new, np.nan, self.made[..., known])
@@ -283,7 +284,8 @@ _ARRAYS = ("reach", "spread", "usual", "growth", "seen")
 
 def _scaled(errors: Floats, sizes: Floats) -> Floats:
     """Errors in multiples of their usual size."""
-    return errors / np.where(errors < 0, sizes[0], sizes[1])
+    scaled: Floats = errors / np.where(errors < 0, sizes[0], sizes[1])
+    return scaled
 
 
 def _error_size(past: Errors, stride: int) -> tuple[ErrorSize, Floats]:
