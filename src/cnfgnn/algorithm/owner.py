@@ -32,6 +32,7 @@ from cnfgnn.models.params import Params, part, personal, rows
 TOLD = "told"  # the array of true errors in an answer
 INTERVALS = "intervals."  # before the names of their tensors in checkpoints
 CALIBRATING = 1500  # windows of the validation split at most: neighbouring ones tell almost the same
+MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
 def may_be_told(request: verbs.Verb, error: Exception) -> bool:
@@ -217,7 +218,8 @@ class Owner:
 
     def _calibrated(self) -> Intervals | None:
         count = len(self.data.starts["validation"])
-        stride = max(1, count // CALIBRATING)
+        most = min(CALIBRATING, MOST_ERRORS // (self.data.nodes * self.data.horizon))
+        stride = max(1, count // max(1, most))
         past = []
         for chunk in self.data.chunks("validation"):
             first = -(-chunk.start // stride) * stride

@@ -88,11 +88,16 @@ def _adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experim
         past.strategy.ready("test")
     for (_, owner), (_, before) in zip(experiment.owners, past.owners, strict=True):
         if before.intervals is None:
-            problem = "has no intervals, because an older version trained it: train it again"
-            raise RunError(run.folder, problem)
+            raise RunError(run.folder, f"has no intervals, because {_why_none(run)}")
         before.follow_test_split()
         before.intervals.catch_up(rows - 1, before.truth.values, ~before.truth.missing)
         owner.intervals = before.intervals
+
+
+def _why_none(run: Run) -> str:
+    if run.data.federation is not None:
+        return "the sites of its federation keep them: use cnfgnn federation forecast --intervals"
+    return "an older version trained it: train it again"
 
 
 def _first_row_after_training(run: Run, readings: Readings) -> int:
