@@ -69,7 +69,9 @@ class InMemoryFederation:
         self.stop = lambda: self.status.get("state") == "running" and self.status.get("done", 0) >= enough
 
     def train(self, config: Config, name: str = "one") -> Mapping[str, Any]:
-        return self.run_task(Task("train", name, settings=settings_of(config), wait=20.0))
+        return self.run_task(
+            Task("train", name, settings=settings_of(config), given=sorted(config.given), wait=20.0)
+        )
 
     def resume(self, name: str = "one") -> Mapping[str, Any]:
         return self.run_task(Task("train", name, resume=True, wait=20.0))

@@ -91,7 +91,7 @@ class RunningFederation:
         return self.end()
 
     def begin_training(self, config: Config, name: str = "one", **more: Any) -> None:
-        self.begin(Task("train", name, settings=settings_of(config), **more))
+        self.begin(Task("train", name, settings=settings_of(config), given=sorted(config.given), **more))
 
     def during(self, round_: int, phase: int = 0) -> None:
         """Wait until training has reached this round and, if given, this phase."""

@@ -48,7 +48,11 @@ def federation(
         sites.set("west", blur=blur + 2)
     sizes = {"model.personal": 2, "model.hidden": 32, "model.sent": 24, "training.average_every": 3}
     config = to_attack(method, **(sizes if method == "cnfgnn-private" else {}), **changes)
-    status = sites.run_task(Task("train", "one", settings=settings_of(config), wait=20.0, record=record))
+    status = sites.run_task(
+        Task(
+            "train", "one", settings=settings_of(config), given=sorted(config.given), wait=20.0, record=record
+        )
+    )
     assert status["state"] == "finished", status["problem"]
     return sites
 

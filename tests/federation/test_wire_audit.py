@@ -169,7 +169,7 @@ def audited_federation(folder: Path, stack: ExitStack) -> Audit:
     audit.follow(Task("train", "one", settings=settings_of(config("at-fedavg"))))
     # at full precision: values rounded to one byte would not be found
     plus = config("cnfgnn-plus", **{"training.wire": "full", "model.sent": 8})
-    audit.follow(Task("train", "plus", settings=settings_of(plus)))
+    audit.follow(Task("train", "plus", settings=settings_of(plus), given=sorted(plus.given)))
     audit.follow(Task("forecast", "plus"))
     audit.record()
     return audit

@@ -127,9 +127,10 @@ class Nodes:
         arrays = {verbs.ANCHOR + name: w for name, w in anchor.items()} | {"weight": weight}
         self._tell(verbs.Pull(), arrays)
 
-    def forecast(self) -> None:
-        """Forecast the window that lies ahead, for your owner; nothing comes back."""
-        self._tell(verbs.Forecast())
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        """Forecast the window that lies ahead, with intervals, for your owner; nothing comes back."""
+        ranges = verbs.Ranges(" ".join(map(str, levels))) if levels else None
+        self._tell(verbs.Forecast(ranges))
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Save your state under this tag, and delete all others but those to keep."""

@@ -21,7 +21,7 @@ from cnfgnn.report.predictions import Predictions, predict
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
+from cnfgnn.runs.scores import Errors, IntervalErrors, Scores, scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +121,11 @@ def _check(
         for errors in (test["overall"], *test["per_step"], *by_sensor, test["seen"], test["unseen"]):
             if errors is not None and set(errors) != {declared.name for declared in fields(Errors)}:
                 raise ValueError("test")
+        for found in (test.get("intervals") or {}).values():
+            of_sensors = [found["per_node"][sensor] for sensor in sensors]
+            for errors in (found["overall"], *found["per_step"], *of_sensors):
+                if set(errors) != {field.name for field in fields(IntervalErrors)}:
+                    raise ValueError("intervals")
 
 
 def _baselines(run: Run, data: Dataset) -> dict[str, dict[str, Any]]:

@@ -132,6 +132,35 @@ part(["run", "step", "theme"], () => {
   single ? oneRun() : manyRuns();
 });
 
+// How good the intervals are: a row for each run, three columns for each level.
+function intervalsTable(runs, levels) {
+  const ofLevel = (run, level) => {
+    const found = run.test?.intervals?.[level];
+    return state.step === 0 ? found?.overall : found?.per_step[state.step - 1];
+  };
+  const head = element("thead", {},
+    element("tr", {}, element("th", { rowspan: 2, scope: "col", class: "text" }, "run"),
+      ...levels.map((level) => element("th", { colspan: 3, scope: "colgroup", class: "group" }, `${level} % interval`))),
+    element("tr", {}, ...levels.flatMap(() => ["coverage", "mean width", "interval score"].map((name, i) =>
+      element("th", { scope: "col", class: i ? null : "group" }, name)))));
+  const cells = (errors) => [share(errors?.coverage), number(errors?.width), number(errors?.score)];
+  return [head, element("tbody", {}, ...runs.map((run) => element("tr", { "data-row": run.name },
+    element("th", { scope: "row" }, run.name),
+    ...levels.flatMap((level) => cells(ofLevel(run, level)).map((text, i) =>
+      element("td", { class: i ? null : "group" }, text))))))];
+}
+
+part(["run", "step"], () => {
+  const runs = content.runs.filter((run) => Object.keys(run.test?.intervals ?? {}).length);
+  at("intervals-part").hidden = !runs.length;
+  if (!runs.length) return;
+  const levels = Object.keys(runs[0].test.intervals);
+  const ahead = state.step === 0 ? "over all steps ahead" : aheadName(theRun(), state.step);
+  at("intervals-hint").textContent = `Coverage is the share of observed readings within their intervals, ${ahead}; it should equal the level. ` +
+    "Widths and scores are in the unit of the readings: the lower the interval score, the better.";
+  at("intervals").replaceChildren(...intervalsTable(runs, levels));
+});
+
 part(["run", "figure", "step", "theme"], () => {
   aheadChart("ahead", content.runs, (run) => run.test?.per_step.map((errors) => errors[state.figure]), false);
 });
