@@ -19,7 +19,8 @@ function controls() {
     input.addEventListener("change", () => change({ figure: input.value }));
   for (const input of document.querySelectorAll("input[name=count]"))
     input.addEventListener("change", () => change({ count: input.value }));
-  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // as high as the table beside it
+  const rows = 41 * runs.length + 33 * runs[0].baselines.length;
+  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + rows))}px`; // as high as the table beside it
   at("step").addEventListener("input", (event) => change({ step: Number(event.target.value) }));
 }
 
