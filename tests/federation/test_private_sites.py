@@ -242,7 +242,8 @@ def test_forecasts_are_made_from_true_readings(sites: InMemoryFederation) -> Non
     after = sites.latest("west")
     assert before is not None
     assert after is not None
-    assert (after - before).to_numpy().mean() == pytest.approx(2.0, abs=1.0)
+    # Higher readings give higher forecasts, if not as much higher: part of them is what is usual at that time.
+    assert 0.3 < (after - before).to_numpy().mean() < 3.0
 
 
 def test_the_server_does_not_notice_that_an_owner_failed(

@@ -27,7 +27,7 @@ from cnfgnn.federation.recorded_task import check_recordable
 from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.attack.small_runs import to_attack
-from tests.federation.in_memory_federation import InMemoryFederation
+from tests.federation.in_memory_federation import InMemoryFederation, given_of
 
 SITES = {"north": [2], "south": [3, 0], "west": [1]}  # not in the order of the readings
 SIGMA = 5.0
@@ -49,9 +49,7 @@ def federation(
     sizes = {"model.personal": 2, "model.hidden": 32, "model.sent": 24, "training.average_every": 3}
     config = to_attack(method, **(sizes if method == "cnfgnn-private" else {}), **changes)
     status = sites.run_task(
-        Task(
-            "train", "one", settings=settings_of(config), given=sorted(config.given), wait=20.0, record=record
-        )
+        Task("train", "one", settings=settings_of(config), given=given_of(config), wait=20.0, record=record)
     )
     assert status["state"] == "finished", status["problem"]
     return sites
