@@ -242,7 +242,7 @@ def test_forecasts_are_made_from_true_readings(sites: InMemoryFederation) -> Non
     after = sites.latest("west")
     assert before is not None
     assert after is not None
-    # Higher readings give higher forecasts, if not as much higher: part of them is what is usual at that time.
+    # Higher readings give higher forecasts, if not as much higher: part of them is what is usual then.
     assert 0.3 < (after - before).to_numpy().mean() < 3.0
 
 
