@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -251,6 +252,18 @@ class PreparedSeries:
             ahead = self._cut(self.profile, starts)[:, :, self.history :]
             profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
         return Batch(x, y, clock[:, self.history :], weight, moment, gaps, profile_change), available
+
+    def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
+        """The same nodes with newer readings; the scale and what was computed from all readings stay."""
+        treatment: Missing = "masked" if self.masked else "as-truth"
+        kind, model = (self.inputs.dtype, self.inputs.device), ModelConfig(gaps=self.gaps is not None)
+        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model)
+        other = copy.copy(self)
+        for name in ("inputs", "targets", "observed", "clock", "moments", "gaps", "starts", "available"):
+            setattr(other, name, getattr(newer, name))
+        if self.weekly_profiles is not None:
+            other._set_profile(series.calendar.look_up(self.weekly_profiles))
+        return other
 
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, in chunks that fit into memory."""

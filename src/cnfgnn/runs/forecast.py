@@ -36,7 +36,7 @@ def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.Data
         problem = f"has {rows} rows, but a forecast needs the last {d.history}"
         raise DataError(data.readings.source, problem)
     levels = check_levels(levels, "intervals")
-    extended = replace(data, readings=_extended(data.readings, d.horizon))
+    extended = replace(data, readings=with_rows_ahead(data.readings, d.horizon))
     experiment = restore_best(run, extended, Windows.next(rows, d.history, d.horizon))
     if levels:
         _adapt_intervals(run, extended, rows, experiment)
@@ -139,7 +139,7 @@ def _recorded_ranges(run: Run) -> dict[str, tuple[float, float] | None]:
     return ranges
 
 
-def _extended(readings: Readings, horizon: int) -> Readings:
+def with_rows_ahead(readings: Readings, horizon: int) -> Readings:
     """The readings followed by `horizon` empty rows."""
     n = len(readings.ids)
     future = readings.times[-1] + readings.step * np.arange(1, horizon + 1)

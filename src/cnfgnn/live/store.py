@@ -1,0 +1,146 @@
+"""The service's memory on disk: every reading that was acknowledged, and the last forecasts.
+
+A SQLite database with a write-ahead log. `synchronous = FULL` flushes the log with every transaction, so that
+an acknowledged reading survives kill -9 and a power cut; readings that arrive together share a flush.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.files import make_folder
+from cnfgnn.live.recent import Cell
+
+FILE = "live.sqlite"
+FORMAT = "1"
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
+    " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS forecasts (step INTEGER PRIMARY KEY, made REAL NOT NULL, sensors TEXT NOT NULL,"
+    " forecasts BLOB NOT NULL)",
+)
+
+Floats = npt.NDArray[np.float64]
+
+
+class FileState(NamedTuple):
+    """How far a file of the folder has been read."""
+
+    size: int
+    modified: int  # nanoseconds
+    read: int  # bytes
+
+
+class StoredForecast(NamedTuple):
+    """A forecast that was made earlier: (n t)."""
+
+    step: int
+    made: float
+    values: Floats
+
+
+class ReadingStore:
+    """The database in a folder; one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = make_folder(folder) / FILE
+        with self._explained():
+            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            for table in TABLES:
+                self._database.execute(table)
+            self._database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))
+            [found] = self._database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+        if found != FORMAT:
+            raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
+
+    def close(self) -> None:
+        self._database.close()
+
+    # ---- readings -----------------------------------------------------------------------------------
+
+    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: dict[str, FileState]) -> None:
+        """Store readings, and how far their files have been read, at once; they are on disk when it returns."""
+        with self._transaction():
+            self._database.executemany(
+                "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
+                ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
+            )
+            self._database.executemany(
+                "INSERT OR REPLACE INTO files VALUES (?, ?)",
+                ((name, json.dumps(state)) for name, state in files.items()),
+            )
+
+    def readings(self, since: int) -> Iterator[tuple[int, str, float]]:
+        """Time, sensor and value of the readings from a time on, in the order of time."""
+        with self._explained():
+            yield from self._database.execute(
+                "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time", (since,)
+            )
+
+    def newest(self) -> int | None:
+        """The time of the newest reading."""
+        with self._explained():
+            [newest] = self._database.execute("SELECT MAX(time) FROM readings").fetchone()
+        return None if newest is None else int(newest)
+
+    def files(self) -> dict[str, FileState]:
+        """How far each file of the folder has been read."""
+        with self._explained():
+            rows = self._database.execute("SELECT name, state FROM files").fetchall()
+        return {name: FileState(*json.loads(state)) for name, state in rows}
+
+    # ---- forecasts ----------------------------------------------------------------------------------
+
+    def write_forecast(self, forecast: StoredForecast, ids: Sequence[str], keep_from: int) -> None:
+        """Store a forecast, and delete those of steps before `keep_from`."""
+        content = forecast.values.astype("<f8").tobytes()
+        with self._transaction():
+            self._database.execute(
+                "INSERT OR REPLACE INTO forecasts VALUES (?, ?, ?, ?)",
+                (forecast.step, forecast.made, json.dumps(list(ids)), content),
+            )
+            self._database.execute("DELETE FROM forecasts WHERE step < ?", (keep_from,))
+
+    def forecasts(self, ids: Sequence[str]) -> list[StoredForecast]:
+        """The forecasts for exactly these sensors, by step."""
+        with self._explained():
+            rows = self._database.execute(
+                "SELECT step, made, forecasts FROM forecasts WHERE sensors = ? ORDER BY step",
+                (json.dumps(list(ids)),),
+            ).fetchall()
+        return [
+            StoredForecast(step, made, np.frombuffer(content, dtype="<f8").reshape(len(ids), -1))
+            for step, made, content in rows
+        ]
+
+    # -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of SQLite as errors that name the file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StorageError(self.path, str(error)) from error
+        except sqlite3.DatabaseError as error:
+            raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
