@@ -13,9 +13,9 @@ LEFT_OUT = {"torch", "cnfgnn"}
 
 
 def lowest() -> list[str]:
-    """One `name==version` for each run-time dependency, the federation's included."""
+    """One `name==version` for each run-time dependency, those of the federation and the live service included."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["federation"]]
+    requirements = [*project["dependencies"], *extras["federation"], *extras["live"]]
     pins = []
     for requirement in requirements:
         found = re.match(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)", requirement)

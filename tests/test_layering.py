@@ -26,6 +26,7 @@ ORDER = [
     "runs",
     "attack",
     "report",
+    "live",
     "studies",
     "federation",
     "api",

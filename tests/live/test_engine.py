@@ -51,7 +51,9 @@ def test_each_step_gives_what_the_command_gives(method: str, trained: Callable[.
     engine = Engine(run, until(DATA, 60))
     for rows in (60, 61, 70, 118, 131, 150):  # nodes 2 and 4 fall silent in between, for hours
         np.testing.assert_allclose(
-            engine.forecast(rows_of(DATA.readings, slice(0, rows))), by_command(run, until(DATA, rows)), rtol=1e-9
+            engine.forecast(rows_of(DATA.readings, slice(0, rows))),
+            by_command(run, until(DATA, rows)),
+            rtol=1e-9,
         )
 
 

@@ -56,14 +56,24 @@ def load(
 
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
-    path = Path(path)
-    file = _readings_of(path) if path.is_dir() else path
-    if not file.is_file():
-        raise DataError(path, "no such file or folder")
+    file = readings_file(Path(path))
     readings = read_readings(file, options)
     if file.name not in OWN_READINGS:
         readings = replace(readings, missing=readings.missing | (readings.values == 0))
     return readings.on_grid()
+
+
+def readings_file(path: Path) -> Path:
+    """The file that `load` reads the readings from."""
+    file = _readings_of(path) if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(path, "no such file or folder")
+    return file
+
+
+def zeros_are_missing(path: Path) -> bool:
+    """Whether `load` takes a reading of zero in this folder or file for a missing one."""
+    return readings_file(path).name not in OWN_READINGS
 
 
 def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:

@@ -48,26 +48,28 @@ class SystemClock:
 
 
 class FeedClock:
-    """The time of a recording: each reading sets it forward, and it passes at the speed of the recording."""
+    """The time of a recording: its readings set the clock, which passes at the speed of the recording.
+
+    It never runs ahead of the feed by a whole step: while the feed pauses, time stands still, and no reading
+    is late only because the recording was started late.
+    """
 
     LONGEST_GAP = 7 * 86_400  # seconds; a reading further ahead is taken for a mistake
 
-    def __init__(self, start: float, speed: float = 1.0) -> None:
-        self.speed = speed
-        self._set(start)
+    def __init__(self, start: float, step: int, speed: float = 1.0) -> None:
+        self.speed, self.step = speed, step
+        self._time, self._since = start, time.monotonic()
 
     def now(self) -> float:
-        return self._time + (time.monotonic() - self._since) * self.speed
+        passed = (time.monotonic() - self._since) * self.speed
+        return self._time + min(passed, 0.999 * self.step)
 
     def heard(self, seconds: int) -> None:
-        if seconds > self.now():
-            self._set(seconds)
+        if seconds > self._time:
+            self._time, self._since = seconds, time.monotonic()
 
     def latest(self, step: int) -> float:
-        return self.now() + self.LONGEST_GAP
-
-    def _set(self, moment: float) -> None:
-        self._time, self._since = moment, time.monotonic()
+        return self._time + self.LONGEST_GAP
 
 
 class Zone:

@@ -110,7 +110,7 @@ class Engine:
         return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
     def _remember(self, store: FolderStore) -> None:
-        """Use what was computed for unknown sensors when the service first started, or keep it from now on."""
+        """Use what was computed for unknown sensors when the service first started, or keep it now."""
         tag, of = self.run.progress.best.tag, {"owner.": self.owner.data}
         if self.owner.nodes.data is not self.owner.data:
             of["nodes."] = self.owner.nodes.data
@@ -164,7 +164,10 @@ def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Boo
     for node in np.flatnonzero(absent[-history]).tolist():
         earlier = np.flatnonzero(~absent[:-history, node])
         if len(earlier):
-            value[node], missing[node] = readings.values[earlier[-1], node], readings.missing[earlier[-1], node]
+            value[node], missing[node] = (
+                readings.values[earlier[-1], node],
+                readings.missing[earlier[-1], node],
+            )
     return value, missing
 
 

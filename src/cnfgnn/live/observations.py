@@ -30,8 +30,7 @@ from cnfgnn.live.clock import Zone
 from cnfgnn.live.recent import Arrived
 
 KINDS = (
-    '{"sensor": ..., "time": ..., "value": ...}, {"time": ..., "values": {...}} or a SensorThings'
-    " Observation"
+    '{"sensor": ..., "time": ..., "value": ...}, {"time": ..., "values": {...}} or a SensorThings Observation'
 )
 DATASTREAM = re.compile(r"Datastreams\('?(.*?)'?\)$")
 

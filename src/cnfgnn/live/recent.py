@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -162,6 +163,14 @@ class RecentReadings:
         row = self._row(seconds)
         there: Bools = ~np.isnan(self._values[max(0, row - steps) : max(0, row)]).all(axis=0)
         return there
+
+    def values_at(self, sensors: Sequence[str], seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """(times, sensors): what is known at these times; NaN for whatever is not."""
+        rows = self.rows - 1 + np.rint((seconds - self.newest) / self.step).astype(np.int64)
+        columns = np.array([self.column_of.get(sensor, -1) for sensor in sensors])
+        here = ((rows >= 0) & (rows < self.rows))[:, None] & (columns >= 0)
+        found = self._values[rows.clip(0, self.rows - 1)[:, None], columns.clip(0)]
+        return np.where(here, found, np.float32(np.nan))
 
     def _row(self, seconds: int) -> int:
         return self.rows - 1 + (seconds - self.newest) // self.step

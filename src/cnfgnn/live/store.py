@@ -6,7 +6,9 @@ an acknowledged reading survives kill -9 and a power cut; readings that arrive t
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +29,8 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
     " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS forecasts (step INTEGER PRIMARY KEY, made REAL NOT NULL, sensors TEXT NOT NULL,"
-    " forecasts BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS forecasts (step INTEGER PRIMARY KEY, made REAL NOT NULL,"
+    " sensors TEXT NOT NULL, forecasts BLOB NOT NULL)",
 )
 
 Floats = npt.NDArray[np.float64]
@@ -55,6 +57,7 @@ class ReadingStore:
 
     def __init__(self, folder: Path) -> None:
         self.path = make_folder(folder) / FILE
+        self._lock = _locked(folder / "lock")
         with self._explained():
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -68,11 +71,12 @@ class ReadingStore:
 
     def close(self) -> None:
         self._database.close()
+        os.close(self._lock)  # releases the lock, as the end of the process would
 
     # ---- readings -----------------------------------------------------------------------------------
 
     def write(self, ids: Sequence[str], cells: Iterable[Cell], files: dict[str, FileState]) -> None:
-        """Store readings, and how far their files have been read, at once; they are on disk when it returns."""
+        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
         with self._transaction():
             self._database.executemany(
                 "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
@@ -144,3 +148,20 @@ class ReadingStore:
             raise StorageError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
+
+
+def _locked(path: Path) -> int:
+    """Hold a lock file; a second process gets a RunError that names the first."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(path, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise RunError(path.parent, f"is in use by the live service of process {owner}") from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
