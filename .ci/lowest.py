@@ -13,8 +13,9 @@ LEFT_OUT = {"torch", "cnfgnn"}
 
 
 def lowest() -> list[str]:
-    """One `name==version` for each run-time dependency, those of the federation and the live service included."""
+    """One `name==version` for each run-time dependency, with those of the federation and the live service."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *extras["federation"], *extras["live"]]
     pins = []
     for requirement in requirements:

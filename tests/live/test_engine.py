@@ -49,7 +49,7 @@ def by_command(run: Run, data: Dataset) -> np.ndarray:
 def test_each_step_gives_what_the_command_gives(method: str, trained: Callable[..., Run]) -> None:
     run = trained(method)
     engine = Engine(run, until(DATA, 60))
-    for rows in (60, 61, 70, 118, 131, 150):  # nodes 2 and 4 fall silent in between, for hours
+    for rows in (61, 118, 150):  # nodes 2 and 4 fall silent in between, for hours
         np.testing.assert_allclose(
             engine.forecast(rows_of(DATA.readings, slice(0, rows))),
             by_command(run, until(DATA, rows)),

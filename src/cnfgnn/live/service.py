@@ -113,7 +113,9 @@ class LiveService:
         self._to_write = asyncio.Event()
         self._made = {past.step: past.values for past in store.forecasts(recent.ids)}
         self._model = ThreadPoolExecutor(1, "model", initializer=lambda: torch.set_num_threads(1))
-        self._disk = ThreadPoolExecutor(1, "disk")
+        self._disk = ThreadPoolExecutor(1, "disk")  # of the database: readings wait for nothing else
+        self._files = ThreadPoolExecutor(1, "files")
+        self._unsaved: list[StoredForecast] = []  # saved with the readings that come next
 
     @property
     def is_stale(self) -> bool:
@@ -159,8 +161,11 @@ class LiveService:
             batches, self._waiting = self._waiting, []
             cells = [cell for batch in batches for cell in batch.cells]
             files = {name: state for batch in batches for name, state in batch.files.items()}
+            unsaved, self._unsaved = self._unsaved, []
             try:
-                await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, files)
+                await loop.run_in_executor(
+                    self._disk, self.store.write, self.recent.ids, cells, files, unsaved
+                )
             except Exception as error:
                 self._failed("disk", error)
                 for batch in batches:
@@ -201,8 +206,8 @@ class LiveService:
             await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
-        self._model.shutdown()
-        self._disk.shutdown()
+        for threads in (self._model, self._disk, self._files):
+            threads.shutdown()
         self.store.close()
 
     async def _forecast(self) -> None:
@@ -236,7 +241,8 @@ class LiveService:
         self._made[step] = made.values
         oldest = step - recent.step * self.engine.horizon
         self._made = {past: values for past, values in self._made.items() if past >= oldest}
-        loop.run_in_executor(self._disk, self._write_forecast, made, oldest)
+        self._unsaved = [*self._unsaved, StoredForecast(step, made.made, made.values)][-self.engine.horizon :]
+        loop.run_in_executor(self._files, self._write_latest, made)
 
     def _compute(self, step: int, readings: Readings) -> Forecast:
         """In the model's thread: the forecast after a step. If the model fails, there is still a fallback."""
@@ -280,19 +286,16 @@ class LiveService:
                 errors[:, ahead - 1] = truth - past[:, ahead - 1]
         self.intervals.observe(errors)
 
-    def _write_forecast(self, made: Forecast, oldest: int) -> None:
-        """In the disk's thread: keep the forecast, and write latest.csv."""
+    def _write_latest(self, made: Forecast) -> None:
+        """In a thread of its own: write latest.csv."""
+        if self.latest_file is None:
+            return
         try:
-            self.store.write_forecast(StoredForecast(made.step, made.made, made.values), made.ids, oldest)
-            self._write_latest(made)
+            write_whole(self.latest_file, made.csv(self.clock.now()))
         except Exception as error:  # a full disk does not end the service
             self._failed("files", error)
         else:
             self.problems.pop("files", None)
-
-    def _write_latest(self, made: Forecast) -> None:
-        if self.latest_file is not None:
-            write_whole(self.latest_file, made.csv(self.clock.now()))
 
     async def _watch_age(self) -> None:
         """When a forecast has become too old, say so in latest.csv: its readers may not compare times."""
@@ -307,7 +310,7 @@ class LiveService:
                 await asyncio.sleep(min(left + 0.01, 1.0))
                 continue
             told = made
-            await asyncio.get_running_loop().run_in_executor(self._disk, self._write_forecast, made, 0)
+            await asyncio.get_running_loop().run_in_executor(self._files, self._write_latest, made)
 
     def _failed(self, part: str, error: Exception) -> None:
         """Note that a part failed; a sentence in /health, a count in /metrics, a line in the log."""

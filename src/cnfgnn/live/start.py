@@ -211,7 +211,8 @@ def _deadline(settings: LiveSettings, step: int) -> float:
 def _listening(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 lets the system choose one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
+    # asyncio switches off the waiting of TCP for more to send only if the protocol is named here.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -75,17 +75,35 @@ class ReadingStore:
 
     # ---- readings -----------------------------------------------------------------------------------
 
-    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: dict[str, FileState]) -> None:
-        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
+    def write(
+        self,
+        ids: Sequence[str],
+        cells: Iterable[Cell],
+        files: Mapping[str, FileState],
+        forecasts: Sequence[StoredForecast] = (),
+    ) -> None:
+        """Store readings, how far their files have been read, and forecasts that were made before; all of it
+        is on disk when this returns. Of the forecasts, those are kept whose horizon the newest one is in."""
+        execute, execute_many = self._database.execute, self._database.executemany
         with self._transaction():
-            self._database.executemany(
+            execute_many(
                 "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
                 ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
             )
-            self._database.executemany(
+            execute_many(
                 "INSERT OR REPLACE INTO files VALUES (?, ?)",
                 ((name, json.dumps(state)) for name, state in files.items()),
             )
+            for made in forecasts:
+                content = made.values.astype("<f8").tobytes()
+                row = (made.step, made.made, json.dumps(list(ids)), content)
+                execute("INSERT OR REPLACE INTO forecasts VALUES (?, ?, ?, ?)", row)
+                most = made.values.shape[1]
+                execute(
+                    "DELETE FROM forecasts WHERE step NOT IN"
+                    " (SELECT step FROM forecasts ORDER BY step DESC LIMIT ?)",
+                    (most,),
+                )
 
     def readings(self, since: int) -> Iterator[tuple[int, str, float]]:
         """Time, sensor and value of the readings from a time on, in the order of time."""
@@ -107,16 +125,6 @@ class ReadingStore:
         return {name: FileState(*json.loads(state)) for name, state in rows}
 
     # ---- forecasts ----------------------------------------------------------------------------------
-
-    def write_forecast(self, forecast: StoredForecast, ids: Sequence[str], keep_from: int) -> None:
-        """Store a forecast, and delete those of steps before `keep_from`."""
-        content = forecast.values.astype("<f8").tobytes()
-        with self._transaction():
-            self._database.execute(
-                "INSERT OR REPLACE INTO forecasts VALUES (?, ?, ?, ?)",
-                (forecast.step, forecast.made, json.dumps(list(ids)), content),
-            )
-            self._database.execute("DELETE FROM forecasts WHERE step < ?", (keep_from,))
 
     def forecasts(self, ids: Sequence[str]) -> list[StoredForecast]:
         """The forecasts for exactly these sensors, by step."""
