@@ -1,4 +1,4 @@
-"""Readings from a folder: a file that grows, and new files that appear.
+"""Readings from a folder: its file that grows, and new files whose names begin with `readings`.
 
 Only whole lines are read, so that a line in the middle of being written is never taken for a reading; a last
 line without an end counts once its file has not changed for a moment. A line that cannot be read is refused,
@@ -24,7 +24,7 @@ from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState
 
 SUFFIXES = (".csv", ".parquet", ".h5")
-NOT_READINGS = ("sensors.csv", "edges.csv", "latest.csv")
+BEGINNING = "readings"  # of the names of files that appear beside the first one
 QUIET = 2.0  # seconds without a change after which a last line without an end counts
 LINES_ALONE = 2000  # lines that are tried one by one if they cannot be read together
 BLOCK = 1 << 16  # bytes in which the end of the last line is sought
@@ -48,8 +48,8 @@ class FolderSource:
         seconds: float = 1.0,
     ) -> None:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
-        name, state = begun_with
-        self.states = service.store.files() | {name: state}
+        self.begun_with, state = begun_with
+        self.states = service.store.files() | {self.begun_with: state}
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -81,10 +81,9 @@ class FolderSource:
     def _files(self) -> list[Path]:
         if self.path.is_file():
             return [self.path]
+        named = (file for file in self.path.iterdir() if file.suffix in SUFFIXES)
         return sorted(
-            file
-            for file in self.path.iterdir()
-            if file.suffix in SUFFIXES and file.name not in NOT_READINGS and not file.name.startswith(".")
+            file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with
         )
 
     def _new(self, file: Path) -> tuple[FileState, list[Readings], list[str]]:

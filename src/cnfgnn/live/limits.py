@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-MOST_BYTES = 8 << 20  # of one upload
+MOST_BYTES = 4 << 20  # of one upload
+MOST_BYTES_AT_ONCE = 64 << 20  # of all uploads that are under way
 UPLOADS_PER_SECOND = 100.0  # in the long run
 UPLOADS_AT_ONCE = 1000  # sensors that each send for themselves do so at the same moment
+MOST_CONNECTIONS = 1000
 MOST_STREAMS = 200  # listeners to events at the same time
 
 

@@ -41,6 +41,7 @@ from cnfgnn.live.store import FileState, ReadingStore, StoredForecast
 
 REFUSALS_NAMED = 20  # in an answer; the others are only counted
 LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
+AT_A_TIME = 2000  # readings that are looked at without a pause
 MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
 
 log = logging.getLogger(__name__)
@@ -136,7 +137,9 @@ class LiveService:
         if sum(len(batch.cells) for batch in self._waiting) > MOST_WAITING:
             raise Busy
         receipt, cells = Receipt(), []
-        for reading in arrived:
+        for number, reading in enumerate(arrived, start=1):
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)  # let others go on during a large upload
             verdict, cell = self.recent.judge(reading, self.clock)
             receipt.counts[verdict] += 1
             if verdict.is_stored and cell is not None:

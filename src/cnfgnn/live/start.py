@@ -23,7 +23,7 @@ from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine
 from cnfgnn.live.folder_source import FolderSource, state_of
-from cnfgnn.live.limits import MOST_BYTES
+from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.recent import Cell, RecentReadings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
@@ -128,6 +128,7 @@ class LiveProcess:
             log_config=None,
             access_log=False,
             lifespan="off",
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=ENDS_WITHIN,
             timeout_keep_alive=65,
             server_header=False,

@@ -14,8 +14,8 @@ import hmac
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,14 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
 from cnfgnn.live.forecasts import Forecast
-from cnfgnn.live.limits import MOST_BYTES, MOST_STREAMS, UPLOADS_AT_ONCE, UPLOADS_PER_SECOND, Rate
+from cnfgnn.live.limits import (
+    MOST_BYTES,
+    MOST_BYTES_AT_ONCE,
+    MOST_STREAMS,
+    UPLOADS_AT_ONCE,
+    UPLOADS_PER_SECOND,
+    Rate,
+)
 from cnfgnn.live.observations import MalformedInput, read_csv, read_json
 from cnfgnn.live.recent import Arrived
 from cnfgnn.live.service import Busy, LiveService, Receipt
@@ -41,7 +48,9 @@ KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+class TooLarge(Exception):
+    """A body that is larger than one may be."""
 
 
 class Web:
@@ -50,6 +59,7 @@ class Web:
     def __init__(self, service: LiveService, options: ReadingOptions, most_bytes: int = MOST_BYTES) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
+        self._bytes_under_way = 0
         self._streams: set[asyncio.Queue[Forecast]] = set()
         service.listeners.append(self._tell_streams)
 
@@ -73,42 +83,56 @@ class Web:
         if not self.uploads.admits():
             problem = f"more than {UPLOADS_PER_SECOND:g} uploads a second: send readings together, or later"
             return error(429, problem, {"Retry-After": "1"})
-        body = await self._body(request)
-        if body is None:
-            problem = f"the body is larger than {self.most_bytes} bytes: send it in parts"
-            return error(413, problem)
-        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
         try:
-            if kind == JSON:
-                arrived = await self._read(body, self._from_json)
-            elif kind == CSV:
-                arrived = await self._read(body, self._from_csv)
-            else:
-                return error(415, f"send readings as {JSON} or {CSV}, not as {kind[:80]}")
-            receipt = await self.service.take(arrived, "http")
+            return await self._taken(request)
         except MalformedInput as problem:
             return error(400, str(problem))
+        except TooLarge:
+            return error(413, f"the body is larger than {self.most_bytes} bytes: send it in parts")
         except Busy:
-            return error(503, "too many readings wait for the disk: send them later", {"Retry-After": "5"})
+            return error(503, "too many readings arrive at once: send them later", {"Retry-After": "5"})
         except StorageError as problem:
             return error(507, f"the readings were not taken: {problem}")
+
+    async def _taken(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if kind not in (JSON, CSV):
+            return error(415, f"send readings as {JSON} or {CSV}, not as {kind[:80]}")
+        read = self._from_json if kind == JSON else self._from_csv
+        with self._under_way() as added:
+            body = await self._body(request, added)
+            arrived = read(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read, body)
+            receipt = await self.service.take(arrived, "http")
         return answer(self._receipt(receipt), 422 if _none_was_usable(receipt) else 200)
 
-    async def _body(self, request: Request) -> bytes | None:
-        """The body; None if it is too large."""
+    @contextmanager
+    def _under_way(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of an upload while it is under way."""
+        mine = 0
+
+        def added(count: int) -> None:
+            nonlocal mine
+            mine += count
+            self._bytes_under_way += count
+            if mine > self.most_bytes:
+                raise TooLarge
+            if self._bytes_under_way > MOST_BYTES_AT_ONCE:
+                raise Busy
+
+        try:
+            yield added
+        finally:
+            self._bytes_under_way -= mine
+
+    async def _body(self, request: Request, added: Callable[[int], None]) -> bytes:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.most_bytes:
-            return None
-        parts, size = [], 0
+            raise TooLarge
+        parts = []
         async for part in request.stream():
-            size += len(part)
-            if size > self.most_bytes:
-                return None
+            added(len(part))
             parts.append(part)
         return b"".join(parts)
-
-    async def _read(self, body: bytes, read: Callable[[bytes], list[Arrived]]) -> list[Arrived]:
-        return read(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read, body)
 
     def _from_json(self, body: bytes) -> list[Arrived]:
         return read_json(body, self.service.zone, self.service.clock.now())
