@@ -58,7 +58,7 @@ class FolderSource:
                 await self.look()
                 self.service.problems.pop("folder", None)
             except (CnfgnnError, OSError) as error:  # it may come back
-                self.service._failed("folder", error)
+                self.service.failed("folder", error)
             await asyncio.sleep(self.seconds)
 
     async def look(self) -> None:

@@ -85,14 +85,14 @@ class Forecast:
         """As JSON; of some sensors, or of all."""
         head = json.dumps(self._head() | {"stale": now > self.valid_until}, allow_nan=False)
         if sensors is None:
-            body = self._all_sensors
+            body = self.sensors_json
         else:
             chosen = (row for row, sensor in enumerate(self.ids) if sensor in sensors)
             body = json.dumps({self.ids[row]: self._sensor(row) for row in chosen}, allow_nan=False)
         return f'{head[:-1]}, "sensors": {body}}}'.encode()
 
     @cached_property
-    def _all_sensors(self) -> str:
+    def sensors_json(self) -> str:
         return json.dumps({s: self._sensor(row) for row, s in enumerate(self.ids)}, allow_nan=False)
 
     def _head(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class LiveService:
                     self._disk, self.store.write, self.recent.ids, cells, files, unsaved
                 )
             except Exception as error:
-                self._failed("disk", error)
+                self.failed("disk", error)
                 for batch in batches:
                     if not batch.done.done():
                         batch.done.set_exception(error)
@@ -258,7 +258,7 @@ class LiveService:
             values = engine.forecast(readings)
             self.problems.pop("model", None)
         except Exception as error:  # the service goes on, whatever the readings did to the model
-            self._failed("model", error)
+            self.failed("model", error)
             values = np.full_like(simple, np.nan)
         lacking = ~np.isfinite(values).all(axis=1)
         values = np.where(lacking[:, None], simple, values)
@@ -274,7 +274,7 @@ class LiveService:
             last_reading=last_reading_times(readings),
             ranges={} if self.intervals is None else self.intervals.ranges(values),
         )
-        _ = forecast._all_sensors  # every request needs it: not in the event loop
+        _ = forecast.sensors_json  # every request needs it: not in the event loop
         return forecast
 
     def _learn(self, step: int, readings: Readings) -> None:
@@ -296,7 +296,7 @@ class LiveService:
         try:
             write_whole(self.latest_file, made.csv(self.clock.now()))
         except Exception as error:  # a full disk does not end the service
-            self._failed("files", error)
+            self.failed("files", error)
         else:
             self.problems.pop("files", None)
 
@@ -315,7 +315,7 @@ class LiveService:
             told = made
             await asyncio.get_running_loop().run_in_executor(self._files, self._write_latest, made)
 
-    def _failed(self, part: str, error: Exception) -> None:
+    def failed(self, part: str, error: Exception) -> None:
         """Note that a part failed; a sentence in /health, a count in /metrics, a line in the log."""
         self.metrics.failures.labels(part).inc()
         sentence = str(error) if isinstance(error, CnfgnnError) else f"{type(error).__name__}: {error}"

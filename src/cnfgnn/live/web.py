@@ -225,7 +225,7 @@ class Web:
         return Response(self.service.metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _failed(self, request: Request, problem: Exception) -> Response:
-        self.service._failed("http", problem)
+        self.service.failed("http", problem)
         return error(500, "the request failed: see the service's log")
 
 
