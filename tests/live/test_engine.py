@@ -45,7 +45,15 @@ def by_command(run: Run, data: Dataset) -> np.ndarray:
     return forecast_run(run, data).to_numpy().T
 
 
-@pytest.mark.parametrize("method", ["cnfgnn-plus", PRIVATE, "at-fedavg", "sl", "gru-central", "gru-local"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "cnfgnn-plus",
+        PRIVATE,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("at-fedavg", "sl", "gru-central")),
+        "gru-local",
+    ],
+)
 def test_each_step_gives_what_the_command_gives(method: str, trained: Callable[..., Run]) -> None:
     run = trained(method)
     engine = Engine(run, until(DATA, 60))

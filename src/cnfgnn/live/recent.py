@@ -161,8 +161,8 @@ class RecentReadings:
     def recently_present(self, seconds: int, steps: int) -> Bools:
         """(n,): which sensors have sent something in the steps before this one."""
         row = self._row(seconds)
-        there: Bools = ~np.isnan(self._values[max(0, row - steps) : max(0, row)]).all(axis=0)
-        return there
+        silent = np.isnan(self._values[max(0, row - steps) : max(0, row)])
+        return np.asarray(~silent.all(axis=0))
 
     def values_at(self, sensors: Sequence[str], seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """(times, sensors): what is known at these times; NaN for whatever is not."""

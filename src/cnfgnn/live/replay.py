@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -62,7 +62,7 @@ class Player:
     def close(self) -> None:
         self._connection.close()
 
-    def _post(self, body: str) -> tuple[int, dict[str, object]]:
+    def _post(self, body: str) -> tuple[int, dict[str, Any]]:
         try:
             self._connection.request("POST", self.path, body, self._headers)
             response = self._connection.getresponse()
