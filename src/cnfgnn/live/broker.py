@@ -128,7 +128,7 @@ class Broker:
             if len(message.payload) > MOST_BYTES:
                 raise MalformedInput(f"the message is larger than {MOST_BYTES} bytes")
             datastream = datastream_of(message.topic)
-            arrived = read_json(message.payload, service.zone, service.clock.now(), datastream)
+            arrived = read_json(bytes(message.payload), service.zone, service.clock.now(), datastream)
             await service.take(arrived, "mqtt")
         except MalformedInput as problem:
             service.metrics.failures.labels("mqtt message").inc()

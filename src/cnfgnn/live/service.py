@@ -260,7 +260,7 @@ class LiveService:
         except Exception as error:  # the service goes on, whatever the readings did to the model
             self.failed("model", error)
             values = np.full_like(simple, np.nan)
-        lacking = ~np.isfinite(values).all(axis=1)
+        lacking = np.asarray(~np.isfinite(values).all(axis=1))
         values = np.where(lacking[:, None], simple, values)
         forecast = Forecast(
             ids=recent.ids,

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -159,8 +159,9 @@ class LiveProcess:
 class _Server(uvicorn.Server):
     """uvicorn that leaves signals alone: the service ends as a whole."""
 
-    def capture_signals(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], None]) -> None:
