@@ -347,3 +347,18 @@ def test_old_rows_make_room_for_new_ones(small_run: SmallRun) -> None:
     np.testing.assert_array_equal(held.values[:15], small_run.data.readings.values[KNOWN - 15 : KNOWN])
     recent.advance(recent.newest + 50 * STEP)
     assert np.isnan(recent.until(recent.newest).values).all()
+
+
+def test_whoever_listens_cannot_stop_the_service(on_bench: OnBench) -> None:
+    async def test(bench: Bench) -> None:
+        def broken(_: Forecast) -> None:
+            raise ValueError("a listener is broken")
+
+        bench.service.listeners.append(broken)
+        for row in (KNOWN, KNOWN + 1):
+            bench.clock.moment = bench.time(row) + 1
+            await bench.service.take(bench.cells(row), "test")
+            await bench.forecast_of(row)
+        assert bench.service.problems["forecast"] == "ValueError: a listener is broken"
+
+    on_bench(test)

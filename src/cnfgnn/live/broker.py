@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from cnfgnn.errors import CnfgnnError, ConfigError
+from cnfgnn.errors import ConfigError
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import MOST_BYTES
 from cnfgnn.live.observations import MalformedInput, datastream_of, read_json
@@ -133,7 +133,9 @@ class Broker:
         except MalformedInput as problem:
             service.metrics.failures.labels("mqtt message").inc()
             log.warning("mqtt, %s: %s", message.topic[:200], problem)
-        except (Busy, CnfgnnError):  # not on disk: it is delivered again after the next connection
+        except Exception as error:  # not on disk: it is delivered again after the next connection
+            if not isinstance(error, Busy):
+                service.failed("mqtt message", error)
             return
         self.client.ack(message.mid, message.qos)
 

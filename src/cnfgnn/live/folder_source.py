@@ -18,7 +18,7 @@ import numpy as np
 from cnfgnn.data.formats import read_readings
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.errors import CnfgnnError, DataError
+from cnfgnn.errors import DataError
 from cnfgnn.live.recent import Arrived, RecentReadings
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState
@@ -57,7 +57,7 @@ class FolderSource:
             try:
                 await self.look()
                 self.service.problems.pop("folder", None)
-            except (CnfgnnError, OSError) as error:  # it may come back
+            except Exception as error:  # the folder may come back, and the other ways in still work
                 self.service.failed("folder", error)
             await asyncio.sleep(self.seconds)
 

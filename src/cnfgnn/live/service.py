@@ -225,7 +225,11 @@ class LiveService:
                     await asyncio.wait_for(self._arrived.wait(), min(max(wait, 0.01), LONGEST_SLEEP))
                 continue
             begun = self._last_arrival if step == self.recent.newest else time.perf_counter()
-            await self._make(step, begun)
+            try:
+                await self._make(step, begun)
+                self.problems.pop("forecast", None)
+            except Exception as error:  # the next step is another chance
+                self.failed("forecast", error)
 
     async def _make(self, step: int, begun: float) -> None:
         recent = self.recent
