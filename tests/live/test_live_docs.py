@@ -42,7 +42,7 @@ def test_the_examples_of_readings_are_read_as_the_page_says() -> None:
 
 
 def test_the_example_of_csv_is_read_as_the_page_says(tmp_path: Path) -> None:
-    (block,) = blocks("csv")
+    (block,) = blocks("text")
     (tmp_path / "body.csv").write_text(block)
     found = read_csv(tmp_path / "body.csv", ReadingOptions(), "the body")
     assert found == [Arrived("north", at(20), 58.5), Arrived("south", at(20), 56.5)]
