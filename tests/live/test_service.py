@@ -282,16 +282,17 @@ def test_readings_that_cannot_be_written_are_not_taken(
     on_bench(test)
 
 
-def test_intervals_learn_from_the_errors_of_earlier_forecasts(on_bench: OnBench) -> None:
+def test_ranges_learn_from_readings_and_go_out_with_forecasts(on_bench: OnBench) -> None:
     class Recorded:
         def __init__(self) -> None:
-            self.errors: list[np.ndarray] = []
+            self.told: list[tuple[int, list[float], bool]] = []
 
-        def observe(self, errors: np.ndarray) -> None:
-            self.errors.append(errors)
+        def observe(self, row: int, readings: np.ndarray, observed: np.ndarray) -> None:
+            self.told.append((row, readings.tolist(), bool(observed.all())))
 
-        def ranges(self, forecast: np.ndarray) -> dict[str, np.ndarray]:
-            return {"low_80": forecast - 1, "high_80": forecast + 1}
+        def issue(self, row: int, forecasts: np.ndarray) -> dict[str, np.ndarray]:
+            assert row == self.told[-1][0]
+            return {"low_80": forecasts - 1, "high_80": forecasts + 1}
 
     async def test(bench: Bench) -> None:
         intervals = bench.service.intervals = Recorded()
@@ -299,10 +300,9 @@ def test_intervals_learn_from_the_errors_of_earlier_forecasts(on_bench: OnBench)
             bench.clock.moment = bench.time(row) + 1
             await bench.service.take(bench.cells(row), "test")
             made = await bench.forecast_of(row)
-        first = bench.made[0]
-        truth = np.array([cell.value for cell in bench.cells(KNOWN + 1)], dtype=np.float32)
-        np.testing.assert_allclose(intervals.errors[1][:, 1], truth - first.values[:, 1], rtol=1e-6)
-        assert np.isnan(intervals.errors[1][:, 2:]).all()
+        sent = [[float(np.float32(cell.value)) for cell in bench.cells(row)] for row in (KNOWN, KNOWN + 1)]
+        numbers = [bench.time(row) // STEP for row in (KNOWN, KNOWN + 1)]
+        assert intervals.told == [(numbers[0], sent[0], True), (numbers[1], sent[1], True)]
         assert made.csv(0).splitlines()[0].endswith(b"stale,low_80,high_80")
         assert b'"low_80": [' in made.json(0)
 

@@ -29,13 +29,14 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Intervals(Protocol):
-    """Ranges around forecasts that follow how large their errors have been."""
+    """Ranges around forecasts that follow how large their errors have been; a row is a number of time steps
+    since 1970."""
 
-    def observe(self, errors: Floats) -> None:
-        """Learn from the errors (n t) of the step that has just been measured; NaN where there is none."""
+    def observe(self, row: int, readings: Floats, observed: Bools) -> None:
+        """Learn from the readings (n,) of a row, and which of them were observed (n,)."""
 
-    def ranges(self, forecast: Floats) -> Mapping[str, Floats]:
-        """Bounds (n t) around a forecast (n t) by the name of their column, such as `low_80`."""
+    def issue(self, row: int, forecasts: Floats) -> Mapping[str, Floats]:
+        """Bounds (n t) of the forecasts (n t) after a row, by the name of their column, such as `low_80`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ from cnfgnn.live.forecasts import (
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
-from cnfgnn.live.store import FileState, ReadingStore, StoredForecast
+from cnfgnn.live.store import FileState, ReadingStore
 
 REFUSALS_NAMED = 20  # in an answer; the others are only counted
 LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
@@ -112,11 +112,9 @@ class LiveService:
         self._last_arrival = time.perf_counter()
         self._waiting: list[Batch] = []
         self._to_write = asyncio.Event()
-        self._made = {past.step: past.values for past in store.forecasts(recent.ids)}
         self._model = ThreadPoolExecutor(1, "model", initializer=lambda: torch.set_num_threads(1))
         self._disk = ThreadPoolExecutor(1, "disk")  # of the database: readings wait for nothing else
         self._files = ThreadPoolExecutor(1, "files")
-        self._unsaved: list[StoredForecast] = []  # saved with the readings that come next
 
     @property
     def is_stale(self) -> bool:
@@ -164,11 +162,8 @@ class LiveService:
             batches, self._waiting = self._waiting, []
             cells = [cell for batch in batches for cell in batch.cells]
             files = {name: state for batch in batches for name, state in batch.files.items()}
-            unsaved, self._unsaved = self._unsaved, []
             try:
-                await loop.run_in_executor(
-                    self._disk, self.store.write, self.recent.ids, cells, files, unsaved
-                )
+                await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, files)
             except Exception as error:
                 self.failed("disk", error)
                 for batch in batches:
@@ -238,17 +233,12 @@ class LiveService:
         recent.advance(step)
         readings = recent.until(step)
         recent.made = step
-        self._learn(step, readings)
         loop = asyncio.get_running_loop()
         made = await loop.run_in_executor(self._model, self._compute, step, readings)
         self.latest = made
         self.metrics.forecast_made(made, time.perf_counter() - begun)
         for listener in self.listeners:
             listener(made)
-        self._made[step] = made.values
-        oldest = step - recent.step * self.engine.horizon
-        self._made = {past: values for past, values in self._made.items() if past >= oldest}
-        self._unsaved = [*self._unsaved, StoredForecast(step, made.made, made.values)][-self.engine.horizon :]
         loop.run_in_executor(self._files, self._write_latest, made)
 
     def _compute(self, step: int, readings: Readings) -> Forecast:
@@ -276,22 +266,18 @@ class LiveService:
             values=values,
             quality=np.where(lacking, QUALITIES.index("fallback"), quality),
             last_reading=last_reading_times(readings),
-            ranges={} if self.intervals is None else self.intervals.ranges(values),
+            ranges=self._ranges(readings, values),
         )
         _ = forecast.sensors_json  # every request needs it: not in the event loop
         return forecast
 
-    def _learn(self, step: int, readings: Readings) -> None:
-        """Tell the intervals how far off earlier forecasts of this step's readings were."""
+    def _ranges(self, readings: Readings, values: Floats) -> Mapping[str, Floats]:
+        """The ranges of a forecast, after they have learned from the readings of its step."""
         if self.intervals is None:
-            return
-        truth = np.where(readings.missing[-1], np.nan, readings.values[-1]).astype(np.float64)
-        errors: Floats = np.full((len(truth), self.engine.horizon), np.nan)
-        for ahead in range(1, self.engine.horizon + 1):
-            past = self._made.get(step - ahead * self.recent.step)
-            if past is not None:
-                errors[:, ahead - 1] = truth - past[:, ahead - 1]
-        self.intervals.observe(errors)
+            return {}
+        row = int(readings.times[-1].astype("datetime64[s]").astype(np.int64)) // self.recent.step
+        self.intervals.observe(row, readings.values[-1].astype(np.float64), ~readings.missing[-1])
+        return self.intervals.issue(row, values)
 
     def _write_latest(self, made: Forecast) -> None:
         """In a thread of its own: write latest.csv."""

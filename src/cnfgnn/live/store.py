@@ -1,4 +1,4 @@
-"""The service's memory on disk: every reading that was acknowledged, and the last forecasts.
+"""The service's memory on disk: every reading that was acknowledged.
 
 A SQLite database with a write-ahead log. `synchronous = FULL` flushes the log with every transaction, so that
 an acknowledged reading survives kill -9 and a power cut; readings that arrive together share a flush.
@@ -15,9 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import make_folder
 from cnfgnn.live.recent import Cell
@@ -29,11 +26,7 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
     " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS forecasts (step INTEGER PRIMARY KEY, made REAL NOT NULL,"
-    " sensors TEXT NOT NULL, forecasts BLOB NOT NULL)",
 )
-
-Floats = npt.NDArray[np.float64]
 
 
 class FileState(NamedTuple):
@@ -44,20 +37,19 @@ class FileState(NamedTuple):
     read: int  # bytes
 
 
-class StoredForecast(NamedTuple):
-    """A forecast that was made earlier: (n t)."""
-
-    step: int
-    made: float
-    values: Floats
-
-
 class ReadingStore:
     """The database in a folder; one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = make_folder(folder) / FILE
         self._lock = _locked(folder / "lock")
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
         with self._explained():
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -67,6 +59,7 @@ class ReadingStore:
             self._database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))
             [found] = self._database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
         if found != FORMAT:
+            self._database.close()
             raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
 
     def close(self) -> None:
@@ -75,35 +68,17 @@ class ReadingStore:
 
     # ---- readings -----------------------------------------------------------------------------------
 
-    def write(
-        self,
-        ids: Sequence[str],
-        cells: Iterable[Cell],
-        files: Mapping[str, FileState],
-        forecasts: Sequence[StoredForecast] = (),
-    ) -> None:
-        """Store readings, how far their files have been read, and forecasts that were made before; all of it
-        is on disk when this returns. Of the forecasts, those are kept whose horizon the newest one is in."""
-        execute, execute_many = self._database.execute, self._database.executemany
+    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
+        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
         with self._transaction():
-            execute_many(
+            self._database.executemany(
                 "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
                 ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
             )
-            execute_many(
+            self._database.executemany(
                 "INSERT OR REPLACE INTO files VALUES (?, ?)",
                 ((name, json.dumps(state)) for name, state in files.items()),
             )
-            for made in forecasts:
-                content = made.values.astype("<f8").tobytes()
-                row = (made.step, made.made, json.dumps(list(ids)), content)
-                execute("INSERT OR REPLACE INTO forecasts VALUES (?, ?, ?, ?)", row)
-                most = made.values.shape[1]
-                execute(
-                    "DELETE FROM forecasts WHERE step NOT IN"
-                    " (SELECT step FROM forecasts ORDER BY step DESC LIMIT ?)",
-                    (most,),
-                )
 
     def readings(self, since: int) -> Iterator[tuple[int, str, float]]:
         """Time, sensor and value of the readings from a time on, in the order of time."""
@@ -123,20 +98,6 @@ class ReadingStore:
         with self._explained():
             rows = self._database.execute("SELECT name, state FROM files").fetchall()
         return {name: FileState(*json.loads(state)) for name, state in rows}
-
-    # ---- forecasts ----------------------------------------------------------------------------------
-
-    def forecasts(self, ids: Sequence[str]) -> list[StoredForecast]:
-        """The forecasts for exactly these sensors, by step."""
-        with self._explained():
-            rows = self._database.execute(
-                "SELECT step, made, forecasts FROM forecasts WHERE sensors = ? ORDER BY step",
-                (json.dumps(list(ids)),),
-            ).fetchall()
-        return [
-            StoredForecast(step, made, np.frombuffer(content, dtype="<f8").reshape(len(ids), -1))
-            for step, made, content in rows
-        ]
 
     # -------------------------------------------------------------------------------------------------
 
