@@ -19,6 +19,7 @@ from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.runs.forecast import forecast_run
+from tests.conftest import HISTORY
 from tests.live.small_service import KNOWN, SENSORS, SmallRun, readings_like
 
 STEP, DEADLINE = 300, 60.0
@@ -55,7 +56,7 @@ class Bench:
             ReadingStore(state),
             self.clock,
             Zone(utc=False),
-            Schedule(STEP, DEADLINE, 12),
+            Schedule(STEP, DEADLINE, HISTORY),
             state / "latest.csv",
         )
         self.made: list[Forecast] = []
@@ -143,13 +144,13 @@ def test_at_the_deadline_the_forecast_is_made_with_who_is_there(on_bench: OnBenc
 
 def test_a_sensor_that_has_been_silent_for_a_history_is_not_waited_for(on_bench: OnBench) -> None:
     async def test(bench: Bench) -> None:
-        for row in range(KNOWN, KNOWN + 13):
+        for row in range(KNOWN, KNOWN + HISTORY + 1):
             bench.clock.moment = bench.time(row) + DEADLINE
             await bench.service.take(bench.cells(row, leave_out=(3,)), "test")
             await bench.forecast_of(row)
-        bench.clock.moment = bench.time(KNOWN + 13) + 1  # well before the deadline
-        await bench.service.take(bench.cells(KNOWN + 13, leave_out=(3,)), "test")
-        made = await bench.forecast_of(KNOWN + 13)
+        bench.clock.moment = bench.time(KNOWN + HISTORY + 1) + 1  # well before the deadline
+        await bench.service.take(bench.cells(KNOWN + HISTORY + 1, leave_out=(3,)), "test")
+        made = await bench.forecast_of(KNOWN + HISTORY + 1)
         assert made.counts()["fallback"] == 1
         profile = bench.service.engine.weekly_profiles
         assert profile is not None

@@ -19,6 +19,7 @@ from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.limits import Rate
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.forecast import forecast_run
+from tests.conftest import HORIZON
 from tests.live.small_service import KNOWN, Client, SmallRun, serving, wait_for
 
 TOKEN = "a-token-of-some-length"
@@ -71,7 +72,7 @@ def test_forecasts_say_how_old_they_are_and_until_when_they_may_be_used(client: 
     assert set(made) == {"step", "made", "lastReading", "validUntil", "times", "stale", "sensors"}
     assert made["stale"] is False
     assert made["step"] <= made["made"] < made["validUntil"]
-    assert len(made["times"]) == 12
+    assert len(made["times"]) == HORIZON
     told = made["sensors"]["s0"]
     assert set(told) == {"quality", "lastReading", "values"}
 
@@ -81,7 +82,7 @@ def test_csv_has_the_same_forecasts_as_json(client: Client) -> None:
     for answer in (client.get("/forecasts?format=csv"), client.get("/forecasts", Accept="text/csv")):
         assert answer.headers["content-type"] == "text/csv; charset=utf-8"
         rows = list(csv.DictReader(io.StringIO(answer.body.decode())))
-        assert len(rows) == 6 * 12
+        assert len(rows) == 6 * HORIZON
         for row in rows:
             ahead = made["times"].index(row["time"])
             assert float(row["forecast"]) == made["sensors"][row["sensor"]]["values"][ahead]
@@ -94,7 +95,7 @@ def test_some_sensors_can_be_asked_for(client: Client) -> None:
     found = client.get("/forecasts?sensor=s1&sensor=s3")
     assert list(found.json["sensors"]) == ["s1", "s3"]
     lines = client.get("/forecasts?sensor=s1&format=csv").body.decode().splitlines()
-    assert len(lines) == 13
+    assert len(lines) == 1 + HORIZON
 
 
 def test_events_tell_every_forecast_the_moment_it_is_made(

@@ -32,6 +32,7 @@ NEEDED = {
     "paho": "paho-mqtt",
     "prometheus_client": "prometheus-client",
 }
+CLOCKS = ("system", "feed")
 TOKEN, MQTT_PASSWORD = "CNFGNN_LIVE_TOKEN", "CNFGNN_MQTT_PASSWORD"
 
 
@@ -50,6 +51,16 @@ live_app = typer.Typer(
     help="Serve a run: forecasts the moment readings arrive. `cnfgnn live RUN` is short for `live run RUN`.",
 )
 
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
+]
+ClockOption = Annotated[
+    str, typer.Option(help="system: the machine's clock; feed: the times of a recording set the clock.")
+]
+TimezoneOption = Annotated[
+    str, typer.Option(help="The zone of the clock, if the run's times have none; like Europe/Paris.")
+]
 HostOption = Annotated[
     str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
 ]
@@ -79,17 +90,10 @@ def run(
     latest: Annotated[
         Path | None, typer.Option(help="The file with the last forecast; default latest.csv in that folder.")
     ] = None,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
-    ] = None,
-    clock: Annotated[
-        str, typer.Option(help="system: the machine's clock; feed: the times of a recording set the clock.")
-    ] = "system",
+    deadline: DeadlineOption = None,
+    clock: ClockOption = "system",
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
-    timezone: Annotated[
-        str, typer.Option(help="The zone of the clock, if the run's times have none; like Europe/Paris.")
-    ] = "",
+    timezone: TimezoneOption = "",
     host: HostOption = "127.0.0.1",
     port: PortOption = 8707,
     token_file: TokenOption = None,
@@ -105,11 +109,11 @@ def run(
     docs/live.md says what happens to readings that are late, repeated, wrong or missing.
     """
     check_installed()
+    if clock not in CLOCKS:
+        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
     from cnfgnn.live.start import LiveSettings, run_live
     from cnfgnn.runs.folder import Run
 
-    if clock not in ("system", "feed"):
-        raise ConfigError("--clock", f"there is no clock {clock!r}", ("system", "feed"))
     settings = LiveSettings(
         data=data,
         state=state,
