@@ -164,7 +164,7 @@ def test_the_graph_of_the_new_data_is_the_one_that_counts(trained: Callable[...,
     assert not np.allclose(forecast_run(run, DATA).to_numpy(), forecast_run(run, lonely).to_numpy())
 
 
-def test_readings_arewith_rows_ahead_by_nothing_but_time() -> None:
+def test_readings_are_extended_by_nothing_but_time() -> None:
     from cnfgnn.runs.forecast import with_rows_ahead
 
     longer: Readings = with_rows_ahead(DATA.readings, 4)
