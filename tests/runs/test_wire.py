@@ -131,4 +131,4 @@ def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
     assert not torch.equal(scores[wire, True], scores["full", True])
     # Over all sensors: with a few windows, rounding may decide which penalty a sensor chooses.
     narrow, full = (scores[kind, True].sum(dim=(0, 1)) for kind in (wire, "full"))
-    torch.testing.assert_close(narrow, full, rtol=0.05, atol=0.5)
+    torch.testing.assert_close(narrow, full, rtol=0.1, atol=0.5)
