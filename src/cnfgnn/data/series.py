@@ -309,10 +309,7 @@ class PreparedSeries:
         batch, _ = self._at(starts[windows], None)
         told = None if means is None else means[:, windows].to(batch.x.dtype)
         inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
-        complete = torch.ones_like(change[..., 0], dtype=torch.bool)
-        if batch.weight is not None:
-            complete = batch.weight.amin(dim=-1) > 0
-        return Sample(inputs, change, complete)
+        return Sample(inputs, change, batch.complete)
 
     def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
         """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, and the
