@@ -6,7 +6,6 @@ an acknowledged reading survives kill -9 and a power cut; readings that arrive t
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.files import make_folder
+from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.live.recent import Cell
 
 FILE = "live.sqlite"
@@ -42,7 +41,7 @@ class ReadingStore:
 
     def __init__(self, folder: Path) -> None:
         self.path = make_folder(folder) / FILE
-        self._lock = _locked(folder / "lock")
+        self._lock = hold_lock(folder / "lock", folder, "the live service of process")
         try:
             self._open()
         except BaseException:
@@ -117,20 +116,3 @@ class ReadingStore:
             raise StorageError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
-
-
-def _locked(path: Path) -> int:
-    """Hold a lock file; a second process gets a RunError that names the first."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise StorageError(path, error) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(handle)
-        raise RunError(path.parent, f"is in use by the live service of process {owner}") from error
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-    return handle
