@@ -57,7 +57,7 @@ test-lowest:  ## the quick tests with the lowest versions that pyproject.toml ad
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python $(PIP) torch pytest pytest-xdist hypothesis selenium
 	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/lowest.txt
-	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[federation]'
+	$(LOWEST)/bin/python -m pip install --quiet --constraint $(LOWEST)/lowest.txt --editable '.[federation,live]'
 	@# Old packages use what newer ones deprecate, so warnings are no errors here.
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -W default
 

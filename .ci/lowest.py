@@ -13,9 +13,10 @@ LEFT_OUT = {"torch", "cnfgnn"}
 
 
 def lowest() -> list[str]:
-    """One `name==version` for each run-time dependency, the federation's included."""
+    """One `name==version` for each run-time dependency, with those of the federation and the live service."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["federation"]]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["federation"], *extras["live"]]
     pins = []
     for requirement in requirements:
         found = re.match(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)", requirement)

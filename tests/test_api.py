@@ -32,7 +32,7 @@ def result() -> cnfgnn.Result:
 def test_the_result_tells_errors_of_both_kinds_and_bytes(result: cnfgnn.Result) -> None:
     summary = result.summary()
     assert summary["method"] == "at-fedavg"
-    assert set(summary["test"]) == {"overall", "step 3", "step 6", "step 12"}
+    assert set(summary["test"]) == {"overall", "step 3", "step 6", "step 12", "intervals"}
     assert math.isfinite(summary["test"]["overall"]["masked_mae"])
     assert summary["bytes"]["per_node"] > summary["bytes"]["per_site"] > 0
 

@@ -68,6 +68,19 @@ def test_a_round_is_measured_part_by_part() -> None:
     assert results["ratio"] == max(ratios["round"] for ratios in results["ratios"].values())
 
 
+@pytest.mark.slow
+def test_a_live_service_is_measured_alone_and_beside_requests() -> None:
+    done = ran("live.py", "--shape", 5, 8, "--steps", 12, "--requests", 50, "--naive", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    for kind in ("alone", "beside", "requests", "naive"):
+        assert 0 < results[kind]["median_ms"] <= results[kind]["p99_ms"] <= results[kind]["most_ms"]
+    assert results["requests"]["failed"] == 0
+    assert results["requests"]["per_second"] > 1
+    assert len(results["memory_mib"]) == 3
+    assert results["ratio"] == results["naive"]["median_ms"] / results["alone"]["median_ms"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -26,6 +26,7 @@ ORDER = [
     "runs",
     "attack",
     "report",
+    "live",
     "studies",
     "federation",
     "api",
@@ -128,6 +129,16 @@ def test_what_needs_the_engine_is_imported_late() -> None:
     for path in FILES:
         if not path.is_relative_to(PACKAGE / "federation"):
             assert not any(name.startswith("cnfgnn.federation") for name in top_level_imports(path)), path
+
+
+LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the extra `live`
+
+
+def test_only_the_live_service_needs_its_packages() -> None:
+    for path in FILES:
+        if not path.is_relative_to(PACKAGE / "live"):
+            assert not LIVE_PACKAGES & {name.split(".")[0] for name in imports(path)}, path
+            assert not any(name.startswith("cnfgnn.live") for name in top_level_imports(path)), path
 
 
 # ---- whatever answers a verb has no way to the true readings --------------------------------------------

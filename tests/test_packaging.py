@@ -34,6 +34,7 @@ def test_no_file_of_the_package_is_ignored() -> None:
 def test_the_lowest_versions_name_every_dependency_but_pytorch() -> None:
     pins = runpy.run_path(str(ROOT / ".ci" / "lowest.py"))["lowest"]()
     names = {pin.split("==")[0] for pin in pins}
-    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["federation"]]
+    extras = PROJECT["optional-dependencies"]
+    needed = [*PROJECT["dependencies"], *extras["federation"], *extras["live"]]
     assert names == {requirement.split(">")[0] for requirement in needed} - {"torch"}
     assert "numpy" in names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from cnfgnn.errors import (
 from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run, unknown_ahead, unusual_inputs
-from cnfgnn.runs.scores import Errors, Scores
+from cnfgnn.runs.scores import Errors, IntervalErrors, IntervalScores, Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
 from cnfgnn.runs.training_loop import Phase, Progress, Result, Round, evaluate_best
@@ -123,15 +124,19 @@ def evaluate(run: Run | str | Path, data: Dataset | None = None, split: Split = 
 
 
 @caller_settings_restored()
-def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame:
+def forecast(
+    run: Run | str | Path, data: Dataset | None = None, intervals: Sequence[int] = ()
+) -> pd.DataFrame:
     """Forecast the readings that follow the last ones.
 
     Args:
         run: The run or its folder; its best round is used.
         data: Newer readings, which may include new sensors; by default those that the run was trained on.
+        intervals: Levels in per cent, such as `[80, 95]`: 50, 80, 90, 95 and 99 are possible.
 
     Returns:
-        A row for each step ahead, indexed by time, and a column for each sensor.
+        A row for each step ahead, indexed by time, and a column for each sensor. Each level adds two columns
+        per sensor: `"S1 low 80"` and `"S1 high 80"`.
 
     Warns:
         UserWarning: The newest readings are far outside the range of those in training, or a covariate is
@@ -139,7 +144,7 @@ def forecast(run: Run | str | Path, data: Dataset | None = None) -> pd.DataFrame
     """
     opened = _opened(run)
     readings = data or open_run_data(opened)
-    frame = forecast_run(opened, readings)
+    frame = forecast_run(opened, readings, intervals)
     for finding in unusual_inputs(opened, readings):
         warnings.warn(str(finding), stacklevel=2)
     for sentence in unknown_ahead(opened, readings):
@@ -169,6 +174,8 @@ __all__ = [
     "Experiment",
     "Graph",
     "GraphConfig",
+    "IntervalErrors",
+    "IntervalScores",
     "Like",
     "Loss",
     "Method",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from contextlib import suppress
@@ -76,3 +77,24 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def hold_lock(path: Path, folder: Path, holder: str = "process") -> int:
+    """Hold a lock file until the returned handle is closed, or the process ends.
+
+    Raises:
+        RunError: Another process holds it; the error names the folder and, after `holder`, the process.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(path, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(handle)
+        raise RunError(folder, f"is in use by {holder} {owner}") from error
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle

@@ -58,8 +58,9 @@ def test_other_data_are_masked_and_trained_without_scheduled_sampling() -> None:
         assert config.training.sampling == 0
 
 
-def test_cnfgnn_is_the_default_and_an_alias() -> None:
-    assert preset().method == preset("cnfgnn").method == "at-fedavg"
+def test_the_papers_method_has_an_alias_and_ours_is_the_default() -> None:
+    assert preset("cnfgnn").method == "at-fedavg"
+    assert preset().method == "cnfgnn-plus"
     assert method_of("centralized").name == "gru-gn-central"
 
 

@@ -90,7 +90,7 @@ def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path)
     (tmp_path / "broken" / "manifest.json").write_text("{")
     (tmp_path / "good").symlink_to(run)
     listed = said("runs", tmp_path)
-    assert "at-fedavg" in listed
+    assert "cnfgnn-plus" in listed
     assert "finished" in listed
     assert "damaged" in listed.replace("\n", "")
     assert "no runs" in said("runs", tmp_path / "nowhere")

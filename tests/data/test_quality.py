@@ -22,6 +22,8 @@ from cnfgnn.data.quality import (
     OUTLIER_DISTANCE,
     RARE,
     Finding,
+    _far_readings,
+    _far_rows,
     clean,
     findings,
     out_of_range,
@@ -316,3 +318,22 @@ def test_the_newest_readings_are_held_against_those_of_training() -> None:
     one[3, 2] = 99999  # a single one in a file too short to call it absurd
     assert "(s2: 99999, and" in out_of_range(readings_of(one), ranges, std=9.0)[0].message
     assert out_of_range(readings_of(one), {}, std=9.0) == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_check_of_all_sensors_at_once_overlooks_no_outlier(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = int(rng.choice([19, 40, 200, 4000]))
+    values = rng.normal(50, 5, (rows, 30)).astype(np.float32)
+    values[:, 0] = 7.0  # never changes
+    values[:, 1] = np.where(rng.random(rows) < 0.3, 0, values[:, 1])
+    for column in range(2, 20):
+        far = rng.integers(0, rows, rng.integers(0, 5))
+        values[far, column] = rng.choice([99999, -999, 9999, 1e6, -1e5, 400, 60])
+    missing = rng.random(values.shape) < rng.choice([0.0, 0.2, 0.97])
+    times = np.datetime64("2024-01-01T00:00:00") + 300 * np.arange(rows).astype("timedelta64[s]")
+    readings = Readings(times, tuple(f"s{k}" for k in range(30)), values, missing)
+    one_by_one = {column: _far_rows(readings, column, OUTLIER_DISTANCE) for column in range(30)}
+    expected = {column: far.tolist() for column, far in one_by_one.items() if len(far)}
+    found = _far_readings(readings, OUTLIER_DISTANCE)
+    assert {column: far.tolist() for column, far in found.items()} == expected

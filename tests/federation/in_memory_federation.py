@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import toml_value
 from cnfgnn.data.dataset import Dataset
@@ -27,6 +28,11 @@ from cnfgnn.transports.remote.messages import Unreachable
 from tests.federation.known_keys import known_keys
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5]}
+
+
+def given_of(config: Config) -> list[str]:
+    """The settings that a person set, as a task carries them; every site sets its own blur."""
+    return sorted(config.given - {BLUR})
 
 
 class InMemoryFederation:
@@ -69,7 +75,9 @@ class InMemoryFederation:
         self.stop = lambda: self.status.get("state") == "running" and self.status.get("done", 0) >= enough
 
     def train(self, config: Config, name: str = "one") -> Mapping[str, Any]:
-        return self.run_task(Task("train", name, settings=settings_of(config), wait=20.0))
+        return self.run_task(
+            Task("train", name, settings=settings_of(config), given=given_of(config), wait=20.0)
+        )
 
     def resume(self, name: str = "one") -> Mapping[str, Any]:
         return self.run_task(Task("train", name, resume=True, wait=20.0))

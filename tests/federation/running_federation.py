@@ -30,6 +30,7 @@ from cnfgnn.federation.status import read_status, request_stop
 from cnfgnn.federation.task_client import run_task
 from cnfgnn.runs.folder import Run
 from tests.federation import fault_injection, message_log
+from tests.federation.in_memory_federation import given_of
 
 ROOT = Path(__file__).parents[2]
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
@@ -91,7 +92,7 @@ class RunningFederation:
         return self.end()
 
     def begin_training(self, config: Config, name: str = "one", **more: Any) -> None:
-        self.begin(Task("train", name, settings=settings_of(config), **more))
+        self.begin(Task("train", name, settings=settings_of(config), given=given_of(config), **more))
 
     def during(self, round_: int, phase: int = 0) -> None:
         """Wait until training has reached this round and, if given, this phase."""

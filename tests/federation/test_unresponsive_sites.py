@@ -27,7 +27,7 @@ from tests.federation.running_federation import (
 )
 
 STARTS_WITHIN = 10.0  # seconds, instead of 30
-pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
+pytestmark = ENGINE_WARNINGS
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def suspended(*pids: int) -> Iterator[float]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.chaos
 def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: RunningFederation) -> None:
     sites.begin_training(config(400), "held")
     sites.during(3)
@@ -78,6 +79,7 @@ def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: Runnin
     sites.stop()
 
 
+@pytest.mark.chaos
 def test_the_best_round_is_chosen_by_the_sites_that_stayed(
     sites: RunningFederation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +101,7 @@ def test_the_best_round_is_chosen_by_the_sites_that_stayed(
     assert result["absent"] == ["north"]
 
 
+@pytest.mark.slow
 def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggested(
     sites: RunningFederation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from cnfgnn.federation.server_task import Task, settings_of
 from cnfgnn.federation.site_store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
+from tests.federation.in_memory_federation import given_of
 from tests.federation.reading_search import TYPES, PersonalStateSearch, Search, encoded, personal_state
 from tests.federation.running_federation import (
     ENGINE_WARNINGS,
@@ -169,7 +170,7 @@ def audited_federation(folder: Path, stack: ExitStack) -> Audit:
     audit.follow(Task("train", "one", settings=settings_of(config("at-fedavg"))))
     # at full precision: values rounded to one byte would not be found
     plus = config("cnfgnn-plus", **{"training.wire": "full", "model.sent": 8})
-    audit.follow(Task("train", "plus", settings=settings_of(plus)))
+    audit.follow(Task("train", "plus", settings=settings_of(plus), given=given_of(plus)))
     audit.follow(Task("forecast", "plus"))
     audit.record()
     return audit

@@ -136,7 +136,7 @@ def train_over_wires(truths: TwoTruths, data: Dataset, groups: Sequence[Sequence
     evaluated("test")
     strategy, _ = server(Windows.next(len(sites.truth.times) - HORIZON, HISTORY, HORIZON), scaler)
     strategy.restore("round-00002", to_learn=False)
-    strategy.forecast()
+    strategy.forecast([80, 95])
     transport.close()
     seen.messages += [*itertools.chain(*sites.log), *(site.problem.encode() for site in transport.parties)]
     for tag, state in store.states.items():

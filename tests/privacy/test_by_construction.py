@@ -59,6 +59,13 @@ def secrets_of(owner: Owner) -> list[np.ndarray[Any, Any]]:
     """The arrays that must stay with the owner."""
     kept = [owner.truth.values, owner.data.inputs, owner.data.targets, owner.forecasts, owner.errors]
     kept += [owner.data.profile, owner.data.weekly_profiles, *owner.personal.values()]
+    if owner.intervals is not None:
+        kept += [
+            owner.intervals.reach,
+            owner.intervals.usual,
+            owner.intervals.size.knots,
+            owner.interval_sums,
+        ]
     if owner.adam is not None:
         kept += [*owner.adam.mean.values(), *owner.adam.square.values()]
     arrays = [as_array(one) for one in kept if one is not None]

@@ -303,7 +303,8 @@ def train_in_folder(truths: TwoTruths, data: Dataset, folder: Path, killed: int)
         def experiment() -> Experiment:
             return set_up(data, truths.config, store=run.store)
 
-        train_run_with(run, experiment, lambda: {"name": data.name}, Unwatched(), save_phases=True)
+        about = {"name": data.name, "from": str(data.readings.times[0])}
+        train_run_with(run, experiment, lambda: about, Unwatched(), save_phases=True)
 
     with (
         _still_clock(),
@@ -316,7 +317,7 @@ def train_in_folder(truths: TwoTruths, data: Dataset, folder: Path, killed: int)
         run = Run.open(folder)
         go_on(run)
         seen.files["scores"] = evaluate_run(run, data).sums.numpy().tobytes()
-        seen.of_owner["forecasts"] = forecast_run(run, data).to_numpy().tobytes()
+        seen.of_owner["forecasts"] = forecast_run(run, data, [80]).to_numpy().tobytes()
     for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
         name = str(path.relative_to(folder))
         if name.startswith("tensorboard/"):  # the name counts the files that a process has written

@@ -83,7 +83,9 @@ class Browser:
         return int(self.js("return document.getElementById('sensor').value"))
 
     def measured(self) -> list[float | None]:
-        values: list[float | None] = self.js("return document.getElementById('last-days').data[0].y")
+        values: list[float | None] = self.js(
+            "return document.getElementById('last-days').data.find((t) => t.name === 'measured').y"
+        )
         return values
 
     def complaints(self) -> list[str]:
@@ -200,7 +202,10 @@ def test_the_table_says_what_the_events_say(
     test = events[0][-1]
     rows = {"all steps": test["overall"]}
     rows |= {f"{5 * step} min ahead": test["per_step"][step - 1] for step in (3, 6, 12)}
-    assert browser.texts("#errors tbody th") == list(rows)
+    assert browser.texts("#errors tbody:not(.simple) th") == list(rows)
+    simple = browser.texts("#errors tbody.simple th")
+    assert simple[:2] == ["simple forecasts to compare with", "last value"]
+    assert "ridge" in simple
     for name, errors in rows.items():
         assert browser.texts(f"#errors [data-row='{name}'] td") == said(errors)
     best = events[0][test["best_round"]]
@@ -235,6 +240,36 @@ def test_every_sensor_has_the_errors_of_the_evaluation(
             "const s = document.getElementById('sensor'); s.value = 2; s.dispatchEvent(new Event('change'))"
         )
         assert browser.texts(f"#sensor-errors [data-figure={figure}] dd") == [f"{at_six[2]:.3f}"]
+
+
+def test_intervals_are_drawn_around_the_forecasts_and_described(
+    browser: Browser, one: Path, events: list[list[dict[str, Any]]]
+) -> None:
+    browser.open(one)
+    names = "return document.getElementById('last-days').data.map((t) => t.name)"
+    assert browser.js(names)[:3] == ["95 % interval", "80 % interval", "measured"]
+    areas = """
+        return document.getElementById('last-days').data.slice(0, 2).map((t) => {
+          const y = t.y.filter((v) => v !== null);
+          return [t.x.length, Math.min(...y), Math.max(...y)];
+        })"""
+    (_, lowest, highest), (_, low, high) = browser.js(areas)
+    assert lowest <= low < high <= highest
+    found = events[0][-1]["intervals"]["80"]
+    first = found["per_node"][events[0][0]["data"]["sensors"][0]]
+    said = f"The 80 % intervals contain {100 * first['coverage']:.1f} % of its readings"
+    assert said in browser.texts("#sensor-intervals")[0]
+    cells = browser.texts("#intervals tbody td")
+    expected = found["overall"]
+    assert cells[:3] == [
+        f"{100 * expected['coverage']:.1f} %",
+        f"{expected['width']:.3f}",
+        f"{expected['score']:.3f}",
+    ]
+    browser.click("#shortcuts [data-step='6']")
+    at_six = found["per_step"][5]
+    assert browser.texts("#intervals tbody td")[1] == f"{at_six['width']:.3f}"
+    assert "60 min ahead" in browser.texts("#bands-hint")[0]
 
 
 def test_bytes_are_those_of_the_ledger(
@@ -294,7 +329,7 @@ def test_a_phone_needs_no_sideways_scrolling(
 @pytest.mark.slow
 def test_it_is_light_or_dark_as_the_system_says_until_a_person_chooses(browser: Browser, one: Path) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
-    ink = "return document.getElementById('last-days').data[0].line.color"
+    ink = "return document.getElementById('last-days').data.find((t) => t.name === 'measured').line.color"
     browser.open(one)
     light = browser.js(ground), browser.js(ink)
     browser.open(one, dark=True)

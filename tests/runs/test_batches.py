@@ -26,7 +26,13 @@ from tests.commands import Unobserved, said
 from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 
-SMALL = ["--set=training.rounds=1", "--set=model.hidden=3", "--set=model.embedding=2", "--device=cpu"]
+SMALL = [
+    "--method=cnfgnn",
+    "--set=training.rounds=1",
+    "--set=model.hidden=3",
+    "--set=model.embedding=2",
+    "--device=cpu",
+]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +147,7 @@ def test_what_is_given_on_the_command_line_or_changed_in_a_file_is_refused(tmp_p
     file.write_text("[training]\nclient_batch = 99\n")
     told = said("train", folder, "--out", tmp_path / "run", "--config", file, *SMALL, fails=True)
     assert "minibatches of 99 need more" in told
-    file.write_text(said("settings"))  # every setting, as it is by default
+    file.write_text(said("settings", "--method=cnfgnn"))  # every setting, as it is by default
     said("train", folder, "--out", tmp_path / "run", "--config", file, *SMALL)
     assert Run.open(tmp_path / "run").config.training.client_batch == 54
 

@@ -165,9 +165,9 @@ def test_the_graph_of_the_new_data_is_the_one_that_counts(trained: Callable[...,
 
 
 def test_readings_are_extended_by_nothing_but_time() -> None:
-    from cnfgnn.runs.forecast import _extended
+    from cnfgnn.runs.forecast import with_rows_ahead
 
-    longer: Readings = _extended(DATA.readings, 4)
+    longer: Readings = with_rows_ahead(DATA.readings, 4)
     assert len(longer.times) == len(DATA.readings.times) + 4
     assert np.isnan(longer.values[-4:]).all()
     assert longer.missing[-4:].all()

@@ -113,7 +113,8 @@ def test_floors_stand_in_every_table_and_masked_figures_in_a_table_of_their_own(
     name: str, everything: Path
 ) -> None:
     tables = json.loads((place(name, everything) / f"{name}.json").read_text())
-    assert list(tables) == [name, f"{name}-masked"]
+    with_intervals = [f"{name}-intervals"] if name in ("forecasting", "strategies", "privacy") else []
+    assert list(tables) == [name, f"{name}-masked", *with_intervals]
     config = Plan.read(experiment_file("forecasting")).with_changes(SMALL).cases()[0].config
     data = open_data(config)
     simple = all_baselines(data, config.data)
@@ -182,6 +183,7 @@ def test_beyond_holds_each_idea_off_and_alone_and_bytes_of_one_node(everything: 
     folder = place("beyond", everything)
     tables = json.loads((folder / "beyond.json").read_text())
     names = ["beyond", "beyond-ablation", "beyond-bytes", "beyond-masked", "beyond-masked-steps"]
+    names.append("beyond-intervals")
     assert list(tables) == names
     ours = {row["method"]: row for row in tables["beyond"]["rows"]}
     assert list(ours) == [*SIMPLE, "at-fedavg", "cnfgnn-plus", "mlp-fedavg", "mlp-central"]

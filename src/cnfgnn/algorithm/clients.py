@@ -154,17 +154,22 @@ class Clients:
     # ---- ClientBackward -----------------------------------------------------------------------------
 
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
-        """d loss / d h_G; with `learn` the nodes also keep gradients of their own, for `step`."""
+        """d loss / d h_G, without the means at its end, which are not learned; with `learn` the nodes keep
+        gradients of their own, too, for `step`."""
         windows, truth = self.server_batches[draw], self.coins[step]
         self.data.fit()
         if learn:
-            return self._backward_to_learn(h_G, draw, windows, truth)
+            return self._learned(self._backward_to_learn(h_G, draw, windows, truth))
         h_c = self.at(self._h_c, windows)
         if h_c is None:
             h_c = self.encoded(self.theta, "train", windows)
         grad_h_G = self._backward(windows, h_c, h_G.detach(), truth)
         assert grad_h_G is not None
-        return grad_h_G
+        return self._learned(grad_h_G)
+
+    def _learned(self, grad_h_G: Tensor) -> Tensor:
+        """The part of a gradient that belongs to what the Graph Network learns."""
+        return grad_h_G[..., : self.settings.model.embedding]
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         batch, _ = self.data.batch("train", windows, h_G)

@@ -58,8 +58,11 @@ class GraphLearner:
         return h_G
 
     def descend(self, grad_h_G: Tensor) -> Tensor | None:
-        """Back-propagate and take one step; returns d loss / d h_c if h_c requires a gradient."""
-        return self._passes.backward(grad_h_G)
+        """Back-propagate and take one step; returns d loss / d h_c if h_c requires a gradient.
+
+        `grad_h_G` has no columns for the means of levels, which depend on no weights.
+        """
+        return self._passes.backward(torch.nn.functional.pad(grad_h_G, (0, 2 * self.levels)))
 
     def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G (n b h) of h_c (n b h), differentiable for both h_c and `weights`."""

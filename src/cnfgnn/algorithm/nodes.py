@@ -82,7 +82,7 @@ class Nodes:
         return self._ask(verbs.Levels())["levels"]
 
     def backward(self, h_G: Tensor, draw: Draw, step: int, learn: bool = False) -> Tensor:
-        """Each node's gradient of its loss with respect to its h_G: (n b h) -> (n b h)."""
+        """Each node's gradient of its loss with respect to what is learned in its h_G: (n b h) -> (n b h)."""
         reply = self._ask(verbs.Backward(draw, step, learn), {"h_G": h_G})
         return reply["grad_h_G"].to(h_G.dtype)
 
@@ -127,9 +127,10 @@ class Nodes:
         arrays = {verbs.ANCHOR + name: w for name, w in anchor.items()} | {"weight": weight}
         self._tell(verbs.Pull(), arrays)
 
-    def forecast(self) -> None:
-        """Forecast the window that lies ahead, for your owner; nothing comes back."""
-        self._tell(verbs.Forecast())
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        """Forecast the window that lies ahead, with intervals, for your owner; nothing comes back."""
+        ranges = verbs.Ranges(" ".join(map(str, levels))) if levels else None
+        self._tell(verbs.Forecast(ranges))
 
     def save(self, tag: str, keep: Collection[str]) -> None:
         """Save your state under this tag, and delete all others but those to keep."""

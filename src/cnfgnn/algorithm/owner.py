@@ -2,14 +2,17 @@
 
 An owner follows its nodes: after they have answered a verb from the blurred copy, it does its own part with
 the true readings. It trains the personal weights on the minibatch that the nodes trained on, forecasts,
-evaluates its forecasts and saves what it learned. No verb reaches it, and its nodes do not know it. So
-nothing that leaves depends on more than the copy, except the sums of true errors if the owner tells them.
+evaluates its forecasts, learns from their errors how wide intervals must be, and saves what it learned. No
+verb reaches it, and its nodes do not know it. So nothing that leaves depends on more than the copy, except
+the sums of true errors if the owner tells them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,15 +20,19 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients, active, rows_of
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.intervals import Errors, Floats, Intervals, interval_sums
 from cnfgnn.algorithm.node_state import OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import StorageError
-from cnfgnn.models.params import Params, personal, rows
+from cnfgnn.models.params import Params, part, personal, rows
 
 TOLD = "told"  # the array of true errors in an answer
+INTERVALS = "intervals."  # before the names of their tensors in checkpoints
+CALIBRATING = 1500  # windows of the validation split at most: neighbouring ones tell almost the same
+MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
 def may_be_told(request: verbs.Verb, error: Exception) -> bool:
@@ -48,6 +55,9 @@ class Owner:
         self.h_G: Tensor | None = None  # of the split that is evaluated next
         self.errors: Tensor | None = None  # (n t 8): of the split that was evaluated last
         self.forecasts: Tensor | None = None  # (n t): of the window ahead, in the readings' unit
+        self.intervals: Intervals | None = None  # from the errors of the validation split on
+        self.interval_sums: Floats | None = None  # (n t r 4): of the test split, if it was evaluated last
+        self.bounds: Floats | None = None  # (2 l n t): of the forecasts, if there are intervals
         self._pool = RecordingPool(nodes.compute.device)
 
     def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
@@ -69,7 +79,7 @@ class Owner:
                 if self.tells and self.errors is not None and bool(self.errors.isfinite().all()):
                     return {TOLD: self.errors}
             case verbs.Forecast():
-                self.forecast()
+                self.forecast(() if request.ranges is None else request.ranges.as_numbers)
             case verbs.Save():
                 self._save(request)
             case verbs.Restore():
@@ -100,6 +110,7 @@ class Owner:
             )
         self.load(nodes.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.trust, self.h_G, self.errors, self.forecasts = None, None, None, None, None
+        self.intervals, self.interval_sums, self.bounds = None, None, None
 
     def _scale_inputs(self) -> None:
         """Scale further inputs as the nodes scale their copy."""
@@ -198,20 +209,84 @@ class Owner:
             if self.data.linear and split == "validation":
                 self.trust = forecaster.trust(*evaluated)
             self.errors = forecaster.summed_errors(*evaluated, split, self.trust)
+        self.evaluate_intervals(split)
         self.h_G = None  # it was sent for this evaluation; the next one has its own
 
-    def forecast(self) -> None:
-        """Forecast the window ahead; NaN for a node that has no reading in its history."""
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        """Forecast the window ahead; NaN for a node that has no reading in its history. The bounds of every
+        level are at hand; `levels` says which of them are wanted."""
         self._reset_diverged()
         y_hat = self.data.unscaled(self.forecasts_of("test", slice(0, 1)))[:, 0]
         has = self.data.available["test"]
         self.forecasts = y_hat if has is None else y_hat.masked_fill(~has, torch.nan)
+        self.bounds = None
+        if self.intervals is not None:
+            self.bounds = self.intervals.ranges(self.forecasts.cpu().numpy())
+
+    # ---- intervals ----------------------------------------------------------------------------------
+
+    def evaluate_intervals(self, split: Split) -> None:
+        """Calibrate intervals on the validation split; on the test split, adapt them as readings arrive and
+        sum up how good they are. They cannot be judged by readings that the model was trained on."""
+        self.interval_sums = None
+        if split == "validation":
+            self.intervals = self._calibrated()
+        elif split == "test" and self.intervals is not None:
+            self.interval_sums = self.follow_test_split()
+
+    def _calibrated(self) -> Intervals | None:
+        count = len(self.data.starts["validation"])
+        most = min(CALIBRATING, MOST_ERRORS // (self.data.nodes * self.data.horizon))
+        stride = max(1, count // max(1, most))
+        past = []
+        for chunk in self.data.chunks("validation"):
+            first = -(-chunk.start // stride) * stride
+            if first < chunk.stop:
+                past.append(self._past("validation", slice(first, chunk.stop, stride)))
+        if not past:
+            return None
+        joined = Errors(*(np.concatenate(parts, axis=1) for parts in zip(*past, strict=True)))
+        # What was never negative until the end of training is taken to be unable to be.
+        rows = slice(0, int(self.data.starts["validation"][0]))
+        before = self.truth.values[:, rows][~self.truth.missing[:, rows]]
+        never_negative = bool(len(before)) and float(before.min()) >= 0
+        return Intervals.calibrate(joined, stride, 0.0 if never_negative else -np.inf)
+
+    def follow_test_split(self) -> Floats | None:
+        """(n t r 4): adapt the intervals to the errors of the test split, in time order, and sum up how good
+        they are (see `INTERVAL_SUMS`); None without intervals or test windows."""
+        sums: Floats | None = None
+        for chunk in self.data.chunks("test"):
+            past = self._past("test", chunk)
+            bounds = self.bounds_of(chunk, past.forecasts)
+            if bounds is not None:
+                found = interval_sums(bounds, past.forecasts + past.errors, past.known)
+                sums = found if sums is None else sums + found
+        return sums
+
+    def bounds_of(self, windows: slice, forecasts: Floats) -> Floats | None:
+        """(2 l n b t): the bounds of forecasts (n b t) of some test windows; ask for them in time order."""
+        if self.intervals is None:
+            return None
+        rows = self.data.starts["test"][windows].cpu().numpy() + self.data.history - 1
+        return self.intervals.follow(rows, forecasts, self.truth.values, ~self.truth.missing)
+
+    def _past(self, split: Split, windows: slice) -> Errors:
+        """Forecasts of some windows and their errors, in the readings' unit."""
+        y_hat = self.data.unscaled(self.forecasts_of(split, windows)).cpu().numpy()
+        has = self.data.available[split]
+        if has is not None:
+            y_hat = np.where(has[:, windows, None].cpu().numpy(), y_hat, np.nan)
+        rows = self.data.starts[split][windows].cpu().numpy()[:, None] + np.arange(
+            self.data.history, self.data.length
+        )
+        return Errors.of(y_hat, self.truth.values[:, rows], ~self.truth.missing[:, rows])
 
     # ---- checkpoints --------------------------------------------------------------------------------
 
     @property
     def _keeps_state(self) -> bool:
-        return bool(self.personal) or bool(self.data.state())
+        return bool(self.personal) or bool(self.data.state()) or self.intervals is not None
 
     def _save(self, request: verbs.Save) -> None:
         if not self._keeps_state:
@@ -219,14 +294,28 @@ class Owner:
         self.data.fit()
         adam = self.adam.state() if self.adam is not None and self.nodes.settings.keep_optimizer else {}
         state = OwnerState(self.personal, adam, self.trust).flat()
-        self.store.write(request.tag, state | self.data.state(), request.keep.split())
+        state |= self.data.state() | self.interval_state()
+        self.store.write(request.tag, state, request.keep.split())
+
+    def interval_state(self) -> dict[str, Tensor]:
+        """The intervals as a checkpoint keeps them; empty if there are none."""
+        state = {} if self.intervals is None else self.intervals.state()
+        return {INTERVALS + name: tensor for name, tensor in state.items()}
+
+    def load_intervals(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with the intervals of a checkpoint; with none if it has none."""
+        kept = part(state, INTERVALS)
+        self.intervals = Intervals.of(kept) if kept else None
 
     def _restore(self, request: verbs.Restore) -> None:
         """Go back to a saved state; without one, an owner goes on with what it has."""
         self._scale_inputs()
-        saved = self.store.read(request.tag) if self._keeps_state else {}
+        # A run of an older version, or one that was interrupted early, has kept nothing.
+        keeps = self._keeps_state or self.store.has(request.tag)
+        saved = self.store.read(request.tag) if keeps else {}
         if not saved:
             return
+        self.load_intervals(saved)
         state = OwnerState.of(saved, self.nodes.compute.device)
         self.load(state.personal)
         self.trust = state.trust

@@ -5,7 +5,7 @@ With a blur it is trained on the copies, as by a server that was sent them, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -87,12 +87,13 @@ class Pooled:
         of_copy = told = self.clients.forecaster.summed_errors(*evaluated)
         if owner.data is not self.clients.data:
             told = self.clients.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, split)
+        owner.evaluate_intervals(split)
         return Sums(of_copy, told)
 
-    def forecast(self) -> None:
+    def forecast(self, levels: Sequence[int] = ()) -> None:
         """Forecast the window ahead at every node; forecasts stay with their owner."""
         self.ready("test")
-        self.owner.forecast()
+        self.owner.forecast(levels)
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights."""
@@ -126,6 +127,7 @@ class Pooled:
         state |= {"step": torch.tensor(self.step)} | self.clients.data.state()
         if self.owner.data is not self.clients.data:
             state |= {OWNER + name: tensor for name, tensor in self.owner.data.state().items()}
+        state |= {OWNER + name: tensor for name, tensor in self.owner.interval_state().items()}
         if self.gn is not None:
             state |= self.gn.state()
         self.store.write(tag, state, keep)
@@ -138,6 +140,7 @@ class Pooled:
                 self.theta[name].copy_(w)
         self.adam.load(part(state, "node_adam.", self.clients.compute.device))
         self.step = int(state["step"])
+        self.owner.load_intervals(part(state, OWNER))
         if self.gn is not None:
             self.gn.load(state)
         self._hand_over()

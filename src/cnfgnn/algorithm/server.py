@@ -7,7 +7,7 @@ The server sees nodes only through the verbs of `nodes.py`. Without a Graph Netw
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -94,10 +94,10 @@ class Server(ABC):
         self._embed_all(split)
         return self.everyone.score(split)
 
-    def forecast(self) -> None:
-        """Have every node forecast the window ahead, for its owner."""
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        """Have every node forecast the window ahead, for its owner, with intervals of these levels."""
         self._embed_all("test")
-        self.everyone.forecast()
+        self.everyone.forecast(levels)
         self.everyone.flush()
 
     def ready(self, split: SplitName) -> None:

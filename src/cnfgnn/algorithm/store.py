@@ -19,6 +19,9 @@ class Store(Protocol):
     def read(self, tag: str) -> dict[str, Tensor]:
         """The state with this tag; empty for a site that has none to continue from (see `newest`)."""
 
+    def has(self, tag: str) -> bool:
+        """Whether there is a state with this tag."""
+
 
 class MemoryStore:
     """The states of one party, which are gone when the process ends."""
@@ -35,6 +38,9 @@ class MemoryStore:
         if tag not in self.states:
             raise RunError(f"{tag} in memory", "this checkpoint is missing")
         return {name: tensor.clone() for name, tensor in self.states[tag].items()}
+
+    def has(self, tag: str) -> bool:
+        return tag in self.states
 
 
 class SiteMemoryStore(MemoryStore):

@@ -17,7 +17,7 @@ embed     h_G
 update    round, epochs, step
 step      grad_h_c of a minibatch
 pull      anchor and weight
-forecast
+forecast  levels of intervals
 save      tag
 restore   tag
 weights                                             theta
@@ -39,6 +39,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Number
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.intervals import LEVELS
 from cnfgnn.algorithm.ledger import Purpose
 from cnfgnn.algorithm.number_rules import (
     Group,
@@ -63,6 +64,12 @@ from cnfgnn.models.plus import PlusModel, node_model
 MOST_STEPS = 1 << 16  # of a window's history or horizon
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
 ANCHOR = "anchor."  # before the names of weights in `pull`
+
+
+def interval_levels(value: object) -> bool:
+    """Levels of intervals, with spaces between them."""
+    return isinstance(value, str) and bool(value) and set(value.split(" ")) <= set(map(str, LEVELS))
+
 
 Tag = Annotated[str, tag]
 Tags = Annotated[str, tags]
@@ -333,9 +340,21 @@ class Pull(Tell):
         nodes.pull(anchor=part(arrays, ANCHOR), weight=arrays["weight"])
 
 
+class Ranges(NamedTuple):
+    """The levels of the intervals that owners write beside their forecasts, in per cent."""
+
+    levels: Annotated[str, interval_levels]
+
+    @property
+    def as_numbers(self) -> tuple[int, ...]:
+        return tuple(int(level) for level in self.levels.split(" "))
+
+
 @dataclass(frozen=True)
 class Forecast(Tell):
     """Forecast the window that lies ahead. Its owner does so, from true readings; the nodes have no part."""
+
+    ranges: Ranges | None = None  # None: no intervals
 
     purpose = "evaluation"
     computes = True
@@ -428,7 +447,8 @@ class Backward(Ask):
         return known.states("h_G", (known.n, known.drawn(self.draw), known.embedding))
 
     def up(self, known: Sizes, came: Arrays) -> Expected:
-        return known.states("grad_h_G", tuple(came["h_G"].shape))
+        n, count, width = came["h_G"].shape
+        return known.states("grad_h_G", (n, count, width - 2 * known.levels))  # means are not learned
 
     def answer(self, nodes: Clients, arrays: Params) -> Reply:
         h_G = only(arrays, "h_G")

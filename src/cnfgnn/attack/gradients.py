@@ -215,7 +215,8 @@ class _Crossed:
                 return (error * weight).sum()
 
             gradient = torch.func.grad(loss)(self.h_G[:, windows])
-        return torch.cat([h_c[..., : replica.sent], gradient], dim=-1)
+        learned = gradient[..., : replica.settings.model.embedding]  # that of means is not sent
+        return torch.cat([h_c[..., : replica.sent], learned], dim=-1)
 
     @property
     def _prior(self) -> Tensor:

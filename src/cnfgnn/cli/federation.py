@@ -15,10 +15,12 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import (
     ChangesOption,
     ConfigOption,
+    IntervalsOption,
     LikeOption,
     MethodOption,
     SeedOption,
     SizeOption,
+    levels_of,
     refuse_with_resume,
     resolve,
 )
@@ -315,16 +317,20 @@ def evaluate(
 
 
 @federation_app.command()
-def forecast(kit: ServerArgument, run: RunName, wait: WaitOption = 60.0) -> None:
+def forecast(
+    kit: ServerArgument, run: RunName, intervals: IntervalsOption = "", wait: WaitOption = 60.0
+) -> None:
     """Have every site write forecasts for its sensors to forecasts/ in its own kit; none are sent.
 
     Forecasts begin after the newest time step that at least half of the sites have reached. If a site has no
     forecast, the others still get theirs; the command names that site and ends with exit code 3.
+
+    With --intervals, each site adds the bounds of intervals, which it has learned from its own errors.
     """
     from cnfgnn.federation.server_task import Task
     from cnfgnn.federation.task_client import TaskError
 
-    result = _run_task(kit, Task("forecast", run, wait=wait))
+    result = _run_task(kit, Task("forecast", run, intervals=levels_of(intervals), wait=wait))
     if result["sites"]:
         span = f"from {result['from']} to {result['to']}"
         print(f"forecasts {span} are at sites {', '.join(result['sites'])}")

@@ -16,6 +16,7 @@ from cnfgnn.cli.attack import attack
 from cnfgnn.cli.data import data_app
 from cnfgnn.cli.demo import demo
 from cnfgnn.cli.federation import federation_app
+from cnfgnn.cli.live import live_app, replay
 from cnfgnn.cli.privacy import privacy
 from cnfgnn.cli.report import report
 from cnfgnn.cli.settings import methods, settings
@@ -40,10 +41,12 @@ for command in (
     report,
     attack,
     privacy,
+    replay,
 ):
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(federation_app, name="federation")
+app.add_typer(live_app, name="live")
 
 
 @app.callback(invoke_without_command=True)

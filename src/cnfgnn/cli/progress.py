@@ -318,6 +318,11 @@ def study_table(made: StudyTable, columns: int, most: int = 40) -> Table:
     return table
 
 
+def ahead_name(minutes: float) -> str:
+    """How far ahead a step is, in hours or minutes."""
+    return f"{minutes / 60:g} h ahead" if minutes > 60 and minutes % 60 == 0 else f"{minutes:g} min ahead"
+
+
 def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> Table:
     """Errors overall and at a quarter, half and the end of the horizon (often 15, 30, 60 minutes ahead)."""
     from cnfgnn.data.windows import reported_steps
@@ -325,13 +330,46 @@ def errors_table(scores: Mapping[str, Any], title: str, step_minutes: float) -> 
     steps = scores["per_step"]
     rows = {"overall": scores["overall"]}
     for step in reported_steps(len(steps)):
-        minutes = step * step_minutes
-        name = f"{minutes / 60:g} h ahead" if minutes > 60 and minutes % 60 == 0 else f"{minutes:g} min ahead"
-        rows[name] = steps[step - 1]
+        rows[ahead_name(step * step_minutes)] = steps[step - 1]
     for kind in ("seen", "unseen"):
         if scores.get(kind):
             rows[f"{kind} sensors"] = scores[kind]
     return rows_table("", rows, title)
+
+
+def intervals_table(scores: Mapping[str, Any], step_minutes: float) -> Table | None:
+    """How good the intervals are, overall and at the same steps ahead as errors; None if there are none."""
+    from cnfgnn.data.windows import reported_steps
+
+    levels = scores.get("intervals")
+    if not levels:
+        return None
+    horizon = len(next(iter(levels.values()))["per_step"])
+    rows: dict[str, dict[str, Any]] = {
+        "overall": {level: found["overall"] for level, found in levels.items()}
+    }
+    for step in reported_steps(horizon):
+        at_step = {level: found["per_step"][step - 1] for level, found in levels.items()}
+        rows[ahead_name(step * step_minutes)] = at_step
+    return interval_rows("", rows, "intervals, over observed readings")
+
+
+def interval_rows(first: str, rows: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
+    """A table with one row for each name, and three columns for each level."""
+    levels = list(next(iter(rows.values())))
+    heads = [f"{level} %: {what}" for level in levels for what in ("coverage", "width", "score")]
+    table = Table(first, *heads, title=title)
+    for name, found in rows.items():
+        cells = [interval_cells(found[level]) for level in levels]
+        table.add_row(name, *(cell for group in cells for cell in group))
+    return table
+
+
+def interval_cells(errors: Mapping[str, float | None]) -> list[str]:
+    """Coverage, mean width and interval score; "-" where there is none."""
+    coverage = errors["coverage"]
+    shown = "-" if coverage is None or math.isnan(coverage) else f"{coverage:.1%}"
+    return [shown, number(errors["width"]), number(errors["score"])]
 
 
 def rows_table(first: str, rows: Mapping[str, Any], title: str | None = None) -> Table:

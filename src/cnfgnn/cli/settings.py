@@ -35,9 +35,28 @@ ReadingOption = Annotated[
         help="How to read the files: data.dates=day-first, data.decimal=comma, data.timezone=Europe/Paris",
     ),
 ]
+IntervalsOption = Annotated[
+    str,
+    typer.Option(
+        help="Add the bounds of intervals of these levels, in per cent, as in --intervals 80,95: 50, 80, 90,"
+        " 95 and 99 are possible."
+    ),
+]
 SeedOption = Annotated[
     int | None, typer.Option(help="Random seed of weights, minibatches and scheduled sampling.")
 ]
+
+
+def levels_of(intervals: str) -> tuple[int, ...]:
+    """The levels of --intervals, ascending; none if it is empty."""
+    from cnfgnn.algorithm.intervals import LEVELS, check_levels
+
+    words = [word.strip().removesuffix("%").strip() for word in intervals.split(",") if word.strip()]
+    unknown = [word for word in words if not word.isdecimal()]
+    if unknown:
+        problem = f"{unknown[0]!r} is not a level in per cent"
+        raise ConfigError("--intervals", problem, [str(level) for level in LEVELS])
+    return check_levels([int(word) for word in words], "--intervals")
 
 
 def settings(

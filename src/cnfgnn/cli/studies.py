@@ -35,6 +35,7 @@ def compare(
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.baselines import all_baselines
     from cnfgnn.studies.execute import run_plan
+    from cnfgnn.studies.lines import METHOD, interval_tables, line_of
     from cnfgnn.studies.plan import Plan
 
     read, folder = Plan.read(plan), out or Path("runs") / plan.stem
@@ -62,6 +63,8 @@ def compare(
         each = ", ".join(progress.number(errors.masked_rmse) for errors in row.errors)
         table.add_row(row.case.name, *figures, moved, each)
     progress.out().print(table)
+    for intervals in interval_tables(plan.stem, data, [line_of(row) for row in rows], METHOD):
+        progress.print_study(intervals)
     print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,11 +17,13 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import (
     ChangesOption,
     ConfigOption,
+    IntervalsOption,
     LikeOption,
     MethodOption,
     ReadingOption,
     SeedOption,
     SizeOption,
+    levels_of,
     reading_changes,
     refuse_with_resume,
     resolve,
@@ -126,11 +128,18 @@ def _print_result(run: Run, readings: Dataset, result: Result) -> None:
     title = f"{run.config.method}, best round {best.r_g} of {len(result.progress.history)}, test"
     scores = scores_as_dict(result.test, readings.readings.ids)
     progress.out().print(progress.errors_table(scores, title, _step_minutes(run)))
+    _print_intervals(run, scores)
     _print_baselines(run, result.test.overall, _baselines(run, readings, "test"))
     moved = best.training_bytes
     per_node, per_site = progress.size(moved.per_node), progress.size(moved.per_site)
     print(f"traffic until the best round: {per_node} counted per node, {per_site} counted per site")
     print(f"next: cnfgnn forecast {run.folder} --out forecasts.csv")
+
+
+def _print_intervals(run: Run, scores: Mapping[str, Any]) -> None:
+    table = progress.intervals_table(scores, _step_minutes(run))
+    if table is not None:
+        progress.out().print(table)
 
 
 def _baselines(run: Run, readings: Dataset, split: Split) -> dict[str, Errors]:
@@ -162,7 +171,11 @@ def evaluate(
     changes: ReadingOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate the best round of a run, on its own data or on others."""
+    """Evaluate the best round of a run, on its own data or on others.
+
+    On the test split, the intervals of 80 % and 95 % are evaluated too: the share of observed readings within
+    them, their mean width, and the interval score.
+    """
     from cnfgnn.data.windows import SPLITS
     from cnfgnn.runs.evaluate import evaluate_run
     from cnfgnn.runs.events import plain
@@ -184,21 +197,41 @@ def evaluate(
     console = progress.out()
     title = f"{opened.config.method}, round {opened.progress.best.r_g}, {split}"
     console.print(progress.errors_table(scores, title, _step_minutes(opened)))
+    _print_intervals(opened, scores)
     _print_baselines(opened, found.overall, baselines)
+    intervals = scores["intervals"] or {}
     if per_step:
         steps = {str(step): errors for step, errors in enumerate(scores["per_step"], start=1)}
         console.print(progress.rows_table("steps ahead", steps))
+        by_step = {
+            step: {level: found["per_step"][int(step) - 1] for level, found in intervals.items()}
+            for step in steps
+        }
+        if intervals:
+            console.print(progress.interval_rows("steps ahead", by_step))
     if per_node:
         console.print(progress.rows_table("sensor", scores["per_node"]))
+        by_sensor = {
+            sensor: {level: found["per_node"][sensor] for level, found in intervals.items()}
+            for sensor in scores["per_node"]
+        }
+        if intervals:
+            console.print(progress.interval_rows("sensor", by_sensor))
 
 
 def forecast(
     run: RunArgument,
     data: OtherDataArgument = None,
     changes: ReadingOption = None,
+    intervals: IntervalsOption = "",
     out: Annotated[Path, typer.Option(help="A .csv or .parquet file.")] = Path("forecasts.csv"),
 ) -> None:
-    """Forecast the readings that follow the last ones: one row per time step, one column per sensor."""
+    """Forecast the readings that follow the last ones: one row per time step, one column per sensor.
+
+    With --intervals 80, two columns per sensor follow, for example "773869 low 80" and "773869 high 80": 80 %
+    of the sensor's readings should lie between them.
+    """
+    levels = levels_of(intervals)
     if out.suffix not in FORECAST_SUFFIXES:
         raise ConfigError("--out", f"cannot write a file with the name {out.name!r}", FORECAST_SUFFIXES)
     if not out.absolute().parent.is_dir():
@@ -208,7 +241,8 @@ def forecast(
 
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
-    frame = forecast_run(opened, readings)
+    frame = forecast_run(opened, readings, levels)
+    sensors = list(readings.readings.ids)
     _print_notes(unusual_inputs(opened, readings))
     for sentence in unknown_ahead(opened, readings):
         print(f"note: {sentence}", file=sys.stderr)
@@ -216,14 +250,16 @@ def forecast(
         write_whole(out, frame.to_csv(float_format="%.4f").encode())
     else:
         write_whole(out, frame.to_parquet())
-    silent = [sensor for sensor in frame.columns if frame[sensor].isna().all()]
+    silent = [sensor for sensor in sensors if frame[sensor].isna().all()]
     if silent:
         print(f"no forecast without a recent reading: {_listed(silent)}", file=sys.stderr)
     known = set(opened.data.sensors)
-    new = [sensor for sensor in frame.columns if sensor not in known]
+    new = [sensor for sensor in sensors if sensor not in known]
     if new:
         print(f"not in the training data, forecast with the shared weights: {_listed(new)}", file=sys.stderr)
-    print(f"{out}: {len(frame)} steps from {frame.index[0]} to {frame.index[-1]}, {frame.shape[1]} sensors")
+    span = f"{len(frame)} steps from {frame.index[0]} to {frame.index[-1]}"
+    bounds = f", with intervals of {' and '.join(f'{level} %' for level in levels)}" if levels else ""
+    print(f"{out}: {span}, {len(sensors)} sensors{bounds}")
 
 
 def runs(

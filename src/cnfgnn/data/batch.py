@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import Loss as Loss
@@ -41,6 +42,13 @@ class Batch:
     def linear_forecast(self) -> Tensor | None:
         """What the nodes' linear forecasters forecast: (n b t); None if the model does not use it."""
         return None if self.linear_change is None else self.x[:, :, -1, :1] + self.linear_change
+
+    @property
+    def complete(self) -> Tensor:
+        """(n b) bool: which windows have all of their targets."""
+        if self.weight is None:
+            return torch.ones_like(self.y[..., 0], dtype=torch.bool)
+        return self.weight.amin(dim=-1) > 0
 
     def rows(self, nodes: slice) -> Batch:
         """The same windows of some of the nodes."""

@@ -67,15 +67,28 @@ def load(
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
     path, options = Path(path), options or ReadingOptions()
-    file = _readings_of(path) if path.is_dir() else path
-    if file is None:
+    if path.is_dir() and _readings_of(path) is None:
         return read_with_inputs(path, None, options).on_grid()
-    if not file.is_file():
-        raise DataError(path, "no such file or folder")
+    file = readings_file(path)
     if file.name in OWN_READINGS:
         return read_with_inputs(file.parent, file, options).on_grid()
     readings = read_traffic(file, options)
     return replace(readings, missing=readings.missing | (readings.values == 0)).on_grid()
+
+
+def readings_file(path: Path) -> Path:
+    """The file that `load` reads the readings from."""
+    file = _readings_of(path) if path.is_dir() else path
+    if file is None:
+        raise DataError(path, "its readings are in the folder variables: give a folder with readings.csv")
+    if not file.is_file():
+        raise DataError(path, "no such file or folder")
+    return file
+
+
+def zeros_are_missing(path: Path) -> bool:
+    """Whether `load` takes a reading of zero in this folder or file for a missing one."""
+    return readings_file(path).name not in OWN_READINGS
 
 
 def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:

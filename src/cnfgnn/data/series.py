@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -285,6 +286,18 @@ class PreparedSeries:
         clock = clock[:, self.history :]
         return Batch(x, y, clock, weight, moment, gaps, profile_change, others=others), available
 
+    def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
+        """The same nodes with newer readings; the scale and what was computed from all readings stay."""
+        treatment: Missing = "masked" if self.masked else "as-truth"
+        kind, model = (self.inputs.dtype, self.inputs.device), ModelConfig(gaps=self.gaps is not None)
+        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model)
+        other = copy.copy(self)
+        for name in ("inputs", "targets", "observed", "clock", "moments", "gaps", "starts", "available"):
+            setattr(other, name, getattr(newer, name))
+        if self.weekly_profiles is not None:
+            other._set_profile(series.calendar.look_up(self.weekly_profiles))
+        return other
+
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, in chunks that fit into memory."""
         width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
@@ -329,10 +342,7 @@ class PreparedSeries:
         batch, _ = self._at(starts[windows], None)
         told = None if means is None else means[:, windows].to(batch.x.dtype)
         inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
-        complete = torch.ones_like(change[..., 0], dtype=torch.bool)
-        if batch.weight is not None:
-            complete = batch.weight.amin(dim=-1) > 0
-        return Sample(inputs, change, complete)
+        return Sample(inputs, change, batch.complete)
 
     def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
         """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, further

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.intervals import check_levels
 from cnfgnn.algorithm.methods import check_method
 from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
@@ -178,7 +179,7 @@ def _forecast_at_sites(context: TaskContext, run: Run, span: Span) -> Experiment
     strategy = strategy_of(experiment)
     strategy.restore(run.progress.best.tag, to_learn=False)
     context.status.set(state="running", round=run.progress.best.r_g)
-    strategy.forecast()
+    strategy.forecast(check_levels(context.task.intervals, "--intervals"))
     return experiment
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import Missing
@@ -37,7 +39,8 @@ from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.models.params import Params
 from cnfgnn.runs.events import plain
-from cnfgnn.runs.scores import Scores, scores_as_dict
+from cnfgnn.runs.forecast import forecast_frame
+from cnfgnn.runs.scores import IntervalScores, Scores, scores_as_dict
 from cnfgnn.transports.remote.endpoint import Terms
 
 FORECASTS = "forecasts"
@@ -81,6 +84,7 @@ class SiteOwner(Owner):
     ) -> None:
         self.site_data, self.terms, self.kit, self.joined = data, terms, kit, joined
         self.own_store = OwnerStore(kit, terms.run)
+        self.restored = ""  # the tag of the state that was restored last
         self.current = data.true_series(terms)  # None if nothing is blurred
         truth = nodes.series if self.current is None else self.current
         super().__init__(nodes, truth, self.own_store, tells)
@@ -123,12 +127,15 @@ class SiteOwner(Owner):
         super()._evaluate(split, of_copy)
         with suppress(StorageError):  # it is reported, and the server need not know
             self._write_errors(split)
+            if split == "test":
+                self._keep_intervals()
 
     def _write_errors(self, split: Split) -> None:
         """Write the true errors of a split into the kit."""
         assert self.errors is not None
         sums, ids = self.errors.cpu(), self.site_data.truth.ids
-        scores = Scores(sums)
+        intervals = None if self.interval_sums is None else IntervalScores(self.interval_sums)
+        scores = Scores(sums, intervals=intervals)
         content: dict[str, Any] = {"run": self.terms.run, "split": split, "time": time.time()}
         content |= scores_as_dict(scores, ids)
         content["sums"] = {
@@ -141,13 +148,55 @@ class SiteOwner(Owner):
         errors = (overall.masked_rmse, overall.masked_mae) if masked else (overall.rmse, overall.mae)
         SiteStatus(self.kit).record_evaluation(f"{EVALUATIONS}/{name}", split, *errors)
 
+    # ---- intervals -----------------------------------------------------------------------------------------
+
+    def evaluate_intervals(self, split: Split) -> None:
+        try:
+            super().evaluate_intervals(split)
+        except Exception as error:  # an owner who tells errors still does: the server must not notice
+            self.intervals, self.interval_sums = None, None
+            self._report("intervals", str(error) or type(error).__name__)
+
+    def _restore(self, request: verbs.Restore) -> None:
+        super()._restore(request)
+        self.restored = request.tag
+        if self.nodes.windows.ahead:
+            self._load_adapted_intervals()
+
+    def _load_adapted_intervals(self) -> None:
+        """Go on from where the last evaluation or forecast left the intervals. Forecasts that were made since
+        then adapt them as soon as their readings are there."""
+        kept = self.own_store.read_intervals(self.restored)
+        if kept:
+            self.intervals = Intervals.of(kept)
+            self.intervals.renumber(-self._first_row)
+            newest = self.terms.rows - self.data.horizon - 1
+            self.intervals.catch_up(newest, self.truth.values, ~self.truth.missing)
+
+    @property
+    def _first_row(self) -> int:
+        """The number of the first row of this task, counted from 1970: the same in every task."""
+        return self.terms.first // self.terms.step
+
+    def _keep_intervals(self) -> None:
+        """Keep the intervals as they are now, for the next forecast."""
+        if self.intervals is not None and self.restored:
+            self.intervals.renumber(self._first_row)
+            self.own_store.write_intervals(self.restored, self.intervals.state())
+            self.intervals.renumber(-self._first_row)
+
     # ---- forecasts -----------------------------------------------------------------------------------------
 
-    def forecast(self) -> None:
-        super().forecast()
+    def forecast(self, levels: Sequence[int] = ()) -> None:
+        super().forecast(levels)
         self._warn_of_unusual_readings()
         self._warn_of_unknown_covariates()
-        self._write_forecasts()
+        self._write_forecasts(levels)
+        newest = self.terms.rows - self.data.horizon - 1
+        if self.intervals is not None and (self.intervals.row is None or self.intervals.row <= newest):
+            assert self.forecasts is not None
+            self.intervals.issue(newest, self.forecasts.cpu().numpy())
+            self._keep_intervals()
 
     def _warn_of_unusual_readings(self) -> None:
         """Log readings far outside of the training's range.
@@ -168,8 +217,8 @@ class SiteOwner(Owner):
             for sentence in ending_covariates(self.site_data.truth, last):
                 log.warning("%s", sentence)
 
-    def _write_forecasts(self) -> None:
-        """Write a row per step ahead and a column per sensor into the kit.
+    def _write_forecasts(self, levels: Sequence[int]) -> None:
+        """Write a row per step ahead and a column per sensor into the kit, and its bounds for each level.
 
         The column of a sensor without a reading in the history is empty. If no sensor has one, the previous
         files are kept.
@@ -189,10 +238,14 @@ class SiteOwner(Owner):
         horizon, terms = self.forecasts.shape[1], self.terms
         ahead = terms.first + terms.step * np.arange(terms.rows - horizon, terms.rows)
         times = pd.DatetimeIndex(ahead.astype("datetime64[s]"), name="time")
-        frame = pd.DataFrame(
-            self.forecasts.T.double().cpu().numpy(),
-            index=times.tz_localize("UTC") if self.site_data.truth.utc else times,
-            columns=list(self.site_data.truth.ids),
+        if levels and self.bounds is None:
+            log.warning("no intervals: the run was trained by a version that did not keep errors for them")
+        frame = forecast_frame(
+            times.tz_localize("UTC") if self.site_data.truth.utc else times,
+            self.site_data.truth.ids,
+            self.forecasts.double().cpu().numpy(),
+            self.bounds,
+            levels,
         )
         content = frame.to_csv(float_format="%.4f").encode()
         for name in (f"{terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):

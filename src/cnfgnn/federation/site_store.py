@@ -22,6 +22,7 @@ STATES = "states"
 JOINED = "joined.json"
 OWNER = "owner"
 RANGES = "ranges.json"  # of the owner
+INTERVALS = "intervals"  # a folder of the owner
 
 
 class JoinRecord(NamedTuple):
@@ -101,13 +102,15 @@ class SiteStore(FolderStore):
 
 
 class OwnerStore(SiteStore):
-    """The states of the owner in one run: personal weights, weekly profiles and the range of each sensor.
+    """The states of the owner in one run: personal weights, weekly profiles, intervals and the range of each
+    sensor.
 
     They have a folder of their own, and the store of the nodes does not lead to it.
     """
 
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit, f"{run}/{OWNER}")
+        self._intervals = SiteStore(kit, f"{run}/{OWNER}/{INTERVALS}")
 
     def read_ranges(self) -> Ranges:
         """Each sensor's lowest and highest true reading in training; empty if it is not known."""
@@ -116,6 +119,14 @@ class OwnerStore(SiteStore):
 
     def write_ranges(self, ranges: Ranges) -> None:
         self._write_json(RANGES, ranges)
+
+    def read_intervals(self, tag: str) -> dict[str, Tensor]:
+        """The intervals of a saved state as readings since then have adapted them; empty if unknown."""
+        return self._intervals.read(tag) if self._intervals.has(tag) else {}
+
+    def write_intervals(self, tag: str, state: Mapping[str, Tensor]) -> None:
+        """Keep adapted intervals in place of those that were kept before."""
+        self._intervals.write(tag, state, ())
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

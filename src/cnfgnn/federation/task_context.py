@@ -51,6 +51,7 @@ class Task:
     resume: bool = False
     wait: float = 60.0  # seconds to wait for sites that are not connected yet
     split: str = "test"
+    intervals: Sequence[int] = ()  # levels in per cent that sites write beside their forecasts
     record: bool = False  # keep the hidden states that sites send, so that they can be attacked
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cnfgnn.algorithm.intervals import REPORTED
 from cnfgnn.data.series import SUMS
 from cnfgnn.report.packing import Pack, gzip_base64
 from cnfgnn.report.predictions import Predictions
@@ -105,6 +106,7 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
     if run.test is not None:
         test = {name: run.test[name] for name in ("overall", "per_step", "seen", "unseen")}
         test["per_node"] = [run.test["per_node"][sensor] for sensor in run.sensors]
+        test["intervals"] = _intervals(run)
     shown = {
         "name": run.name,
         "method": run.method,
@@ -118,6 +120,7 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
         "seen": run.seen,
         "data": data,
         "no_predictions": run.no_predictions,
+        "baselines": [{"name": name, **errors} for name, errors in run.baselines.items()],
     }
     if run.predictions is not None:
         shown |= {
@@ -126,7 +129,18 @@ def _run(run: RunView, data: int, rows: int, pack: Pack) -> dict[str, Any]:
             "by_hour": pack.coarse(figures(run.predictions.hours)),
             "forecasts": pack.rounded(run.predictions.forecasts[:, :, -rows:]),
         }
+        if run.predictions.bands is not None:
+            shown |= {"levels": REPORTED, "bands": pack.rounded(run.predictions.bands[..., -rows:])}
     return shown
+
+
+def _intervals(run: RunView) -> dict[str, Any]:
+    """How good the intervals of each level were in the test; empty for a run of an older version."""
+    levels = (run.test or {}).get("intervals") or {}
+    return {
+        level: {**found, "per_node": [found["per_node"][sensor] for sensor in run.sensors]}
+        for level, found in levels.items()
+    }
 
 
 def _loss_name(settings: Mapping[str, Any]) -> str:
@@ -158,9 +172,15 @@ def _rows_that_fit(runs: Sequence[RunView]) -> int:
         for predictions in shown
     )
     # As if no readings were shared.
-    a_row = sum(2 * len(predictions.truth) * (1 + len(predictions.steps)) for predictions in shown)
+    a_row = sum(2 * len(predictions.truth) * _series(predictions) for predictions in shown)
     most = max((len(predictions.times) for predictions in shown), default=1)
     return max(1, min(most, (MOST_BYTES - errors) // max(1, a_row)))
+
+
+def _series(predictions: Predictions) -> int:
+    """How many series of each sensor are shown: readings, forecasts and the bounds of intervals."""
+    bounds = 0 if predictions.bands is None else predictions.bands.shape[0] * predictions.bands.shape[1]
+    return 1 + len(predictions.steps) + bounds
 
 
 def _asset(name: str) -> str:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.intervals import REPORTED, bounds_of
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
@@ -16,7 +17,7 @@ from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
-from cnfgnn.runs.evaluate import restore_best
+from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
 from cnfgnn.runs.folder import Run
 
 DAYS = 7  # at the end of the test split whose forecasts are kept
@@ -33,6 +34,8 @@ class Predictions:
     truth      (n, r)      readings, NaN where missing
     steps      k           the steps ahead whose forecasts are kept
     forecasts  (k, n, r)   NaN where there is none
+    bands      (l, 2, n, r)  the bounds of the intervals in `REPORTED`, in the last of the steps; None if the
+                           run has no intervals
     """
 
     sums: npt.NDArray[np.float64]
@@ -41,11 +44,13 @@ class Predictions:
     truth: npt.NDArray[np.float64]
     steps: tuple[int, ...]
     forecasts: npt.NDArray[np.float64]
+    bands: npt.NDArray[np.float64] | None = None
 
 
 def predict(run: Run, data: Dataset) -> Predictions:
     """Forecast the whole test split with the run's best weights; nothing of it is sent anywhere."""
     experiment = restore_best(run, data)
+    calibrate_if_unknown(experiment, run, data)
     readings, windows = clean(data.readings, run.config.data), experiment.windows
     if windows.count("test") == 0:
         raise DataError(readings.source, "has no test windows with readings")
@@ -54,6 +59,7 @@ def predict(run: Run, data: Dataset) -> Predictions:
     first = max(int(windows.starts["test"][0]) + windows.history, rows - DAYS * 86_400 // step_seconds(data))
     sums, hours = torch.zeros(n, t, len(SUMS)).double(), torch.zeros(n, HOURS, len(SUMS)).double()
     forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
+    bands = np.full((len(REPORTED), 2, n, rows - first), np.nan)
     hour_of = torch.from_numpy((readings.time_of_day * HOURS + 1e-9).astype(np.int64))
     experiment.strategy.ready("test")
     for nodes, owner in experiment.owners:
@@ -65,12 +71,30 @@ def predict(run: Run, data: Dataset) -> Predictions:
                 sums[nodes, :, k] += term.sum(1).cpu()
                 hours[nodes, :, k] += _by_hour(term.cpu(), hour_of[targets])
             values = _unscaled(owner, y_hat, chunk)
+            bounds = owner.bounds_of(chunk, values.numpy())
+            if bounds is not None:
+                _keep_bands(bands, bounds, nodes.numpy(), targets[:, -1].numpy() - first)
             for j, step in enumerate(steps):
                 place = targets[:, step - 1] - first
                 kept = place >= 0
                 forecasts[j, nodes[:, None], place[kept]] = values[:, kept, step - 1]
     truth = np.where(readings.missing, np.nan, readings.values.astype(np.float64))[first:].T
-    return Predictions(sums.numpy(), hours.numpy(), readings.times[first:], truth, steps, forecasts.numpy())
+    known = None if np.isnan(bands).all() else bands
+    times = readings.times[first:]
+    return Predictions(sums.numpy(), hours.numpy(), times, truth, steps, forecasts.numpy(), known)
+
+
+def _keep_bands(
+    bands: npt.NDArray[np.float64],
+    bounds: npt.NDArray[np.float64],
+    nodes: npt.NDArray[np.int64],
+    place: npt.NDArray[np.int64],
+) -> None:
+    """Put the bounds (2 l n b t) of the last step into the places (b,) of their targets; negative ones are
+    too old."""
+    kept = place >= 0
+    for band, level in zip(bands, REPORTED, strict=True):
+        band[:, nodes[:, None], place[kept]] = bounds_of(bounds, level)[:, :, kept, -1]
 
 
 def _by_hour(term: Tensor, hour: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
 from cnfgnn.report.layout import Points, force_layout, map_points
 from cnfgnn.report.predictions import Predictions, predict
+from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
+from cnfgnn.runs.scores import Errors, IntervalErrors, Scores, scores_as_dict
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class RunView:
     seen: Sequence[bool] | None = None  # which sensors trained; None if all
     predictions: Predictions | None = None
     no_predictions: str = ""  # why there are none
+    baselines: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # name -> overall, per_step
 
 
 def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
@@ -98,6 +100,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
             seen=seen,
             predictions=predictions if isinstance(predictions, Predictions) else None,
             no_predictions=predictions if isinstance(predictions, str) else "",
+            baselines=_baselines(run, data) if isinstance(data, Dataset) else {},
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DataError(
@@ -116,8 +119,22 @@ def _check(
     if test is not None:
         by_sensor = [test["per_node"][sensor] for sensor in sensors]
         for errors in (test["overall"], *test["per_step"], *by_sensor, test["seen"], test["unseen"]):
-            if errors is not None and set(errors) != {field.name for field in fields(Errors)}:
+            if errors is not None and set(errors) != {declared.name for declared in fields(Errors)}:
                 raise ValueError("test")
+        for found in (test.get("intervals") or {}).values():
+            of_sensors = [found["per_node"][sensor] for sensor in sensors]
+            for errors in (found["overall"], *found["per_step"], *of_sensors):
+                if set(errors) != {field.name for field in fields(IntervalErrors)}:
+                    raise ValueError("intervals")
+
+
+def _baselines(run: Run, data: Dataset) -> dict[str, dict[str, Any]]:
+    """The test errors of the simple forecasts, as the page shows those of a run."""
+    found = {}
+    for name, scores in all_baselines(data, run.config.data).items():
+        errors = scores_as_dict(scores, run.data.sensors)
+        found[name] = {"overall": errors["overall"], "per_step": errors["per_step"]}
+    return found
 
 
 def _named_data(run: Run) -> Dataset | str:

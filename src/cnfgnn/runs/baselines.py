@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.linear import Normal, Sample
 from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS, Floats, PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import Split, Windows
@@ -141,51 +142,28 @@ def _ratio(total: Floats, count: Floats, otherwise: Floats) -> Floats:
 # ---- ridge regression -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Normal:
-    """X'X (n p p) and X'Y (n p t) of each sensor, over the windows of a split of which it has all targets."""
-
-    gram: Tensor
-    cross: Tensor
-
-    @classmethod
-    def of(cls, prepared: Prepared, split: Split) -> _Normal:
-        gram: Tensor | None = None
-        cross: Tensor | None = None
-        for chunk in prepared.data.chunks(split):
-            features, last, batch = _features(prepared, split, chunk)
-            change = batch.y - last
-            if batch.weight is not None:
-                complete = (batch.weight.amin(dim=-1, keepdim=True) > 0).to(features)  # (n b 1)
-                features, change = features * complete, change * complete
-            gram = features.mT @ features + (0 if gram is None else gram)
-            cross = features.mT @ change + (0 if cross is None else cross)
-        assert gram is not None
-        assert cross is not None
-        return cls(gram, cross)
-
-    def solved(self, penalty: float) -> Tensor:
-        """(n p t): the weights of each sensor."""
-        ridge = penalty * torch.eye(self.gram.shape[-1], dtype=self.gram.dtype)
-        weights: Tensor = torch.linalg.solve(self.gram + ridge, self.cross)
-        return weights
-
-    def loss(self, weights: Tensor) -> float:
-        """The summed squared error of all sensors with these weights, up to a constant."""
-        return float(((self.gram @ weights - 2 * self.cross) * weights).sum())
-
-
 def _ridge(prepared: Prepared, split: Split) -> Scores:
-    train, validation = _Normal.of(prepared, "train"), _Normal.of(prepared, "validation")
+    train, validation = _normal(prepared, "train"), _normal(prepared, "validation")
     tried = [train.solved(penalty) for penalty in PENALTIES]
     # One penalty for all: a sensor's own validation windows are too few to choose one for it.
-    weights = min(tried, key=validation.loss)
+    weights = min(tried, key=lambda weights: float(validation.squared_errors(weights).sum()))
 
     def forecast(chunk: slice) -> Tensor:
         features, last, _ = _features(prepared, split, chunk)
         return last + features @ weights
 
     return prepared.evaluate(split, forecast)
+
+
+def _normal(prepared: Prepared, split: Split) -> Normal:
+    """The normal equations of each sensor, over the windows of a split of which it has all targets."""
+
+    def samples() -> Iterator[Sample]:
+        for chunk in prepared.data.chunks(split):
+            features, last, batch = _features(prepared, split, chunk)
+            yield Sample(features, batch.y - last, batch.complete)
+
+    return Normal.of(samples())
 
 
 def _features(prepared: Prepared, split: Split, chunk: slice) -> tuple[Tensor, Tensor, Batch]:

@@ -38,6 +38,8 @@ def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
     experiment = restore_best(run, data)
     if experiment.windows.count(split) == 0:
         raise DataError(data.readings.source, f"there are no {split} windows with readings")
+    if split == "test":
+        calibrate_if_unknown(experiment, run, data)
     seen = None
     if run.config.training.seen < 1 and list(data.readings.ids) == run.data.sensors:
         seen = seen_sensors(data, run.config.training.seen)
@@ -65,7 +67,7 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     state = run.store("server").read(run.progress.best.tag)
     theta = part(state, "theta_bar.") or _weights_per_sensor(run, data.readings)
     of_nodes = _saved_by(run, "site-0", state)
-    of_owner = _saved_by(run, "owner-0", part(state, OWNER) or state)
+    of_owner = _saved_by(run, "owner-0", {**state, **part(state, OWNER)})
     if method_of(config.method).federated:
         check_without_personal(part(of_nodes, THETA), str(run.folder))
     device = experiment.owners[0][1].nodes.compute.device
@@ -76,6 +78,9 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
         owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
         if TRUST in of_owner:
             owner.trust = in_order(of_owner[TRUST], 1.0)[rows].to(device)
+        owner.load_intervals(of_owner)
+        if owner.intervals is not None:
+            owner.intervals = owner.intervals.select(in_order.rows[rows].numpy())
     # On the run's own windows the profiles are computed again, each without the day it is used for.
     own_windows = windows is None and _is_same_data(run, data)
     for rows, owner in experiment.owners:
@@ -95,6 +100,12 @@ def _computed(
         for name, x in state.items()
         if name.startswith(LINEAR) or name == INPUT_SCALES or (name == PROFILES and not own_windows)
     }
+
+
+def calibrate_if_unknown(experiment: Experiment, run: Run, data: Dataset) -> None:
+    """Calibrate intervals now if a version that did not know them trained the run; this needs its data."""
+    if any(owner.intervals is None for _, owner in experiment.owners) and _is_same_data(run, data):
+        experiment.strategy.score("validation")
 
 
 def _is_same_data(run: Run, data: Dataset) -> bool:

@@ -16,7 +16,6 @@ it had never stopped.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,8 +30,8 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, describe, fingerprint
 from cnfgnn.data.inputs import used_inputs
 from cnfgnn.data.series import Scaler
-from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
-from cnfgnn.files import make_folder, write_whole
+from cnfgnn.errors import CnfgnnError, DataError, RunError
+from cnfgnn.files import hold_lock, make_folder, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.manifest import Manifest
@@ -88,20 +87,8 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the run exclusively; a second process gets a RunError that names the first."""
-        path = self.folder / "lock"
+        handle = hold_lock(self.folder / "lock", self.folder)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StorageError(path, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(handle)
-            raise RunError(self.folder, f"is in use by process {owner}") from error
-        try:
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(handle)  # releases the lock, as the end of the process would

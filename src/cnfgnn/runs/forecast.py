@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import torch
 
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.intervals import LEVELS, Floats, bounds_of, check_levels
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import ending_covariates, seconds_of
 from cnfgnn.data.quality import Finding, clean, out_of_range
@@ -17,27 +20,97 @@ from cnfgnn.errors import DataError, RunError
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 
+ADAPTING = (
+    4032  # steps at most, before a forecast, whose errors adapt its intervals; two weeks of five minutes
+)
 
-def forecast_run(run: Run, data: Dataset) -> pd.DataFrame:
+
+def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.DataFrame:
     """The next readings of every sensor: a row per time after the last reading, a column per sensor.
 
-    A sensor without any reading in the history has no forecast (NaN).
+    Each level, in per cent, adds two columns per sensor: the bounds between which that share of readings
+    should lie, for example "773869 low 80" and "773869 high 80". A sensor without any reading in the history
+    has no forecast (NaN).
     """
     d, rows = run.config.data, len(data.readings.times)
     if rows < d.history:
         problem = f"has {rows} rows, but a forecast needs the last {d.history}"
         raise DataError(data.readings.source, problem)
-    extended = replace(data, readings=_extended(data.readings, d.horizon))
+    levels = check_levels(levels, "intervals")
+    extended = replace(data, readings=with_rows_ahead(data.readings, d.horizon))
     experiment = restore_best(run, extended, Windows.next(rows, d.history, d.horizon))
+    if levels:
+        _adapt_intervals(run, extended, rows, experiment)
     experiment.strategy.forecast()
-    values = torch.full((len(data.readings.ids), d.horizon), torch.nan, dtype=torch.float64)
+    n = len(data.readings.ids)
+    values = torch.full((n, d.horizon), torch.nan, dtype=torch.float64)
+    bounds = np.full((2, len(LEVELS), n, d.horizon), np.nan)
     for nodes, owner in experiment.owners:
         assert owner.forecasts is not None
         values[nodes] = owner.forecasts.cpu()
+        if owner.bounds is not None:
+            bounds[:, :, nodes.numpy()] = owner.bounds
     times = pd.DatetimeIndex(
         extended.readings.times[rows:], name="time", tz="UTC" if data.readings.utc else None
     )
-    return pd.DataFrame(values.T.numpy(), index=times, columns=list(data.readings.ids))
+    return forecast_frame(times, data.readings.ids, values.numpy(), bounds, levels)
+
+
+def forecast_frame(
+    times: pd.DatetimeIndex,
+    sensors: Sequence[str],
+    values: Floats,
+    bounds: Floats | None,
+    levels: Sequence[int],
+) -> pd.DataFrame:
+    """Forecasts (n t) and bounds (2 l n t) as a table: first a column per sensor, then two for each of its
+    levels, which are empty if there are no bounds."""
+    columns = dict(zip(sensors, values, strict=True))
+    for row, sensor in enumerate(sensors):
+        for level in levels:
+            unknown = np.full((2, values.shape[1]), np.nan)
+            low, high = unknown if bounds is None else bounds_of(bounds, level)[:, row]
+            columns |= {f"{sensor} low {level}": low, f"{sensor} high {level}": high}
+    return pd.DataFrame(columns, index=times)
+
+
+def _adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experiment) -> None:
+    """Give the owners of an experiment intervals that have followed all errors since the validation split.
+
+    The model forecasts again what it would have forecast at each step since then. Readings that it was
+    trained on do not count.
+    """
+    d = run.config.data
+    first = max(_first_row_after_training(run, extended.readings), rows - d.history - ADAPTING, 0)
+    starts = np.arange(first, rows - d.history, dtype=np.int64)
+    windows = Windows.next(rows, d.history, d.horizon)
+    past = restore_best(run, extended, replace(windows, starts={**windows.starts, "test": starts}))
+    if len(starts):
+        past.strategy.ready("test")
+    for (_, owner), (_, before) in zip(experiment.owners, past.owners, strict=True):
+        if before.intervals is None:
+            raise RunError(run.folder, f"has no intervals, because {_why_none(run)}")
+        before.follow_test_split()
+        before.intervals.catch_up(rows - 1, before.truth.values, ~before.truth.missing)
+        owner.intervals = before.intervals
+
+
+def _why_none(run: Run) -> str:
+    if run.data.federation is not None:
+        return "the sites of its federation keep them: use cnfgnn federation forecast --intervals"
+    return "an older version trained it: train it again"
+
+
+def _first_row_after_training(run: Run, readings: Readings) -> int:
+    """The row of these readings at which the first test window of the run's training begins."""
+    d = run.config.data
+    windows = Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)
+    try:
+        began = np.datetime64(run.events()[0]["data"]["from"])
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunError(run.folder, "its events are damaged") from error
+    passed = (began - readings.times[0]) / readings.step
+    return round(float(passed)) + int(windows.starts["test"][0])
 
 
 def unusual_inputs(run: Run, data: Dataset) -> tuple[Finding, ...]:
@@ -57,7 +130,7 @@ def unknown_ahead(run: Run, data: Dataset) -> list[str]:
     """A sentence for each covariate that is not known for all times of the forecast."""
     if not run.config.model.takes_inputs:
         return []
-    ahead = _extended(data.readings, run.config.data.horizon)
+    ahead = with_rows_ahead(data.readings, run.config.data.horizon)
     used = [one for one in ahead.others if one.name in run.data.inputs.covariates]
     return ending_covariates(replace(ahead, others=tuple(used)), int(seconds_of(ahead)[-1]))
 
@@ -76,7 +149,7 @@ def _recorded_ranges(run: Run) -> dict[str, tuple[float, float] | None]:
     return ranges
 
 
-def _extended(readings: Readings, horizon: int) -> Readings:
+def with_rows_ahead(readings: Readings, horizon: int) -> Readings:
     """The readings followed by `horizon` empty rows."""
     n = len(readings.ids)
     future = readings.times[-1] + readings.step * np.arange(1, horizon + 1)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from cnfgnn.algorithm.intervals import INTERVAL_SUMS, REPORTED, Floats
 from cnfgnn.data.batch import Loss
 from cnfgnn.data.series import SUMS
 
@@ -48,6 +50,49 @@ class Errors:
         return cls(**errors)
 
 
+@dataclass(frozen=True)
+class IntervalErrors:
+    """How good intervals of one level are, over observed readings.
+
+    coverage  the share of readings within their intervals
+    width     the mean width, in the readings' unit
+    score     the mean interval score (Winkler score): the width, plus a penalty for readings outside; lower
+              is better
+    """
+
+    coverage: float
+    width: float
+    score: float
+
+    @classmethod
+    def of(cls, sums: Floats) -> IntervalErrors:
+        """From sums (..., 4), added up over all axes but the last; NaN where nothing was evaluated."""
+        count, *totals = sums.reshape(-1, len(INTERVAL_SUMS)).sum(0).tolist()
+        return cls(*(_ratio(total, count) for total in totals))
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalScores:
+    """The intervals of n nodes at t steps ahead: (n t r 4), see `INTERVAL_SUMS`."""
+
+    sums: Floats
+
+    def overall(self, level: int) -> IntervalErrors:
+        """Over all nodes and steps; the level is a number in `REPORTED`, in per cent."""
+        return IntervalErrors.of(self._of(level))
+
+    def per_horizon(self, level: int) -> list[IntervalErrors]:
+        """At each step ahead."""
+        return [IntervalErrors.of(step) for step in np.moveaxis(self._of(level), 1, 0)]
+
+    def per_node(self, level: int) -> list[IntervalErrors]:
+        """Of each node."""
+        return [IntervalErrors.of(row) for row in self._of(level)]
+
+    def _of(self, level: int) -> Floats:
+        return self.sums[:, :, REPORTED.index(level)]
+
+
 @dataclass(frozen=True, eq=False)
 class Scores:
     """Summed errors of n nodes at t steps ahead, and every figure that follows from them.
@@ -56,12 +101,14 @@ class Scores:
     seen      (n,) bool  which nodes trained; None if all did
     told      (n t 8)    true errors of owners who tell them, zeros of the others; None if nobody was asked
     all_told             whether `sums` are true errors; otherwise they are errors against blurred copies
+    intervals            how good intervals are; None if they were not evaluated or their owners are elsewhere
     """
 
     sums: Tensor
     seen: Tensor | None = None
     told: Tensor | None = None
     all_told: bool = True
+    intervals: IntervalScores | None = None
 
     @property
     def overall(self) -> Errors:
@@ -116,6 +163,8 @@ class Scores:
         summary: dict[str, Any] = {"overall": vars(self.overall)}
         if self.unseen_nodes is not None:
             summary |= {"seen": vars(self.seen_nodes), "unseen": vars(self.unseen_nodes)}
+        if self.intervals is not None:
+            summary["intervals"] = {str(level): vars(self.intervals.overall(level)) for level in REPORTED}
         return summary | {f"step {step}": vars(self.at(step)) for step in steps}
 
 
@@ -128,7 +177,21 @@ def scores_as_dict(scores: Scores, ids: Sequence[str]) -> dict[str, Any]:
         "per_node": {sensor: vars(errors) for sensor, errors in zip(ids, scores.per_node, strict=True)},
         "seen": None if unseen is None else vars(scores.seen_nodes),
         "unseen": None if unseen is None else vars(unseen),
+        "intervals": None if scores.intervals is None else intervals_as_dict(scores.intervals, ids),
     }
+
+
+def intervals_as_dict(intervals: IntervalScores, ids: Sequence[str]) -> dict[str, Any]:
+    """Every figure of each level, in per cent: overall, per step ahead and per sensor."""
+    found = {}
+    for level in REPORTED:
+        per_node = zip(ids, intervals.per_node(level), strict=True)
+        found[str(level)] = {
+            "overall": vars(intervals.overall(level)),
+            "per_step": [vars(errors) for errors in intervals.per_horizon(level)],
+            "per_node": {sensor: vars(errors) for sensor, errors in per_node},
+        }
+    return found
 
 
 def _ratio(total: float, count: float) -> float:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.intervals import Floats
 from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
-from cnfgnn.runs.scores import Errors, Scores
+from cnfgnn.runs.scores import Errors, IntervalScores, Scores
 
 GONE_AFTER = 3  # evaluations in a row that a sensor misses before rounds are compared without it
 
@@ -195,7 +198,23 @@ def evaluate_best(experiment: Experiment, progress: Progress) -> Result:
 def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
     """The errors of all nodes on a split, with their current weights; true ones as far as owners tell."""
     sums = experiment.strategy.score(split)
-    return Scores(sums.best_known.cpu(), experiment.seen, sums.told.cpu(), sums.all_told)
+    intervals = _interval_scores(experiment)
+    return Scores(sums.best_known.cpu(), experiment.seen, sums.told.cpu(), sums.all_told, intervals)
+
+
+def _interval_scores(experiment: Experiment) -> IntervalScores | None:
+    """How good the intervals of all owners in this process were in the last evaluation; None if there are no
+    such owners, or one of them had no intervals or does not tell errors."""
+    parts = [(rows.numpy(), owner.interval_sums, owner.tells) for rows, owner in experiment.owners]
+    n = sum(len(rows) for rows, *_ in parts)
+    sums: Floats | None = None
+    for rows, of_owner, tells in parts:
+        if of_owner is None or not tells:
+            return None
+        if sums is None:
+            sums = np.zeros((n, *of_owner.shape[1:]))
+        sums[rows] = of_owner
+    return None if sums is None else IntervalScores(sums)
 
 
 class SensorError(NamedTuple):

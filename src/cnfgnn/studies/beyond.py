@@ -10,7 +10,15 @@ from typing import Any
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies import error_by_bytes
-from cnfgnn.studies.lines import Line, Study, bytes_per_node, masked_table, median
+from cnfgnn.studies.lines import (
+    Line,
+    Study,
+    bytes_per_node,
+    interval_tables,
+    masked_table,
+    median,
+    with_settings,
+)
 from cnfgnn.studies.paper import Outcome, change
 from cnfgnn.studies.tables import Column, Mean, Table
 
@@ -46,6 +54,10 @@ def beyond(study: Study) -> Outcome:
         tables.append(_masked_results(study, masked))
         title = f"Masked errors on {study.data.name}, trained on the absolute error of observed readings"
         tables.append(masked_table("beyond-masked-steps", title, masked, study.data, [METHOD]))
+    of_methods = [line for line in study.lines if not line.cells["group"]]
+    what = [METHOD, Column("data.missing", "missing readings")]
+    described = [with_settings(line, "data.missing") for line in of_methods]
+    tables += interval_tables("beyond", study.data, described, what)
     curves = {}
     for line in (*methods, *narrow):
         if line.runs and method_of(line.cells["method"]).federated:

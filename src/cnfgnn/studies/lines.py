@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cnfgnn.algorithm.intervals import REPORTED
 from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
@@ -39,6 +40,12 @@ class Line:
     def ahead(self, figure: str, step: int) -> Mean | None:
         values = [test["per_step"][step - 1][figure] for test in self.tests]
         return None if None in values else Mean.of(values)
+
+    def interval(self, figure: str, level: int) -> Mean | None:
+        """A figure of the intervals of a level: coverage, width or score; None if a seed has none."""
+        found = [(test.get("intervals") or {}).get(str(level)) for test in self.tests]
+        values = [one["overall"][figure] for one in found if one]
+        return Mean.of(values) if values and len(values) == len(found) and None not in values else None
 
     def by_seed(self, figure: str) -> dict[int, float]:
         """The overall error of each seed; seeds for which it is unknown are left out."""
@@ -170,6 +177,29 @@ def masked_table(
     return Table(name, title, columns, rows, (note,))
 
 
+def interval_tables(name: str, data: Dataset, lines: Sequence[Line], what: Sequence[Column]) -> list[Table]:
+    """A table that says how good the intervals are, beside the RMSE over the same readings; none if no line
+    has intervals."""
+    columns = [*what, Column("masked_rmse", "masked RMSE")]
+    for level in REPORTED:
+        columns += [
+            Column(f"{level}.coverage", f"{level} %: coverage", 1, True),
+            Column(f"{level}.width", f"{level} %: mean width"),
+            Column(f"{level}.score", f"{level} %: interval score"),
+        ]
+    rows = []
+    for line in lines:
+        row: dict[str, Any] = {"masked_rmse": line.mean("masked_rmse")}
+        for level in REPORTED:
+            row |= {f"{level}.{figure}": line.interval(figure, level) for figure in INTERVAL_FIGURES}
+        rows.append(line.with_cells(**row))
+    known = [row for row in rows if all(row[f"{level}.coverage"] is not None for level in REPORTED)]
+    note = "Coverage should equal the level. The lower the interval score, the better."
+    title = f"Intervals on {data.name}, over observed readings"
+    return [Table(f"{name}-intervals", title, columns, known, (note,))] if known else []
+
+
+INTERVAL_FIGURES = ("coverage", "width", "score")
 MASKED = {"masked_mae": "MAE", "masked_rmse": "RMSE", "masked_mape": "MAPE"}
 
 

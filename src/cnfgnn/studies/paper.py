@@ -16,7 +16,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import seen_sensors
 from cnfgnn.studies import figures
-from cnfgnn.studies.lines import METHOD, Line, Study, masked_table, with_settings
+from cnfgnn.studies.lines import METHOD, Line, Study, interval_tables, masked_table, with_settings
 from cnfgnn.studies.published import COSTS, FRACTIONS, INDUCTIVE_RMSE, TEST_RMSE
 from cnfgnn.studies.tables import Column, Mean, Table
 
@@ -50,7 +50,7 @@ def forecasting(study: Study) -> Outcome:
     unmasked = Table(
         "forecasting", f"Test errors on {study.data.name}, unmasked", columns, rows, study.notes()
     )
-    return Outcome([unmasked, _masked(study, METHOD)])
+    return Outcome([unmasked, _masked(study, METHOD), *_intervals(study, METHOD)])
 
 
 def strategies(study: Study) -> Outcome:
@@ -81,7 +81,7 @@ def strategies(study: Study) -> Outcome:
     shown = {"curves": drawn}
     if points:  # there are none if no federated method was run
         shown["bytes"] = cost
-    return Outcome([table, _masked(study, METHOD[:1])], shown)
+    return Outcome([table, _masked(study, METHOD[:1]), *_intervals(study, METHOD[:1])], shown)
 
 
 def rounds(study: Study) -> Outcome:
@@ -245,6 +245,10 @@ def _published(study: Study) -> list[Column]:
 def _masked(study: Study, what: Sequence[Column]) -> Table:
     lines = [*study.baselines, *study.lines]
     return masked_table(f"{study.name}-masked", _masked_title(study), lines, study.data, what)
+
+
+def _intervals(study: Study, what: Sequence[Column]) -> list[Table]:
+    return interval_tables(study.name, study.data, study.lines, what)
 
 
 def _masked_title(study: Study) -> str:

@@ -268,8 +268,8 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
     keys = {*CIRCUMSTANCES, *but_for}
     if config.training.schedule == "cosine":  # the number of rounds determines the learning rates
         keys.remove("training.rounds")
-    circumstances = {key: config.setting(key) for key in keys}
-    if run.config.with_changes(circumstances) not in (config, _with_fitted_batches(config, run)):
+    wanted = (config, _fitted(config, run))
+    if not any(run.config.with_changes({key: w.setting(key) for key in keys}) == w for w in wanted):
         raise RunError(
             folder,
             f"was begun with other settings than {source} has now: move it away or choose another folder",
@@ -283,8 +283,8 @@ def _run(folder: Path, config: Config, data: Dataset, source: Path, but_for: Seq
     return run
 
 
-def _with_fitted_batches(config: Config, run: Run) -> Config:
-    """These settings as a started run uses them: minibatches are limited to the number of windows."""
+def _fitted(config: Config, run: Run) -> Config:
+    """These settings as a started run uses them: adapted to the number of windows."""
     if not run.started:
         return config
     return fit_to_windows(config, method_of(config.method), int(run.events()[0]["windows"]["train"]))

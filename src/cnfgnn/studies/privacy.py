@@ -21,7 +21,15 @@ from cnfgnn.errors import RunError
 from cnfgnn.files import write_whole
 from cnfgnn.runs.folder import Run
 from cnfgnn.studies.error_by_blur import BlurredError, Panel, error_by_blur
-from cnfgnn.studies.lines import Line, Study, bytes_per_node, masked_table, median, with_settings
+from cnfgnn.studies.lines import (
+    Line,
+    Study,
+    bytes_per_node,
+    interval_tables,
+    masked_table,
+    median,
+    with_settings,
+)
 from cnfgnn.studies.paper import Outcome, change
 from cnfgnn.studies.plan import Plan
 from cnfgnn.studies.tables import Column, Mean, Table
@@ -82,7 +90,8 @@ def privacy(study: Study, attackers: Attackers | None = None) -> Outcome:
     in_order = [*study.baselines, *(line for lines in curves.values() for line in lines)]
     masked_title = f"Test errors by blur on {study.data.name}, masked"
     masked = masked_table("privacy-masked", masked_title, in_order, study.data, WHAT)
-    return Outcome([table, masked], {"privacy": partial(_drawn, study, curves, attacked)})
+    intervals = interval_tables("privacy", study.data, in_order, WHAT)
+    return Outcome([table, masked, *intervals], {"privacy": partial(_drawn, study, curves, attacked)})
 
 
 def copies_bytes(run: Run, data: Dataset) -> float:

@@ -239,7 +239,7 @@ REPLIES: dict[int, dict[str, Tensor]] = {
             "weights": OWN,
             "levels": {"levels": torch.zeros(N, 20, LEVELS)},
             "encode": {"h_c": torch.zeros(N, BATCH if "number" in good.numbers else 7, HIDDEN)},
-            "backward": {"grad_h_G": H_G.bfloat16()},
+            "backward": {"grad_h_G": H_G[..., : EMBEDDING - 2 * LEVELS].bfloat16()},
             "score": {name: torch.zeros(N, HORIZON, 8).double() for name in ("sums", "told")},
         }.get(good.verb, {})
     ]

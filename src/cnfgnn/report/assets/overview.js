@@ -19,7 +19,8 @@ function controls() {
     input.addEventListener("change", () => change({ figure: input.value }));
   for (const input of document.querySelectorAll("input[name=count]"))
     input.addEventListener("change", () => change({ count: input.value }));
-  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + 41 * runs.length))}px`; // as high as the table beside it
+  const rows = 41 * runs.length + 33 * runs[0].baselines.length;
+  at("ahead").style.height = `${Math.min(420, Math.max(230, 70 + rows))}px`; // as high as the table beside it
   at("step").addEventListener("input", (event) => change({ step: Number(event.target.value) }));
 }
 
@@ -76,8 +77,19 @@ function oneRun() {
   const rows = [["all steps", run.test?.overall]];
   for (const step of namedSteps(horizonOf(run))) rows.push([aheadName(run, step), run.test?.per_step[step - 1]]);
   for (const kind of ["seen", "unseen"]) if (run.test?.[kind]) rows.push([`${kind} sensors`, run.test[kind]]);
-  at("errors").replaceChildren(errorsHead("ahead", []), element("tbody", {}, ...rows.map(([name, errors]) =>
-    element("tr", { "data-row": name }, element("th", { scope: "row" }, name), ...errorCells(errors)))));
+  const row = ([name, errors]) =>
+    element("tr", { "data-row": name }, element("th", { scope: "row" }, name), ...errorCells(errors));
+  const simple = run.baselines.map((baseline) => row([baseline.name, baseline.overall]));
+  at("errors").replaceChildren(errorsHead("ahead", []), element("tbody", {}, ...rows.map(row)),
+    ...simpleForecasts(run, simple, 6));
+}
+
+// The errors of simple forecasts, which a run should be better than, as a part of the table below it.
+function simpleForecasts(run, rows, columns) {
+  if (!rows.length) return [];
+  const title = element("th", { colspan: columns, scope: "rowgroup", class: "text" },
+    "simple forecasts" + (content.data.length > 1 ? ` on ${dataOf(run).name}` : "") + " to compare with");
+  return [element("tbody", { class: "simple" }, element("tr", {}, title), ...rows)];
 }
 
 function manyRuns() {
@@ -89,6 +101,10 @@ function manyRuns() {
     const known = errors.map((e) => e?.[figure]).filter((v) => v !== null && v !== undefined);
     if (content.data.length === 1 && known.length > 1) least[figure] = Math.min(...known);
   }
+  const simple = theRun().baselines.map((baseline) => element("tr", { "data-row": baseline.name },
+    element("th", { scope: "row" }, baseline.name), element("td", { class: "text" }),
+    ...errorCells(state.step === 0 ? baseline.overall : baseline.per_step[state.step - 1]),
+    element("td", { class: "group" })));
   at("errors").replaceChildren(
     errorsHead("run", ["best round", "bytes until that round"]),
     element("tbody", {}, ...runs.map((run, i) => {
@@ -101,7 +117,8 @@ function manyRuns() {
         element("td", { class: "text" }, `${run.best} of ${run.rounds.length}${run.finished ? "" : ", not finished"}`),
         ...errorCells(errors[i], least),
         element("td", { class: "group" }, bytes(best.training_bytes.per_node)));
-    })));
+    })),
+    ...simpleForecasts(theRun(), simple, 8));
 }
 
 part(["run", "step", "theme"], () => {
@@ -114,6 +131,35 @@ part(["run", "step", "theme"], () => {
       "Select a name to see that run below.";
   if (!run.test) at("errors-hint").textContent += " Test errors appear once a run is finished or its data are available.";
   single ? oneRun() : manyRuns();
+});
+
+// How good the intervals are: a row for each run, three columns for each level.
+function intervalsTable(runs, levels) {
+  const ofLevel = (run, level) => {
+    const found = run.test?.intervals?.[level];
+    return state.step === 0 ? found?.overall : found?.per_step[state.step - 1];
+  };
+  const head = element("thead", {},
+    element("tr", {}, element("th", { rowspan: 2, scope: "col", class: "text" }, "run"),
+      ...levels.map((level) => element("th", { colspan: 3, scope: "colgroup", class: "group" }, `${level} % interval`))),
+    element("tr", {}, ...levels.flatMap(() => ["coverage", "mean width", "interval score"].map((name, i) =>
+      element("th", { scope: "col", class: i ? null : "group" }, name)))));
+  const cells = (errors) => [share(errors?.coverage), number(errors?.width), number(errors?.score)];
+  return [head, element("tbody", {}, ...runs.map((run) => element("tr", { "data-row": run.name },
+    element("th", { scope: "row" }, run.name),
+    ...levels.flatMap((level) => cells(ofLevel(run, level)).map((text, i) =>
+      element("td", { class: i ? null : "group" }, text))))))];
+}
+
+part(["run", "step"], () => {
+  const runs = content.runs.filter((run) => Object.keys(run.test?.intervals ?? {}).length);
+  at("intervals-part").hidden = !runs.length;
+  if (!runs.length) return;
+  const levels = Object.keys(runs[0].test.intervals);
+  const ahead = state.step === 0 ? "over all steps ahead" : aheadName(theRun(), state.step);
+  at("intervals-hint").textContent = `Coverage is the share of observed readings within their intervals, ${ahead}; it should equal the level. ` +
+    "Widths and scores are in the unit of the readings: the lower the interval score, the better.";
+  at("intervals").replaceChildren(...intervalsTable(runs, levels));
 });
 
 part(["run", "figure", "step", "theme"], () => {

@@ -37,6 +37,42 @@ part(["run", "days"], () => {
   )));
 });
 
+// The area between two bounds, in pieces where some are missing.
+function band(name, x, low, high, fillcolor) {
+  const xs = [], ys = [];
+  let from = 0;
+  for (let i = 0; i <= x.length; i++) {
+    if (i < x.length && low[i] !== null && high[i] !== null) continue;
+    for (let j = from; j < i; j++) { xs.push(x[j]); ys.push(high[j]); }
+    for (let j = i - 1; j >= from; j--) { xs.push(x[j]); ys.push(low[j]); }
+    if (i > from) { xs.push(null); ys.push(null); }
+    from = i + 1;
+  }
+  return { name, x: xs, y: ys, mode: "lines", line: { width: 0 }, fill: "toself", fillcolor, hoverinfo: "skip" };
+}
+
+// The widest interval is drawn first and palest.
+function bands(run, x, shade) {
+  if (!run.bands) return [];
+  const alpha = ["59", "2e"]; // of the narrowest interval on, in hexadecimal
+  return run.levels.map((level, l) =>
+    band(`${level} % interval`, x, row(run.bands, l, 0, state.sensor), row(run.bands, l, 1, state.sensor), shade + alpha[l]),
+  ).reverse();
+}
+
+part(["run", "sensor"], () => {
+  const run = theRun(), levels = Object.entries(run.test?.intervals ?? {});
+  at("sensor-intervals").hidden = !levels.length;
+  at("sensor-intervals").textContent = levels.map(([level, found]) => {
+    const { coverage, width } = found.per_node[state.sensor];
+    return coverage === null
+      ? `No reading of this sensor could be compared with its ${level} % intervals.`
+      : `The ${level} % intervals contain ${share(coverage)} of its readings and are ${number(width)} wide on average.`;
+  }).join(" ");
+  at("bands-hint").hidden = !run.bands;
+  if (run.bands) at("bands-hint").textContent = `The shaded intervals are those of the forecasts ${aheadName(run, run.steps.at(-1))}.`;
+});
+
 part(["run", "sensor", "days", "theme"], () => {
   const run = theRun(), data = theData();
   if (!run.forecasts) return;
@@ -49,7 +85,8 @@ part(["run", "sensor", "days", "theme"], () => {
     y: row(run.forecasts, j, state.sensor).slice(Math.max(0, -behind)),
     mode: "lines", line: { color: shades[j], width: 1.4 },
   }));
-  traces.unshift({
+  const shown = behind < 0 ? x : x.slice(behind);
+  traces.unshift(...bands(run, shown, shades[run.steps.length - 1]), {
     name: "measured", x, y: row(data.truth, state.sensor), mode: "lines", line: { color: colour("ink"), width: 1.8 },
   });
   const end = first + (rows - 1) * step;

@@ -1,0 +1,304 @@
+"""The commands of a live service: serve a run, show it on the synthetic city, and play recorded readings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from cnfgnn.cli import progress
+from cnfgnn.cli.settings import ReadingOption, reading_changes
+from cnfgnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from cnfgnn.live.broker import BrokerSettings
+    from cnfgnn.live.start import LiveProcess
+
+NEEDED = {
+    "starlette": "starlette",
+    "uvicorn": "uvicorn",
+    "paho": "paho-mqtt",
+    "prometheus_client": "prometheus-client",
+}
+CLOCKS = ("system", "feed")
+TOKEN, MQTT_PASSWORD = "CNFGNN_LIVE_TOKEN", "CNFGNN_MQTT_PASSWORD"
+
+
+class RunsByDefault(TyperGroup):
+    """A group whose command `run` may be left out: `cnfgnn live RUN` is `cnfgnn live run RUN`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help",):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+live_app = typer.Typer(
+    cls=RunsByDefault,
+    no_args_is_help=True,
+    help="Serve a run: forecasts the moment readings arrive. `cnfgnn live RUN` is short for `live run RUN`.",
+)
+
+DeadlineOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
+]
+ClockOption = Annotated[
+    str, typer.Option(help="system: the machine's clock; feed: the times of a recording set the clock.")
+]
+TimezoneOption = Annotated[
+    str, typer.Option(help="The zone of the clock, if the run's times have none; like Europe/Paris.")
+]
+HostOption = Annotated[
+    str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
+]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")]
+TokenOption = Annotated[
+    Path | None, typer.Option("--token-file", help=f"A file with the token of requests; or set {TOKEN}.")
+]
+MqttOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"A broker: mqtt://[user@]host[:port], mqtts:// with TLS; password in {MQTT_PASSWORD}."
+    ),
+]
+
+
+@live_app.command()
+def run(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The folder or file of readings, which may grow; without it, that of the run."),
+    ] = None,
+    changes: ReadingOption = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the service's database; default RUN/live.")
+    ] = None,
+    latest: Annotated[
+        Path | None, typer.Option(help="The file with the last forecast; default latest.csv in that folder.")
+    ] = None,
+    deadline: DeadlineOption = None,
+    clock: ClockOption = "system",
+    speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
+    timezone: TimezoneOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8707,
+    token_file: TokenOption = None,
+    mqtt: MqttOption = None,
+    mqtt_readings: Annotated[str, typer.Option(help="The topic that readings are read from.")] = "",
+    mqtt_forecasts: Annotated[str, typer.Option(help="What the topics of forecasts begin with.")] = "",
+    poll: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the folder.")] = 1.0,
+) -> None:
+    """Serve forecasts the moment readings arrive.
+
+    Readings come from the folder's file as it grows, from new files beside it, by HTTP POST /readings and by
+    MQTT. Forecasts are at GET /forecasts, in the stream GET /events, at the MQTT broker and in latest.csv.
+    docs/live.md says what happens to readings that are late, repeated, wrong or missing.
+    """
+    check_installed()
+    if clock not in CLOCKS:
+        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
+    from cnfgnn.live.start import LiveSettings, run_live
+    from cnfgnn.runs.folder import Run
+
+    settings = LiveSettings(
+        data=data,
+        state=state,
+        latest=latest,
+        deadline=deadline,
+        feed=clock == "feed",
+        speed=speed,
+        zone=_zone(timezone),
+        host=host,
+        port=port,
+        token=token_of(token_file),
+        mqtt=_broker(mqtt, mqtt_readings, mqtt_forecasts),
+        poll=poll,
+        changes=reading_changes(changes),
+    )
+    _log_to_stderr()
+    run_live(Run.open(run), settings, say_where)
+
+
+@live_app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The folder for the run and its data.")] = Path("runs/live-demo"),
+    speed: Annotated[float, typer.Option(help="How fast the recorded day is played.")] = 600.0,
+    steps: Annotated[int, typer.Option(min=1, max=288, help="How many steps of it are played.")] = 288,
+    port: PortOption = 8707,
+    mqtt: MqttOption = None,
+    once: Annotated[bool, typer.Option("--once", help="End when the recorded day is over.")] = False,
+) -> None:
+    """Show a live service on the synthetic city: train a small run, and play a day to it, at speed.
+
+    A run that is already in the folder is used again. Without --once the service goes on until Ctrl-C.
+    """
+    check_installed()
+    from cnfgnn.live import demo as live_demo
+    from cnfgnn.live.start import LiveSettings
+
+    made = live_demo.prepare(out, progress.watcher())
+    settings = LiveSettings(
+        data=made.folder,
+        state=out / "live",
+        feed=True,
+        speed=speed,
+        port=port,
+        mqtt=_broker(mqtt, "", ""),
+    )
+    for file in (out / "live").glob("live.sqlite*"):  # the same day is played again
+        file.unlink()
+    _log_to_stderr()
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    live_demo.show(made, settings, once, steps, say_where, say)
+    if not once:
+        raise KeyboardInterrupt
+
+
+def replay(
+    data: Annotated[Path, typer.Argument(help="A folder or file of recorded readings.")],
+    to: Annotated[str, typer.Option(help="The service: http://HOST:PORT.")] = "http://127.0.0.1:8707",
+    speed: Annotated[float, typer.Option(help="How fast: 300 plays five minutes in a second.")] = 1.0,
+    since: Annotated[str | None, typer.Option("--from", help="The time to begin at.")] = None,
+    until: Annotated[str | None, typer.Option(help="The time to end before.")] = None,
+    token_file: TokenOption = None,
+    changes: ReadingOption = None,
+) -> None:
+    """Play recorded readings to a live service, as if they were measured now.
+
+    Times are sent as they were recorded, so the service should run with --clock feed and the same --speed.
+    """
+    from cnfgnn.config.settings import Config
+    from cnfgnn.data.folder import load_readings
+    from cnfgnn.data.options import ReadingOptions
+    from cnfgnn.live.replay import Player
+    from cnfgnn.live.replay import replay as play
+
+    if not 0 < speed <= 100_000:
+        raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
+    d = Config().with_changes(reading_changes(changes)).data
+    readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone))
+    sent = stored = 0
+    with closing(Player(to, token_of(token_file))) as player, _row_by_row() as told:
+        for played in play(readings, player, speed, _moment("--from", since), _moment("--until", until)):
+            sent, stored = sent + played.readings, stored + played.stored
+            told(f"{played.time}: {played.stored} of {played.readings} readings stored")
+    print(f"{sent} readings were sent, {stored} were new")
+
+
+@contextmanager
+def _row_by_row() -> Iterator[Callable[[str], None]]:
+    """Show the row that was played last: in one line of a terminal, elsewhere a line every half minute."""
+    if sys.stderr.isatty():
+        with Console(stderr=True).status("") as status:
+            yield status.update
+        return
+    shown_at = -progress.HEARTBEAT_S
+
+    def say(line: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at > progress.HEARTBEAT_S:
+            shown_at = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+    yield say
+
+
+def check_installed() -> None:
+    """Say in one sentence what to install if the extra is missing."""
+    missing = []
+    for module, package in NEEDED.items():
+        try:
+            import_module(module)
+        except ImportError:
+            missing.append(package)
+    if missing:
+        problem = f"needs packages that are not installed ({', '.join(missing)})"
+        raise ConfigError("cnfgnn live", f"{problem}: pip install 'cnfgnn[live]'")
+
+
+def token_of(file: Path | None) -> str:
+    """The token of a file or of the environment; empty if there is none."""
+    if file is None:
+        return os.environ.get(TOKEN, "")
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError("--token-file", f"{file} cannot be read ({error})") from None
+    if len(token) < 16 or not token.isascii() or not token.isprintable():
+        raise ConfigError("--token-file", f"{file} must hold a token of at least 16 letters and digits")
+    return token
+
+
+def say_where(process: LiveProcess) -> None:
+    """Print where the service is, and how to talk to it."""
+    service = process.service
+    print(
+        f"live on {process.address}, {len(service.recent.ids)} sensors, a step every {service.recent.step} s"
+    )
+    print(
+        f"forecasts: {process.address}/forecasts, /events and {service.latest_file}; state: /health, /metrics"
+    )
+    if process.broker is not None:
+        topics = process.broker.settings
+        print(f"broker: readings from {topics.readings}, forecasts to {topics.topic('SENSOR')}")
+    sys.stdout.flush()
+
+
+def _broker(url: str | None, readings: str, forecasts: str) -> BrokerSettings | None:
+    from cnfgnn.live import broker
+
+    if url is None:
+        if readings or forecasts:
+            raise ConfigError("--mqtt", "is needed with --mqtt-readings and --mqtt-forecasts")
+        return None
+    return broker.BrokerSettings(
+        url,
+        readings or broker.READINGS,
+        forecasts or broker.FORECASTS,
+        password=os.environ.get(MQTT_PASSWORD),
+    )
+
+
+def _zone(name: str) -> Any:
+    from datetime import UTC
+
+    from cnfgnn.data.options import ReadingOptions
+
+    try:
+        return ReadingOptions(timezone=name).zone or UTC
+    except ConfigError as error:
+        raise ConfigError("--timezone", error.problem) from None
+
+
+def _moment(option: str, text: str | None) -> np.datetime64 | None:
+    import numpy as np
+
+    from cnfgnn.live.clock import Zone
+
+    if text is None:
+        return None
+    try:
+        return np.datetime64(int(Zone(True).read(text)), "s")
+    except (ValueError, OverflowError):
+        raise ConfigError(option, f"must be a time like 2024-01-31T08:05, not {text!r}") from None
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)

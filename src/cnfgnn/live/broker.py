@@ -1,0 +1,170 @@
+"""Readings from an MQTT broker, and forecasts to it, in the shape of OGC SensorThings Observations.
+
+A reading is acknowledged to the broker once it is on disk: one that the service had received but not stored
+when it died is delivered again. Forecasts are retained messages, a topic per sensor, so that whoever
+subscribes has the last one at once; a status topic says whether the service is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from cnfgnn.errors import ConfigError
+from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.limits import MOST_BYTES
+from cnfgnn.live.observations import MalformedInput, datastream_of, read_json
+from cnfgnn.live.service import Busy, LiveService
+
+READINGS = "v1.1/+/Observations"
+FORECASTS = "cnfgnn"
+RECONNECT_WITHIN = 30  # seconds between attempts, at most
+AT_ONCE = 1000  # messages that the broker may send before they are acknowledged
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BrokerSettings:
+    """Where the broker is and which topics are used.
+
+    url       mqtt://[user[:password]@]host[:port], or mqtts:// for TLS
+    readings  the topic that readings are read from; it may have wildcards
+    forecasts the topics of forecasts begin with it
+    name      the client id: the broker keeps readings for it while the service is away
+    """
+
+    url: str
+    readings: str = READINGS
+    forecasts: str = FORECASTS
+    name: str = "cnfgnn-live"
+    password: str | None = None
+
+    def topic(self, sensor: str) -> str:
+        """The topic of a sensor's forecasts; characters that MQTT gives a meaning are replaced."""
+        safe = sensor.translate({ord(c): "_" for c in "/+#\0"})
+        return f"{self.forecasts}/v1.1/Datastreams({safe})/Observations"
+
+    @property
+    def status(self) -> str:
+        return f"{self.forecasts}/status"
+
+
+class Broker:
+    """The connection to a broker; it comes back by itself, and the service does not wait for it."""
+
+    def __init__(self, service: LiveService, settings: BrokerSettings) -> None:
+        self.service, self.settings = service, settings
+        self.client = _client(settings)
+        self.client.on_connect = self._connected
+        self.client.on_disconnect = self._disconnected
+        self.client.on_message = self._message
+        self._publisher = ThreadPoolExecutor(1, "mqtt")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Connect as soon as possible, in the background."""
+        self.loop = asyncio.get_running_loop()
+        self.service.listeners.append(self.publish)
+        place = urlsplit(self.settings.url)
+        port = place.port or (8883 if place.scheme == "mqtts" else 1883)
+        self.service.problems["broker"] = f"{place.hostname}:{port} is not connected yet"
+        self.client.connect_async(str(place.hostname), port)
+        self.client.loop_start()
+
+    async def stop(self) -> None:
+        """Say goodbye."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.to_thread(self._leave)
+
+    def _leave(self) -> None:
+        self._publisher.shutdown()
+        if self.client.is_connected():
+            self.client.publish(self.settings.status, "offline", qos=1, retain=True).wait_for_publish(2)
+        self.client.disconnect()
+        self.client.loop_stop()
+
+    # ---- readings, in the client's thread -------------------------------------------------------------
+
+    def _connected(self, client: mqtt.Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
+        if reason.is_failure:
+            self.service.problems["broker"] = f"it refuses the connection ({reason})"
+            return
+        self.service.metrics.broker.set(1)
+        self.service.problems.pop("broker", None)
+        client.subscribe(self.settings.readings, qos=1)
+        client.publish(self.settings.status, "online", qos=1, retain=True)
+        if self.service.latest is not None:
+            self.publish(self.service.latest)
+
+    def _disconnected(self, client: mqtt.Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
+        self.service.metrics.broker.set(0)
+        if reason.is_failure:
+            self.service.metrics.failures.labels("broker").inc()
+            self.service.problems["broker"] = f"the connection is lost ({reason})"
+
+    def _message(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
+        def begin() -> None:
+            task = asyncio.create_task(self._take(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self.loop.call_soon_threadsafe(begin)
+
+    async def _take(self, message: mqtt.MQTTMessage) -> None:
+        """Take the readings of a message in, and acknowledge it; also if it is malformed, because the broker
+        would send it forever."""
+        service = self.service
+        try:
+            if len(message.payload) > MOST_BYTES:
+                raise MalformedInput(f"the message is larger than {MOST_BYTES} bytes")
+            datastream = datastream_of(message.topic)
+            arrived = read_json(bytes(message.payload), service.zone, service.clock.now(), datastream)
+            await service.take(arrived, "mqtt")
+        except MalformedInput as problem:
+            service.metrics.failures.labels("mqtt message").inc()
+            log.warning("mqtt, %s: %s", message.topic[:200], problem)
+        except Exception as error:  # not on disk: it is delivered again after the next connection
+            if not isinstance(error, Busy):
+                service.failed("mqtt message", error)
+            return
+        self.client.ack(message.mid, message.qos)
+
+    # ---- forecasts ------------------------------------------------------------------------------------
+
+    def publish(self, made: Forecast) -> None:
+        """Publish a forecast without holding up the event loop; nothing waits for a broker that is away."""
+        if self.client.is_connected():
+            self._publisher.submit(self._publish, made)
+
+    def _publish(self, made: Forecast) -> None:
+        for sensor, observation in made.observations():
+            self.client.publish(self.settings.topic(sensor), observation, qos=0, retain=True)
+
+
+def _client(settings: BrokerSettings) -> mqtt.Client:
+    place = urlsplit(settings.url)
+    if place.scheme not in ("mqtt", "mqtts") or not place.hostname:
+        raise ConfigError(
+            "--mqtt", f"must be like mqtt://localhost:1883 or mqtts://host, not {settings.url!r}"
+        )
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, settings.name, clean_session=False, manual_ack=True)
+    if place.username:
+        password = settings.password or (unquote(place.password) if place.password else None)
+        client.username_pw_set(unquote(place.username), password)
+    if place.scheme == "mqtts":
+        client.tls_set_context(ssl.create_default_context())
+    client.will_set(settings.status, "offline", qos=1, retain=True)
+    client.reconnect_delay_set(1, RECONNECT_WITHIN)
+    client.max_inflight_messages_set(AT_ONCE)
+    client.max_queued_messages_set(AT_ONCE)
+    return client

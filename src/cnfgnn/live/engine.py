@@ -1,0 +1,195 @@
+"""A trained run that stays in memory and forecasts one window after another.
+
+Setting up a run takes seconds: its settings, graph, weights and weekly profiles are read once, here. A
+forecast then cuts one window out of the newest readings, and the run's own strategy does the rest: encode,
+mix, decode. So a live forecast is what `cnfgnn forecast` would write for the same readings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.algorithm.server import Server
+from cnfgnn.config.settings import Config
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.quality import mask_codes, mask_outliers
+from cnfgnn.data.readings import DAY, Readings, weekday
+from cnfgnn.data.series import PreparedSeries, Series
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import DataError
+from cnfgnn.models.params import part
+from cnfgnn.privacy.copies import Copies, SimulatedCopies
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.evaluate import restore_best
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import with_rows_ahead
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
+
+
+class Engine:
+    """The best round of a run on the sensors of a data set.
+
+    copies  where blurred copies come from if the run has a blur; by default they are drawn as in a simulation
+    store   remembers what was computed from the readings at hand for sensors that the run does not know, so
+            that forecasts do not change when the process starts again
+    """
+
+    def __init__(
+        self, run: Run, data: Dataset, copies: Copies | None = None, store: FolderStore | None = None
+    ) -> None:
+        self.run, self.ids, self.config = run, data.readings.ids, run.config
+        d = run.config.data
+        self.history, self.horizon = d.history, d.horizon
+        new = sorted(set(self.ids) - set(run.data.sensors))
+        newest = _up_to_last_reading(data.readings)
+        if not new:  # nothing is computed from older readings
+            newest = last_rows(newest, KEPT_ROWS)
+        rows = len(newest.times)
+        if rows < d.history:
+            raise DataError(newest.source, f"has {rows} rows, but a forecast needs the last {d.history}")
+        ahead = Windows.next(rows, d.history, d.horizon)
+        self.experiment = restore_best(run, replace(data, readings=with_rows_ahead(newest, d.horizon)), ahead)
+        [(_, self.owner)] = self.experiment.owners
+        self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
+        self.has_network = run.config.model.embedding > 0
+        self._copy = CopyOfRows(run.config, copies) if run.config.privacy.blur else None
+        if new and store is not None:
+            self._remember(store)
+
+    @property
+    def weekly_profiles(self) -> Floats | None:
+        """(n 7 SLOTS): what each sensor usually reads; None if the run does not use it."""
+        return self.owner.data.weekly_profiles
+
+    def forecast(self, readings: Readings) -> Floats:
+        """(n t): the readings that follow these; NaN for a sensor without a reading in the history.
+
+        The readings are as they arrived, on a regular grid, and at least as long as the history.
+        """
+        observed = mask_codes(readings, self.config.data)
+        truth = mask_outliers(observed, self.config.data)
+        nodes = self.owner.nodes
+        own = self._window(truth, self.owner.data)
+        if self._copy is None:
+            nodes.data = self.owner.data = own
+        else:
+            copy = mask_outliers(self._copy(observed), self.config.data)
+            nodes.data, self.owner.data = self._window(copy, nodes.data), own
+        has = nodes.data.available["test"]
+        if has is not None and not bool(has.any()):
+            return np.full((len(self.ids), self.horizon), np.nan)
+        if isinstance(self.experiment.strategy, Server):
+            self.experiment.strategy.everyone.has = {} if has is None else {"test": has}
+        self.experiment.strategy.forecast()
+        forecasts = self.owner.forecasts
+        assert forecasts is not None
+        values: Floats = forecasts.cpu().numpy()
+        return values
+
+    def _window(self, readings: Readings, before: PreparedSeries) -> PreparedSeries:
+        """The last window of the readings, preceded by one row: each sensor's last reading before it, which
+        fills gaps at its beginning. Longer series would give the same and take longer."""
+        n, history, horizon = len(self.ids), self.history, self.horizon
+        value, missing = _before(readings, history, before.masked)
+        future = np.full((n, horizon), np.nan)
+        values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
+        absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
+        last = readings.times[-1].astype("datetime64[s]").astype(np.int64)
+        step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+        seconds = last + step * np.arange(-history, horizon + 1)
+        day = int(DAY.astype(np.int64))
+        window = Series(values, absent, (seconds % day) / day, weekday(seconds))
+        return before.with_readings(window, Windows.next(history + 1, history, horizon))
+
+    def _remember(self, store: FolderStore) -> None:
+        """Use what was computed for unknown sensors when the service first started, or keep it now."""
+        tag, of = self.run.progress.best.tag, {"owner.": self.owner.data}
+        if self.owner.nodes.data is not self.owner.data:
+            of["nodes."] = self.owner.nodes.data
+        if not store.has(tag):
+            state = {prefix + name: w for prefix, data in of.items() for name, w in data.state().items()}
+            store.write(tag, state, [tag])
+            return
+        saved = store.read(tag)
+        for prefix, data in of.items():
+            data.restore(part(saved, prefix))
+
+
+class CopyOfRows:
+    """The blurred copy of the newest readings; only rows that are new or have changed are drawn."""
+
+    def __init__(self, config: Config, copies: Copies | None = None) -> None:
+        self.sigma, self.copies = config.privacy.blur, copies or SimulatedCopies(config.seed)
+        self._observed: Readings | None = None
+        self._copy: Readings | None = None
+
+    def __call__(self, observed: Readings) -> Readings:
+        values = np.full_like(observed.values, np.nan)
+        changed = np.ones(len(observed.times), dtype=np.bool_)
+        if self._observed is not None and self._copy is not None:
+            _, now, then = np.intersect1d(observed.times, self._observed.times, return_indices=True)
+            same = _same_rows(observed, now, self._observed, then)
+            changed[now[same]] = False
+            values[now[same]] = self._copy.values[then[same]]
+        if changed.any():
+            rows = np.flatnonzero(changed)
+            drawn = self.copies.blur(rows_of(observed, rows), self.sigma)
+            values[rows] = drawn.values
+        self._observed, self._copy = observed, replace(observed, values=values)
+        return self._copy
+
+
+def _same_rows(one: Readings, rows: Ints, other: Readings, others: Ints) -> Bools:
+    """Which of these rows are the same in both."""
+    values, before = one.values[rows], other.values[others]
+    equal = (values == before) | (np.isnan(values) & np.isnan(before))
+    same: Bools = (equal & (one.missing[rows] == other.missing[others])).all(axis=1)
+    return same
+
+
+def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Bools]:
+    """(n 1) each: the last reading before the history, for nodes whose history begins with a gap, and whether
+    it is missing. For other nodes it does not matter: NaN."""
+    n = len(readings.ids)
+    value, missing = np.full((n, 1), np.nan), np.ones((n, 1), dtype=np.bool_)
+    absent = readings.missing if masked else np.isnan(readings.values)
+    for node in np.flatnonzero(absent[-history]).tolist():
+        earlier = np.flatnonzero(~absent[:-history, node])
+        if len(earlier):
+            value[node], missing[node] = (
+                readings.values[earlier[-1], node],
+                readings.missing[earlier[-1], node],
+            )
+    return value, missing
+
+
+def last_rows(readings: Readings, count: int) -> Readings:
+    """The newest rows of readings."""
+    if len(readings.times) <= count:
+        return readings
+    return rows_of(readings, slice(len(readings.times) - count, None))
+
+
+def rows_of(readings: Readings, rows: slice | Ints) -> Readings:
+    return replace(
+        readings,
+        times=readings.times[rows],
+        values=readings.values[rows],
+        missing=readings.missing[rows],
+    )
+
+
+def _up_to_last_reading(readings: Readings) -> Readings:
+    """Without the rows at the end in which no sensor has a reading."""
+    measured = np.flatnonzero(~readings.missing.all(axis=1))
+    if not len(measured):
+        raise DataError(readings.source, "no sensor has a reading")
+    return rows_of(readings, slice(0, int(measured[-1]) + 1))

@@ -1,0 +1,172 @@
+"""Readings from a folder: its file that grows, and new files whose names begin with `readings`.
+
+Only whole lines are read, so that a line in the middle of being written is never taken for a reading; a last
+line without an end counts once its file has not changed for a moment. A line that cannot be read is refused,
+and the lines after it count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cnfgnn.data.formats import read_readings
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import DataError
+from cnfgnn.live.recent import Arrived, RecentReadings
+from cnfgnn.live.service import LiveService
+from cnfgnn.live.store import FileState
+
+SUFFIXES = (".csv", ".parquet", ".h5")
+BEGINNING = "readings"  # of the names of files that appear beside the first one
+QUIET = 2.0  # seconds without a change after which a last line without an end counts
+LINES_ALONE = 2000  # lines that are tried one by one if they cannot be read together
+BLOCK = 1 << 16  # bytes in which the end of the last line is sought
+UNREAD = FileState(0, 0, 0)
+
+log = logging.getLogger(__name__)
+
+
+class FolderSource:
+    """Looks at the files of a folder every `seconds`.
+
+    begun_with  the file that the service began with, and how far it was read then
+    """
+
+    def __init__(
+        self,
+        service: LiveService,
+        path: Path,
+        options: ReadingOptions,
+        begun_with: tuple[str, FileState],
+        seconds: float = 1.0,
+    ) -> None:
+        self.service, self.path, self.options, self.seconds = service, path, options, seconds
+        self.begun_with, state = begun_with
+        self.states = service.store.files() | {self.begun_with: state}
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+                self.service.problems.pop("folder", None)
+            except Exception as error:  # the folder may come back, and the other ways in still work
+                self.service.failed("folder", error)
+            await asyncio.sleep(self.seconds)
+
+    async def look(self) -> None:
+        """Take in what is new in the folder."""
+        for file in await asyncio.to_thread(self._files):
+            try:
+                state, found, refused = await asyncio.to_thread(self._new, file)
+            except FileNotFoundError:
+                continue
+            if state == self.states.get(file.name, UNREAD):
+                continue
+            for sentence in refused[:3]:
+                log.warning("folder: %s", sentence)
+            if refused:
+                self.service.metrics.failures.labels("folder").inc(len(refused))
+            arrived = [reading for readings in found for reading in differing(readings, self.service.recent)]
+            await self.service.take(arrived, "folder", {file.name: state})
+            self.states[file.name] = state
+
+    def _files(self) -> list[Path]:
+        if self.path.is_file():
+            return [self.path]
+        named = (file for file in self.path.iterdir() if file.suffix in SUFFIXES)
+        return sorted(
+            file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with
+        )
+
+    def _new(self, file: Path) -> tuple[FileState, list[Readings], list[str]]:
+        """How far a file is read now, the readings in its new part, and what could not be read."""
+        before, now = self.states.get(file.name, UNREAD), file.stat()
+        size, modified = now.st_size, now.st_mtime_ns
+        if file.suffix != ".csv":
+            if (size, modified) == (before.size, before.modified):
+                return before, [], []
+            return self._whole(file, FileState(size, modified, size))
+        start = before.read
+        if size < start or (size == before.size and modified != before.modified):
+            start = 0  # it was replaced, or changed somewhere
+        if size == start:
+            return before, [], []
+        with file.open("rb") as opened:
+            header = opened.readline()
+            opened.seek(max(start, len(header)))
+            added = opened.read(max(0, size - opened.tell()))
+        is_quiet = time.time() - modified / 1e9 > QUIET
+        if not is_quiet:
+            added = added[: added.rfind(b"\n") + 1]
+        state = FileState(size, modified, max(start, len(header)) + len(added))
+        if not added.strip() or not header.endswith(b"\n"):
+            return (state if added else before), [], []
+        return state, *self._lines(file, header, added)
+
+    def _whole(self, file: Path, state: FileState) -> tuple[FileState, list[Readings], list[str]]:
+        try:
+            return state, [read_readings(file, self.options)], []
+        except DataError as error:  # it may be in the middle of being written: look again when it changes
+            return state, [], [str(error)]
+
+    def _lines(self, file: Path, header: bytes, added: bytes) -> tuple[list[Readings], list[str]]:
+        try:
+            return [self._read(file, header + added)], []
+        except DataError as error:
+            lines = added.splitlines(keepends=True)
+            if len(lines) > LINES_ALONE:
+                return [], [str(error)]
+        found, refused = [], []
+        for line in lines:
+            try:
+                if line.strip():
+                    found.append(self._read(file, header + line))
+            except DataError as error:
+                refused.append(f"{error}, in {line[:80]!r}")
+        return found, refused
+
+    def _read(self, file: Path, content: bytes) -> Readings:
+        """Read a part of a file; messages name the file."""
+        with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
+            part = Path(folder) / file.name
+            part.write_bytes(content)
+            try:
+                return read_readings(part, self.options)
+            except DataError as error:
+                raise DataError(file, str(error).partition(": ")[2]) from None
+
+
+def state_of(file: Path) -> FileState:
+    """The state of a file of which everything is read, except a last line that has no end yet."""
+    found, size = file.stat(), 0
+    if file.suffix == ".csv":
+        with file.open("rb") as opened:
+            size = found.st_size
+            while size > 0:
+                start = max(0, size - BLOCK)
+                opened.seek(start)
+                end = opened.read(size - start).rfind(b"\n")
+                size = start + end + 1
+                if end >= 0:
+                    break
+    return FileState(found.st_size, found.st_mtime_ns, size)
+
+
+def differing(readings: Readings, recent: RecentReadings) -> list[Arrived]:
+    """The readings of a file that are not known yet; those that are too old to matter are left out."""
+    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    rows = np.flatnonzero(seconds > recent.newest - recent.step * recent.rows)
+    known = recent.values_at(readings.ids, seconds[rows])
+    values = readings.values[rows]
+    return [
+        Arrived(readings.ids[column], int(seconds[rows[row]]), float(values[row, column]))
+        for row, column in np.argwhere(~np.isnan(values) & (values != known)).tolist()
+    ]

@@ -1,0 +1,217 @@
+"""A forecast of all sensors as it goes out: with its quality, its age, and until when it may be used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.data.graph import Graph
+from cnfgnn.data.readings import Readings, weekday
+from cnfgnn.data.weekly_profile import SLOTS
+from cnfgnn.live.clock import Zone
+
+Quality = Literal["full", "neighbours missing", "own readings missing", "fallback"]
+QUALITIES: tuple[Quality, ...] = ("full", "neighbours missing", "own readings missing", "fallback")
+COLUMNS = ("sensor", "time", "forecast", "quality", "last_reading", "made", "valid_until", "stale")
+DECIMALS = 4  # of a forecast, as in the files of `cnfgnn forecast`
+DAY_SECONDS = 86_400
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Intervals(Protocol):
+    """Ranges around forecasts that follow how large their errors have been; a row is a number of time steps
+    since 1970."""
+
+    def observe(self, row: int, readings: Floats, observed: Bools) -> None:
+        """Learn from the readings (n,) of a row, and which of them were observed (n,)."""
+
+    def issue(self, row: int, forecasts: Floats) -> Mapping[str, Floats]:
+        """Bounds (n t) of the forecasts (n t) after a row, by the name of their column, such as `low_80`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What is forecast after one step.
+
+    step          time of the newest readings that it can be based on
+    made          when it was made
+    valid_until   when the next one should be there
+    values        (n t)  NaN where nothing can be forecast
+    quality       (n,)   positions in QUALITIES
+    last_reading  (n,)   time of each sensor's last reading; -1 if it has none among those at hand
+    ranges        more columns of values (n t), such as the bounds of intervals
+    """
+
+    ids: tuple[str, ...]
+    zone: Zone
+    step_seconds: int
+    step: int
+    made: float
+    valid_until: float
+    values: Floats
+    quality: Ints
+    last_reading: Ints
+    ranges: Mapping[str, Floats]
+
+    @property
+    def times(self) -> list[int]:
+        """The times that are forecast."""
+        horizon = self.values.shape[1]
+        return [self.step + self.step_seconds * ahead for ahead in range(1, horizon + 1)]
+
+    @property
+    def newest_reading(self) -> int | None:
+        """The time of the newest reading of any sensor."""
+        newest = int(self.last_reading.max())
+        return None if newest < 0 else newest
+
+    def counts(self) -> dict[str, int]:
+        """How many sensors have a forecast of each quality."""
+        counted = np.bincount(self.quality, minlength=len(QUALITIES)).tolist()
+        return dict(zip(QUALITIES, counted, strict=True))
+
+    # ---- JSON ---------------------------------------------------------------------------------------
+
+    def json(self, now: float, sensors: Collection[str] | None = None) -> bytes:
+        """As JSON; of some sensors, or of all."""
+        head = json.dumps(self._head() | {"stale": now > self.valid_until}, allow_nan=False)
+        if sensors is None:
+            body = self.sensors_json
+        else:
+            chosen = (row for row, sensor in enumerate(self.ids) if sensor in sensors)
+            body = json.dumps({self.ids[row]: self._sensor(row) for row in chosen}, allow_nan=False)
+        return f'{head[:-1]}, "sensors": {body}}}'.encode()
+
+    @cached_property
+    def sensors_json(self) -> str:
+        return json.dumps({s: self._sensor(row) for row, s in enumerate(self.ids)}, allow_nan=False)
+
+    def _head(self) -> dict[str, Any]:
+        write, newest = self.zone.write, self.newest_reading
+        return {
+            "step": write(self.step),
+            "made": write(self.made),
+            "lastReading": None if newest is None else write(newest),
+            "validUntil": write(self.valid_until),
+            "times": [write(time) for time in self.times],
+        }
+
+    def _sensor(self, row: int) -> dict[str, Any]:
+        last = int(self.last_reading[row])
+        return {
+            "quality": QUALITIES[self.quality[row]],
+            "lastReading": None if last < 0 else self.zone.write(last),
+            "values": _numbers(self.values[row]),
+        } | {name: _numbers(bound[row]) for name, bound in self.ranges.items()}
+
+    # ---- CSV ----------------------------------------------------------------------------------------
+
+    def csv(self, now: float, sensors: Collection[str] | None = None) -> bytes:
+        """A line for each sensor and time; of some sensors, or of all."""
+        write = self.zone.write
+        times = [write(time) for time in self.times]
+        age = f"{write(self.made)},{write(self.valid_until)},{'yes' if now > self.valid_until else 'no'}"
+        lines = [",".join((*COLUMNS, *self.ranges))]
+        values, bounds = self.values.tolist(), [bound.tolist() for bound in self.ranges.values()]
+        for row, sensor in enumerate(self.ids):
+            if sensors is not None and sensor not in sensors:
+                continue
+            last = int(self.last_reading[row])
+            about = f"{QUALITIES[self.quality[row]]},{'' if last < 0 else write(last)},{age}"
+            name = _quoted(sensor)
+            for ahead, time in enumerate(times):
+                more = "".join(f",{_cell(bound[row][ahead])}" for bound in bounds)
+                lines.append(f"{name},{time},{_cell(values[row][ahead])},{about}{more}")
+        return ("\n".join(lines) + "\n").encode()
+
+    # ---- SensorThings -------------------------------------------------------------------------------
+
+    def observations(self) -> list[tuple[str, bytes]]:
+        """Each sensor, and its forecast in the shape of an OGC SensorThings Observation.
+
+        The result is the list of forecasts. `phenomenonTime` is the interval that they are about, and
+        `validTime` the one in which the forecast may be used.
+        """
+        write, times = self.zone.write, self.times
+        about = {
+            "phenomenonTime": f"{write(times[0])}/{write(times[-1])}",
+            "resultTime": write(self.made),
+            "validTime": f"{write(self.made)}/{write(self.valid_until)}",
+        }
+        found = []
+        for row, sensor in enumerate(self.ids):
+            told = self._sensor(row)
+            result = told.pop("values")
+            parameters = told | {"sensor": sensor, "stepSeconds": self.step_seconds}
+            observation = about | {
+                "result": result,
+                "Datastream": {"@iot.id": sensor},
+                "parameters": parameters,
+            }
+            found.append((sensor, json.dumps(observation, allow_nan=False).encode()))
+        return found
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    return [None if math.isnan(value) else round(value, DECIMALS) for value in values.tolist()]
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.{DECIMALS}f}"
+
+
+def _quoted(text: str) -> str:
+    """A field of a CSV file."""
+    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n\r') else text
+
+
+# ---- quality and fallback -------------------------------------------------------------------------------
+
+
+def quality_of(readings: Readings, graph: Graph | None, history: int) -> Ints:
+    """(n,): how complete the readings of a forecast are, as positions in QUALITIES.
+
+    graph  whose senders a sensor's forecast depends on; None if each sensor forecasts by itself
+    """
+    there, any_in_history = ~readings.missing[-1], (~readings.missing[-history:]).any(axis=0)
+    lacking = np.zeros(len(readings.ids), dtype=np.bool_)
+    if graph is not None:
+        lacking[graph.receivers[~there[graph.senders]]] = True
+    conditions = [~any_in_history, ~there, lacking]
+    worst = [QUALITIES.index(name) for name in ("fallback", "own readings missing", "neighbours missing")]
+    found: Ints = np.select(conditions, worst, default=QUALITIES.index("full"))
+    return found
+
+
+def last_reading_times(readings: Readings) -> Ints:
+    """(n,): the time of each sensor's last reading, in seconds; -1 if it has none."""
+    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    observed = ~readings.missing
+    last = len(seconds) - 1 - np.argmax(observed[::-1], axis=0)
+    found: Ints = np.where(observed.any(axis=0), seconds[last], -1)
+    return found
+
+
+def fallback(readings: Readings, profiles: Floats | None, times: Sequence[int]) -> Floats:
+    """(n t): what is known without a recent reading: the sensor's weekly profile, or its last reading."""
+    n = len(readings.ids)
+    observed = ~readings.missing
+    last = len(readings.times) - 1 - np.argmax(observed[::-1], axis=0)
+    value = np.where(observed.any(axis=0), readings.values[last, np.arange(n)], np.nan).astype(np.float64)
+    simple = np.repeat(value[:, None], len(times), axis=1)
+    if profiles is None:
+        return simple
+    seconds = np.array(times, dtype=np.int64)
+    slot = (seconds % DAY_SECONDS) * SLOTS // DAY_SECONDS
+    usual: Floats = profiles[:, weekday(seconds), slot]
+    return np.where(np.isnan(usual), simple, usual)

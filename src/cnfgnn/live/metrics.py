@@ -1,0 +1,82 @@
+"""What the service counts, for Prometheus; each service has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.recent import Verdict
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """Counters and gauges; `clock` returns the service's time, `stale` whether its forecast is too old."""
+
+    def __init__(self, clock: Callable[[], float], stale: Callable[[], bool]) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self.readings = Counter(
+            "cnfgnn_live_readings",
+            "Readings that arrived, by source and by what became of them.",
+            ["source", "verdict"],
+            registry=registry,
+        )
+        self.forecasts = Counter(
+            "cnfgnn_live_forecasts", "Forecasts of all sensors that were made.", registry=registry
+        )
+        self.skipped = Counter(
+            "cnfgnn_live_skipped_steps", "Steps that passed without a forecast.", registry=registry
+        )
+        self.failures = Counter(
+            "cnfgnn_live_failures",
+            "Failures that the service survived, by part.",
+            ["part"],
+            registry=registry,
+        )
+        self.requests = Counter(
+            "cnfgnn_live_http_requests",
+            "HTTP requests, by path and status.",
+            ["path", "status"],
+            registry=registry,
+        )
+        self.latency = Histogram(
+            "cnfgnn_live_forecast_seconds",
+            "Seconds from the last reading of a step, or from its deadline, to its forecast.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.made = Gauge(
+            "cnfgnn_live_forecast_timestamp_seconds", "When the last forecast was made.", registry=registry
+        )
+        self.last_reading = Gauge(
+            "cnfgnn_live_last_reading_timestamp_seconds", "Time of the newest reading.", registry=registry
+        )
+        self.quality = Gauge(
+            "cnfgnn_live_sensors", "Sensors by the quality of their forecast.", ["quality"], registry=registry
+        )
+        self.streams = Gauge("cnfgnn_live_streams", "Open streams of events.", registry=registry)
+        self.broker = Gauge(
+            "cnfgnn_live_broker_connected", "Whether the MQTT broker is connected.", registry=registry
+        )
+        Gauge("cnfgnn_live_time_seconds", "The service's clock.", registry=registry).set_function(clock)
+        Gauge(
+            "cnfgnn_live_stale", "Whether the last forecast is too old to be used.", registry=registry
+        ).set_function(lambda: float(stale()))
+        for verdict in Verdict:
+            self.readings.labels("http", verdict.value)
+
+    def forecast_made(self, forecast: Forecast, seconds: float) -> None:
+        self.forecasts.inc()
+        self.latency.observe(seconds)
+        self.made.set(forecast.made)
+        if forecast.newest_reading is not None:
+            self.last_reading.set(forecast.newest_reading)
+        for quality, count in forecast.counts().items():
+            self.quality.labels(quality).set(count)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,0 +1,139 @@
+"""Read what senders send: readings as JSON, as OGC SensorThings Observations, or as CSV.
+
+Three kinds of JSON objects are understood, alone or in a list, mixed as one likes:
+
+    {"sensor": "s1", "time": "2024-01-31T08:05:00Z", "value": 51.2}              one reading
+    {"time": "2024-01-31T08:05:00Z", "values": {"s1": 51.2, "s2": null}}         readings of one time
+    {"phenomenonTime": "2024-01-31T08:05:00Z", "result": 51.2,
+     "Datastream": {"@iot.id": "s1"}}                                            a SensorThings Observation
+
+A reading without a time is of now. CSV has the formats of docs/data.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cnfgnn.data.formats import read_readings
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.text import MISSING, number
+from cnfgnn.errors import DataError
+from cnfgnn.live.clock import Zone
+from cnfgnn.live.recent import Arrived
+
+KINDS = (
+    '{"sensor": ..., "time": ..., "value": ...}, {"time": ..., "values": {...}} or a SensorThings Observation'
+)
+DATASTREAM = re.compile(r"Datastreams\('?(.*?)'?\)$")
+
+
+class MalformedInput(Exception):
+    """Input that is not readings at all; the message is a sentence for the sender."""
+
+
+def read_json(body: bytes, zone: Zone, now: float, datastream: str | None = None) -> list[Arrived]:
+    """Read readings from JSON; `datastream` is the sensor that the place of arrival names."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise MalformedInput(f"the body is not JSON: {reason}") from None
+    if isinstance(content, dict) and isinstance(content.get("readings"), list):
+        content = content["readings"]
+    items = content if isinstance(content, list) else [content]
+    return [reading for item in items for reading in _from_item(item, zone, now, datastream)]
+
+
+def _from_item(item: Any, zone: Zone, now: float, datastream: str | None) -> Iterator[Arrived]:
+    if not isinstance(item, dict):
+        if datastream is not None and not isinstance(item, list):  # a bare number on a sensor's own topic
+            yield Arrived(datastream, now, as_value(item))
+            return
+        raise MalformedInput(f"a reading must be an object like {KINDS}, not {json.dumps(item)[:80]}")
+    if isinstance(item.get("values"), dict):
+        seconds = as_seconds(item.get("time"), zone, now)
+        for sensor, value in item["values"].items():
+            yield Arrived(sensor, seconds, as_value(value))
+    elif "result" in item:
+        seconds = as_seconds(item.get("phenomenonTime"), zone, now)
+        yield Arrived(_sensor_of(item, datastream), seconds, as_value(item["result"]))
+    elif "value" in item:
+        sensor = item.get("sensor", datastream)
+        if not isinstance(sensor, str | int):
+            raise MalformedInput('a reading must name its sensor, like {"sensor": "s1", ...}')
+        yield Arrived(str(sensor), as_seconds(item.get("time"), zone, now), as_value(item["value"]))
+    else:
+        raise MalformedInput(f"a reading must be an object like {KINDS}, not {json.dumps(item)[:80]}")
+
+
+def _sensor_of(observation: Mapping[str, Any], datastream: str | None) -> str:
+    """The sensor of an Observation: `parameters.sensor`, the id of its Datastream, or that of its topic."""
+    parameters, stream = observation.get("parameters"), observation.get("Datastream")
+    if isinstance(parameters, dict) and isinstance(parameters.get("sensor"), str):
+        return str(parameters["sensor"])
+    if isinstance(stream, dict) and isinstance(stream.get("@iot.id"), str | int):
+        return str(stream["@iot.id"])
+    if datastream is None:
+        raise MalformedInput('an Observation must name its sensor, like "Datastream": {"@iot.id": "s1"}')
+    return datastream
+
+
+def datastream_of(topic: str) -> str:
+    """The sensor that an MQTT topic names: `v1.1/Datastreams(s1)/Observations` or `anything/s1`."""
+    levels = topic.removesuffix("/Observations").split("/")
+    found = DATASTREAM.search(levels[-1])
+    return found[1] if found else levels[-1]
+
+
+def as_value(value: Any) -> float | None:
+    """A number, also as text; NaN for "no reading"; None for anything else."""
+    if value is None or (isinstance(value, str) and value.strip() in MISSING):
+        return math.nan
+    if isinstance(value, str):
+        return number(value.strip(), ".")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def as_seconds(moment: Any, zone: Zone, now: float) -> float | None:
+    """Seconds since 1970 of a time in ISO 8601 or of a number of seconds; now if there is none."""
+    if moment is None:
+        return now
+    try:
+        if isinstance(moment, str):
+            return zone.read(moment)
+        if isinstance(moment, int | float) and not isinstance(moment, bool):
+            return float(moment)
+    except (ValueError, OverflowError):
+        pass
+    return None
+
+
+def read_csv(path: Path, options: ReadingOptions, called: str) -> list[Arrived]:
+    """Read readings from a CSV file, which messages call by another name."""
+    try:
+        return cells_of(read_readings(path, options))
+    except DataError as error:
+        raise MalformedInput(str(error).replace(str(path), called)) from None
+
+
+def cells_of(readings: Readings, first: int = 0) -> list[Arrived]:
+    """Every reading from a row on; cells without a number are left out."""
+    seconds = readings.times[first:].astype("datetime64[s]").astype(np.int64).tolist()
+    values = readings.values[first:]
+    return [
+        Arrived(readings.ids[column], seconds[row], float(values[row, column]))
+        for row, column in np.argwhere(~np.isnan(values)).tolist()
+    ]

@@ -1,0 +1,314 @@
+"""The service: takes readings in, makes a forecast at every step, and hands it to whoever listens.
+
+Everything runs in one event loop, except two kinds of work that would hold it up, each in its own thread:
+the model, and the disk. Readings are acknowledged once they are on disk; only then they count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.files import write_whole
+from cnfgnn.live.clock import Clock, Zone
+from cnfgnn.live.engine import Engine
+from cnfgnn.live.forecasts import (
+    QUALITIES,
+    Floats,
+    Forecast,
+    Intervals,
+    fallback,
+    last_reading_times,
+    quality_of,
+)
+from cnfgnn.live.metrics import Metrics
+from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
+from cnfgnn.live.schedule import Schedule
+from cnfgnn.live.store import FileState, ReadingStore
+
+REFUSALS_NAMED = 20  # in an answer; the others are only counted
+LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
+AT_A_TIME = 2000  # readings that are looked at without a pause
+MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """A reading that was not taken, and why."""
+
+    reading: Arrived
+    verdict: Verdict
+
+
+class Busy(Exception):
+    """More readings are waiting for the disk than the service may hold."""
+
+
+@dataclass
+class Receipt:
+    """What became of readings that arrived together."""
+
+    counts: Counter[Verdict] = field(default_factory=Counter)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    @property
+    def stored(self) -> int:
+        return sum(count for verdict, count in self.counts.items() if verdict.is_stored)
+
+    @property
+    def refused(self) -> int:
+        return sum(count for verdict, count in self.counts.items() if verdict.is_refused)
+
+
+class Batch(NamedTuple):
+    """Readings that wait for the disk."""
+
+    cells: list[Cell]
+    files: dict[str, FileState]
+    done: asyncio.Future[None]
+
+
+class LiveService:
+    """One run on one machine, from the first reading to the last.
+
+    listeners  called in the event loop with every new forecast
+    problems   what does not work at the moment, in a sentence for each part
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        recent: RecentReadings,
+        store: ReadingStore,
+        clock: Clock,
+        zone: Zone,
+        schedule: Schedule,
+        latest_file: Path | None = None,
+        intervals: Intervals | None = None,
+    ) -> None:
+        self.engine, self.recent, self.store, self.clock, self.zone = engine, recent, store, clock, zone
+        self.schedule, self.latest_file, self.intervals = schedule, latest_file, intervals
+        self.latest: Forecast | None = None
+        self.started = clock.now()
+        self.listeners: list[Callable[[Forecast], None]] = []
+        self.problems: dict[str, str] = {}
+        self.metrics = Metrics(clock.now, lambda: self.is_stale)
+        self.stopping = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._last_arrival = time.perf_counter()
+        self._waiting: list[Batch] = []
+        self._to_write = asyncio.Event()
+        self._model = ThreadPoolExecutor(1, "model", initializer=lambda: torch.set_num_threads(1))
+        self._disk = ThreadPoolExecutor(1, "disk")  # of the database: readings wait for nothing else
+        self._files = ThreadPoolExecutor(1, "files")
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether there is no forecast that may still be used."""
+        return self.latest is None or self.clock.now() > self.latest.valid_until
+
+    # ---- readings in --------------------------------------------------------------------------------
+
+    async def take(
+        self, arrived: Sequence[Arrived], source: str, files: Mapping[str, FileState] | None = None
+    ) -> Receipt:
+        """Take readings in; they are on disk when this returns.
+
+        Raises:
+            Busy: Too many readings are waiting for the disk.
+            StorageError: They cannot be written; none of them is taken.
+        """
+        if sum(len(batch.cells) for batch in self._waiting) > MOST_WAITING:
+            raise Busy
+        receipt, cells = Receipt(), []
+        for number, reading in enumerate(arrived, start=1):
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)  # let others go on during a large upload
+            verdict, cell = self.recent.judge(reading, self.clock)
+            receipt.counts[verdict] += 1
+            if verdict.is_stored and cell is not None:
+                cells.append(cell)
+            elif verdict.is_refused and len(receipt.refusals) < REFUSALS_NAMED:
+                receipt.refusals.append(Refusal(reading, verdict))
+        for verdict, count in receipt.counts.items():
+            self.metrics.readings.labels(source, verdict.value).inc(count)
+        if cells or files:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(Batch(cells, dict(files or {}), done))
+            self._to_write.set()
+            await done
+        return receipt
+
+    async def _write(self) -> None:
+        """Write what waits, all at once, and let it count."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._to_write.wait()
+            self._to_write.clear()
+            batches, self._waiting = self._waiting, []
+            cells = [cell for batch in batches for cell in batch.cells]
+            files = {name: state for batch in batches for name, state in batch.files.items()}
+            try:
+                await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, files)
+            except Exception as error:
+                self.failed("disk", error)
+                for batch in batches:
+                    if not batch.done.done():
+                        batch.done.set_exception(error)
+                continue
+            self.problems.pop("disk", None)
+            self._count(cells)
+            for batch in batches:
+                if not batch.done.done():  # the sender may have hung up
+                    batch.done.set_result(None)
+
+    def _count(self, cells: Sequence[Cell]) -> None:
+        """Let readings count that are on disk."""
+        for cell in cells:
+            self.recent.put(cell)
+        if cells:
+            self.clock.heard(max(cell.seconds for cell in cells))
+            self._last_arrival = time.perf_counter()
+            self._arrived.set()
+
+    # ---- forecasts out ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until `stopping` is set."""
+        tasks = [asyncio.create_task(work()) for work in (self._write, self._forecast, self._watch_age)]
+        stopped = asyncio.create_task(self.stopping.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()  # none of them ends unless it failed
+        finally:
+            self.stopping.set()
+            for task in [*tasks, stopped]:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await asyncio.get_running_loop().run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        for threads in (self._model, self._disk, self._files):
+            threads.shutdown()
+        self.store.close()
+
+    async def _forecast(self) -> None:
+        """Make a forecast whenever one is due."""
+        while True:
+            self._arrived.clear()
+            now = self.clock.now()
+            step = self.schedule.due(self.recent, now)
+            if step is None:
+                wait = (self.schedule.next_deadline(self.recent, now) - now) / self.clock.speed
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._arrived.wait(), min(max(wait, 0.01), LONGEST_SLEEP))
+                continue
+            begun = self._last_arrival if step == self.recent.newest else time.perf_counter()
+            try:
+                await self._make(step, begun)
+                self.problems.pop("forecast", None)
+            except Exception as error:  # the next step is another chance
+                self.failed("forecast", error)
+
+    async def _make(self, step: int, begun: float) -> None:
+        recent = self.recent
+        if recent.made is not None:
+            self.metrics.skipped.inc((step - recent.made) // recent.step - 1)
+        recent.advance(step)
+        readings = recent.until(step)
+        recent.made = step
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._model, self._compute, step, readings)
+        self.latest = made
+        self.metrics.forecast_made(made, time.perf_counter() - begun)
+        for listener in self.listeners:
+            listener(made)
+        loop.run_in_executor(self._files, self._write_latest, made)
+
+    def _compute(self, step: int, readings: Readings) -> Forecast:
+        """In the model's thread: the forecast after a step. If the model fails, there is still a fallback."""
+        engine, recent = self.engine, self.recent
+        graph = engine.graph if engine.has_network else None
+        quality = quality_of(readings, graph, engine.history)
+        times = [step + recent.step * ahead for ahead in range(1, engine.horizon + 1)]
+        simple = fallback(readings, engine.weekly_profiles, times)
+        try:
+            values = engine.forecast(readings)
+            self.problems.pop("model", None)
+        except Exception as error:  # the service goes on, whatever the readings did to the model
+            self.failed("model", error)
+            values = np.full_like(simple, np.nan)
+        lacking = np.asarray(~np.isfinite(values).all(axis=1))
+        values = np.where(lacking[:, None], simple, values)
+        forecast = Forecast(
+            ids=recent.ids,
+            zone=self.zone,
+            step_seconds=recent.step,
+            step=step,
+            made=self.clock.now(),
+            valid_until=self.schedule.valid_until(step),
+            values=values,
+            quality=np.where(lacking, QUALITIES.index("fallback"), quality),
+            last_reading=last_reading_times(readings),
+            ranges=self._ranges(readings, values),
+        )
+        _ = forecast.sensors_json  # every request needs it: not in the event loop
+        return forecast
+
+    def _ranges(self, readings: Readings, values: Floats) -> Mapping[str, Floats]:
+        """The ranges of a forecast, after they have learned from the readings of its step."""
+        if self.intervals is None:
+            return {}
+        row = int(readings.times[-1].astype("datetime64[s]").astype(np.int64)) // self.recent.step
+        self.intervals.observe(row, readings.values[-1].astype(np.float64), ~readings.missing[-1])
+        return self.intervals.issue(row, values)
+
+    def _write_latest(self, made: Forecast) -> None:
+        """In a thread of its own: write latest.csv."""
+        if self.latest_file is None:
+            return
+        try:
+            write_whole(self.latest_file, made.csv(self.clock.now()))
+        except Exception as error:  # a full disk does not end the service
+            self.failed("files", error)
+        else:
+            self.problems.pop("files", None)
+
+    async def _watch_age(self) -> None:
+        """When a forecast has become too old, say so in latest.csv: its readers may not compare times."""
+        told: Forecast | None = None
+        while True:
+            made = self.latest
+            if made is None or made is told:
+                await asyncio.sleep(1 / max(1.0, self.clock.speed))
+                continue
+            left = (made.valid_until - self.clock.now()) / self.clock.speed
+            if left > 0:
+                await asyncio.sleep(min(left + 0.01, 1.0))
+                continue
+            told = made
+            await asyncio.get_running_loop().run_in_executor(self._files, self._write_latest, made)
+
+    def failed(self, part: str, error: Exception) -> None:
+        """Note that a part failed; a sentence in /health, a count in /metrics, a line in the log."""
+        self.metrics.failures.labels(part).inc()
+        sentence = str(error) if isinstance(error, CnfgnnError) else f"{type(error).__name__}: {error}"
+        if self.problems.get(part) != sentence:
+            log.warning("%s: %s", part, sentence)
+        self.problems[part] = sentence

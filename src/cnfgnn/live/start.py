@@ -1,0 +1,226 @@
+"""Put a service together and run it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, tzinfo
+from pathlib import Path
+
+import uvicorn
+
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.folder import readings_file, zeros_are_missing
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.source import open_data
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.live.broker import Broker, BrokerSettings
+from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
+from cnfgnn.live.engine import KEPT_ROWS, Engine
+from cnfgnn.live.folder_source import FolderSource, state_of
+from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
+from cnfgnn.live.recent import Cell, RecentReadings
+from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
+from cnfgnn.live.service import LiveService
+from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.web import Web
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.folder import Run
+
+PORT = 8707
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+ENDS_WITHIN = 5  # seconds that open requests have when the service stops
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """How a service runs.
+
+    data       a folder or file of readings; None: those that the run was trained on
+    state      the folder of its database; None: `live` in the run's folder
+    latest     the file that always holds the last forecast; None: latest.csv in the state's folder
+    deadline   seconds after a step at which its forecast is made whoever is missing; None: a fifth of a step
+    feed       whether the readings are a recording, whose times set the clock
+    speed      of the recording
+    zone       of the clock, if the times of the readings have no zone
+    """
+
+    data: Path | None = None
+    state: Path | None = None
+    latest: Path | None = None
+    deadline: float | None = None
+    feed: bool = False
+    speed: float = 1.0
+    zone: tzinfo = UTC
+    host: str = "127.0.0.1"
+    port: int = PORT
+    token: str = ""
+    mqtt: BrokerSettings | None = None
+    poll: float = 1.0
+    most_bytes: int = MOST_BYTES
+    changes: dict[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant."""
+        if self.host not in LOOPBACK_HOSTS and not self.token:
+            problem = "other machines could send and read without being asked who they are"
+            raise ConfigError("--host", f"{problem}: give --token-file, or set CNFGNN_LIVE_TOKEN")
+        if self.deadline is not None and not 0 <= self.deadline < 86_400:
+            raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
+        if not 0 < self.speed <= 100_000:
+            raise ConfigError("--speed", f"must be above 0 and at most 100000, not {self.speed:g}")
+        if self.speed != 1 and not self.feed:
+            raise ConfigError("--speed", "is for a recording: use it with --clock feed")
+
+
+class LiveProcess:
+    """A service with all its doors: HTTP, folder and broker. `address` is known once it is built."""
+
+    def __init__(self, run: Run, settings: LiveSettings) -> None:
+        settings.check()
+        self.settings = settings
+        with ExitStack() as opened:  # a port or a database that is in use is known before the run is read
+            self.socket = opened.enter_context(_listening(settings.host, settings.port))
+            state = settings.state or run.folder / "live"
+            store = opened.enter_context(closing(ReadingStore(state)))
+            self._build(run, store, state)
+            opened.pop_all()
+
+    def _build(self, run: Run, store: ReadingStore, state: Path) -> None:
+        settings = self.settings
+        options, data, begun_with = _opened(run, settings)
+        path = settings.data or Path(run.config.data.path)
+        engine = Engine(run, data, store=FolderStore(state / "new-sensors"))
+        recent = _recent(data, store, begun_with is not None and zeros_are_missing(path))
+        self.service = service = LiveService(
+            engine,
+            recent,
+            store,
+            _clock(settings, recent, data),
+            Zone(data.readings.utc, settings.zone),
+            Schedule(recent.step, _deadline(settings, recent.step), engine.history),
+            settings.latest or state / "latest.csv",
+        )
+        self.web = Web(service, options, settings.most_bytes)
+        self.folder: FolderSource | None = None
+        if begun_with is not None:
+            self.folder = FolderSource(service, path, options, begun_with, settings.poll)
+        self.broker = None if settings.mqtt is None else Broker(service, settings.mqtt)
+
+    @property
+    def address(self) -> str:
+        host, port = self.socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def serve(self, started: Callable[[], None] = lambda: None) -> None:
+        """Serve until `service.stopping` is set; `started` is called once requests are answered."""
+        self.loop = asyncio.get_running_loop()
+        any_host = self.settings.host not in LOOPBACK_HOSTS
+        config = uvicorn.Config(
+            self.web.app(self.settings.token, any_host),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=ENDS_WITHIN,
+            timeout_keep_alive=65,
+            server_header=False,
+        )
+        server = _Server(config)
+        http = asyncio.create_task(server.serve(sockets=[self.socket]))
+        others = [] if self.folder is None else [asyncio.create_task(self.folder.run())]
+        if self.broker is not None:
+            self.broker.start()
+        while not server.started and not http.done():
+            await asyncio.sleep(0.01)
+        started()
+        serving = asyncio.create_task(self.service.run())
+        try:
+            done, _ = await asyncio.wait({http, serving, *others}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.service.stopping.set()
+            server.should_exit = True
+            for task in others:
+                task.cancel()
+            if self.broker is not None:
+                await self.broker.stop()
+            await asyncio.gather(http, serving, *others, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that leaves signals alone: the service ends as a whole."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM, and then end cleanly; raises KeyboardInterrupt at the end."""
+
+    async def main() -> None:
+        process = LiveProcess(run, settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, process.service.stopping.set)
+        await process.serve(lambda: started(process))
+
+    asyncio.run(main())
+    raise KeyboardInterrupt
+
+
+def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, tuple[str, FileState] | None]:
+    """The data, how they are read, and the file that they are in, as far as it was read."""
+    config = run.config.with_changes(settings.changes)
+    options = ReadingOptions(config.data.dates, config.data.decimal, config.data.timezone)
+    if settings.data is None and config.data.path == "city":
+        return options, open_data(config), None
+    file = readings_file(settings.data or Path(config.data.path))
+    begun_with = (file.name, state_of(file))  # before it is read: what is added meanwhile is read again
+    data = open_data(config, settings.data)
+    return options, replace(data, readings=data.readings.on_grid()), begun_with
+
+
+def _recent(data: Dataset, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
+    """The newest readings: those of the files, and on top of them those that the service has stored."""
+    recent = RecentReadings(data.readings, KEPT_ROWS, zeros_missing)
+    newest = max(recent.newest, store.newest() or 0)
+    for seconds, sensor, value in store.readings(newest - KEPT_ROWS * recent.step):
+        if sensor in recent.column_of:
+            recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
+    return recent
+
+
+def _clock(settings: LiveSettings, recent: RecentReadings, data: Dataset) -> Clock:
+    if settings.feed:
+        return FeedClock(recent.newest, recent.step, settings.speed)
+    return SystemClock(UTC if data.readings.utc else settings.zone)
+
+
+def _deadline(settings: LiveSettings, step: int) -> float:
+    return SHARE_OF_STEP * step if settings.deadline is None else settings.deadline
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 lets the system choose one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches off the waiting of TCP for more to send only if the protocol is named here.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        problem = f"port {port} cannot be opened ({error.strerror}): choose another one with --port"
+        raise RunError(host, problem) from error
+    return found

@@ -1,0 +1,118 @@
+"""The service's memory on disk: every reading that was acknowledged.
+
+A SQLite database with a write-ahead log. `synchronous = FULL` flushes the log with every transaction, so that
+an acknowledged reading survives kill -9 and a power cut; readings that arrive together share a flush.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.live.recent import Cell
+
+FILE = "live.sqlite"
+FORMAT = "1"
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
+    " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
+)
+
+
+class FileState(NamedTuple):
+    """How far a file of the folder has been read."""
+
+    size: int
+    modified: int  # nanoseconds
+    read: int  # bytes
+
+
+class ReadingStore:
+    """The database in a folder; one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = make_folder(folder) / FILE
+        self._lock = hold_lock(folder / "lock", folder, "the live service of process")
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        with self._explained():
+            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            for table in TABLES:
+                self._database.execute(table)
+            self._database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))
+            [found] = self._database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+        if found != FORMAT:
+            self._database.close()
+            raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._lock)  # releases the lock, as the end of the process would
+
+    # ---- readings -----------------------------------------------------------------------------------
+
+    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
+        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
+        with self._transaction():
+            self._database.executemany(
+                "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
+                ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
+            )
+            self._database.executemany(
+                "INSERT OR REPLACE INTO files VALUES (?, ?)",
+                ((name, json.dumps(state)) for name, state in files.items()),
+            )
+
+    def readings(self, since: int) -> Iterator[tuple[int, str, float]]:
+        """Time, sensor and value of the readings from a time on, in the order of time."""
+        with self._explained():
+            yield from self._database.execute(
+                "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time", (since,)
+            )
+
+    def newest(self) -> int | None:
+        """The time of the newest reading."""
+        with self._explained():
+            [newest] = self._database.execute("SELECT MAX(time) FROM readings").fetchone()
+        return None if newest is None else int(newest)
+
+    def files(self) -> dict[str, FileState]:
+        """How far each file of the folder has been read."""
+        with self._explained():
+            rows = self._database.execute("SELECT name, state FROM files").fetchall()
+        return {name: FileState(*json.loads(state)) for name, state in rows}
+
+    # -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of SQLite as errors that name the file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise StorageError(self.path, str(error)) from error
+        except sqlite3.DatabaseError as error:
+            raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error

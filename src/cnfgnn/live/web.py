@@ -1,0 +1,328 @@
+"""The service over HTTP: readings in, forecasts out, events, health and metrics.
+
+POST /readings   JSON or CSV; answered once the readings are on disk
+GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
+GET  /events     every forecast the moment it is made (server-sent events)
+GET  /health     200 if the last forecast may be used, 503 otherwise
+GET  /metrics    for Prometheus
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.errors import StorageError
+from cnfgnn.live import metrics
+from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.limits import (
+    MOST_BYTES,
+    MOST_BYTES_AT_ONCE,
+    MOST_STREAMS,
+    UPLOADS_AT_ONCE,
+    UPLOADS_PER_SECOND,
+    Rate,
+)
+from cnfgnn.live.observations import MalformedInput, read_csv, read_json
+from cnfgnn.live.recent import Arrived
+from cnfgnn.live.service import Busy, LiveService, Receipt
+
+JSON, CSV, EVENTS = "application/json", "text/csv", "text/event-stream"
+OPEN_PATHS = ("/health",)  # without a token: it tells no reading and no forecast
+KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do not close it
+LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+class TooLarge(Exception):
+    """A body that is larger than one may be."""
+
+
+class Web:
+    """The handlers of one service; `token` is needed for all of them if it is not empty."""
+
+    def __init__(self, service: LiveService, options: ReadingOptions, most_bytes: int = MOST_BYTES) -> None:
+        self.service, self.options, self.most_bytes = service, options, most_bytes
+        self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
+        self._bytes_under_way = 0
+        self._streams: set[asyncio.Queue[Forecast]] = set()
+        service.listeners.append(self._tell_streams)
+
+    def app(self, token: str = "", any_host: bool = False) -> ASGIApp:
+        """The ASGI application; unless `any_host`, only requests to this machine's own names are answered, so
+        that a web page elsewhere cannot reach it through the browser of somebody here."""
+        routes = [
+            Route("/readings", self.readings, methods=["POST"]),
+            Route("/forecasts", self.forecasts),
+            Route("/events", self.events),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: _sentence, Exception: self._failed}
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        return Guard(app, token, any_host, self.service.metrics, [route.path for route in routes])
+
+    # ---- readings -----------------------------------------------------------------------------------
+
+    async def readings(self, request: Request) -> Response:
+        if not self.uploads.admits():
+            problem = f"more than {UPLOADS_PER_SECOND:g} uploads a second: send readings together, or later"
+            return error(429, problem, {"Retry-After": "1"})
+        try:
+            return await self._taken(request)
+        except MalformedInput as problem:
+            return error(400, str(problem))
+        except TooLarge:
+            return error(413, f"the body is larger than {self.most_bytes} bytes: send it in parts")
+        except Busy:
+            return error(503, "too many readings arrive at once: send them later", {"Retry-After": "5"})
+        except StorageError as problem:
+            return error(507, f"the readings were not taken: {problem}")
+
+    async def _taken(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        if kind not in (JSON, CSV):
+            return error(415, f"send readings as {JSON} or {CSV}, not as {kind[:80]}")
+        read = self._from_json if kind == JSON else self._from_csv
+        with self._under_way() as added:
+            body = await self._body(request, added)
+            arrived = read(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read, body)
+            receipt = await self.service.take(arrived, "http")
+        return answer(self._receipt(receipt), 422 if _none_was_usable(receipt) else 200)
+
+    @contextmanager
+    def _under_way(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of an upload while it is under way."""
+        mine = 0
+
+        def added(count: int) -> None:
+            nonlocal mine
+            mine += count
+            self._bytes_under_way += count
+            if mine > self.most_bytes:
+                raise TooLarge
+            if self._bytes_under_way > MOST_BYTES_AT_ONCE:
+                raise Busy
+
+        try:
+            yield added
+        finally:
+            self._bytes_under_way -= mine
+
+    async def _body(self, request: Request, added: Callable[[int], None]) -> bytes:
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.most_bytes:
+            raise TooLarge
+        parts = []
+        async for part in request.stream():
+            added(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+    def _from_json(self, body: bytes) -> list[Arrived]:
+        return read_json(body, self.service.zone, self.service.clock.now())
+
+    def _from_csv(self, body: bytes) -> list[Arrived]:
+        with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
+            file = Path(folder) / "body.csv"
+            file.write_bytes(body)
+            return read_csv(file, self.options, "the body")
+
+    def _receipt(self, receipt: Receipt) -> dict[str, Any]:
+        write = self.service.zone.write
+        told: dict[str, Any] = {"stored": receipt.stored}
+        told |= {verdict.value: count for verdict, count in receipt.counts.items()}
+        if receipt.refusals:
+            told["refused"] = [
+                {
+                    "sensor": reading.sensor,
+                    "time": None if reading.seconds is None else _written(write, reading.seconds),
+                    "reason": verdict.value,
+                }
+                for reading, verdict in receipt.refusals
+            ]
+        if _none_was_usable(receipt):
+            told["error"] = f"none of {receipt.refused} readings could be used: see refused for the reasons"
+        return told
+
+    # ---- forecasts ----------------------------------------------------------------------------------
+
+    async def forecasts(self, request: Request) -> Response:
+        made, now = self.service.latest, self.service.clock.now()
+        if made is None:
+            return error(503, "no forecast has been made yet", {"Retry-After": "1"})
+        asked = request.query_params.getlist("sensor")
+        unknown = [sensor for sensor in asked if sensor not in self.service.recent.column_of]
+        if unknown:
+            return error(404, f"there is no sensor {unknown[0][:80]!r}")
+        kind = request.query_params.get(
+            "format", "csv" if CSV in request.headers.get("accept", "") else "json"
+        )
+        if kind not in ("json", "csv"):
+            return error(400, f"format must be json or csv, not {kind[:80]!r}")
+        chosen = set(asked) if asked else None
+        body = made.json(now, chosen) if kind == "json" else made.csv(now, chosen)
+        headers = {"Cache-Control": "no-store"}
+        return Response(body, media_type=JSON if kind == "json" else f"{CSV}; charset=utf-8", headers=headers)
+
+    async def events(self, request: Request) -> Response:
+        if len(self._streams) >= MOST_STREAMS:
+            return error(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "60"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._stream(), media_type=EVENTS, headers=headers)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        """Forecasts as they are made, beginning with the last one. Whoever reads slowly misses some."""
+        queue: asyncio.Queue[Forecast] = asyncio.Queue(maxsize=1)
+        if self.service.latest is not None:
+            queue.put_nowait(self.service.latest)
+        self._streams.add(queue)
+        self.service.metrics.streams.set(len(self._streams))
+        stopping = asyncio.create_task(self.service.stopping.wait())
+        try:
+            yield b": forecasts follow as they are made\n\n"
+            while not stopping.done():
+                getting = asyncio.create_task(queue.get())
+                await asyncio.wait({getting, stopping}, timeout=KEEP_ALIVE, return_when="FIRST_COMPLETED")
+                if getting.done():
+                    yield _event(getting.result(), self.service.clock.now())
+                else:
+                    getting.cancel()
+                    yield b": still there\n\n"
+        finally:
+            stopping.cancel()
+            self._streams.discard(queue)
+            self.service.metrics.streams.set(len(self._streams))
+
+    def _tell_streams(self, made: Forecast) -> None:
+        for queue in self._streams:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(made)
+
+    # ---- health -------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        state = health_of(self.service)
+        return answer(state, 200 if state["status"] == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.service.metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _failed(self, request: Request, problem: Exception) -> Response:
+        self.service.failed("http", problem)
+        return error(500, "the request failed: see the service's log")
+
+
+def health_of(service: LiveService) -> dict[str, Any]:
+    """Whether the service works: no reading and no forecast is in it."""
+    write, made, now = service.zone.write, service.latest, service.clock.now()
+    state: dict[str, Any] = {"status": "ok", "now": write(now), "sensors": len(service.recent.ids)}
+    if made is None:
+        return state | {"status": "starting"}
+    newest = made.newest_reading
+    state |= {
+        "step": write(made.step),
+        "made": write(made.made),
+        "lastReading": None if newest is None else write(newest),
+        "validUntil": write(made.valid_until),
+        "ageSeconds": round(now - made.made, 3),
+        "quality": made.counts(),
+        "run": str(service.engine.run.folder),
+        "round": service.engine.run.progress.best.r_g,
+    }
+    if service.is_stale:
+        state["status"] = "stale"
+    elif service.problems:
+        state["status"] = "degraded"
+    if service.problems:
+        state["problems"] = dict(service.problems)
+    return state
+
+
+class Guard:
+    """Before any handler: refuses who has no token or asks for another host, and counts every request."""
+
+    def __init__(
+        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics, paths: list[str]
+    ) -> None:
+        self.app, self.token, self.any_host = app, token.encode(), any_host
+        self.counts, self.paths = counts, set(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self.paths else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.counts.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        headers = dict(scope["headers"])
+        refusal = self._refusal(scope["path"], headers)
+        with suppress(ClientDisconnect):  # there is nobody to answer
+            await (refusal or self.app)(scope, receive, counted)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Response | None:
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
+        if not self.any_host and host.lower() not in LOOPBACK:
+            return error(400, "this service answers to localhost and 127.0.0.1 only")
+        if not self.token or path in OPEN_PATHS:
+            return None
+        given = headers.get(b"authorization", b"")
+        if hmac.compare_digest(given, b"Bearer " + self.token):
+            return None
+        return error(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+
+def _event(made: Forecast, now: float) -> bytes:
+    return b"id: %d\nevent: forecast\ndata: %s\n\n" % (made.step, made.json(now))
+
+
+def _none_was_usable(receipt: Receipt) -> bool:
+    return receipt.refused > 0 and receipt.refused == sum(receipt.counts.values())
+
+
+def _written(write: Callable[[float], str], seconds: float) -> str:
+    try:
+        return write(seconds)
+    except (ValueError, OverflowError, OSError):
+        return str(seconds)
+
+
+def answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(content, allow_nan=False).encode()
+    return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, JSON)
+
+
+def error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:
+    """A request that cannot be answered, and why, in a sentence."""
+    return answer({"error": sentence}, status, headers)
+
+
+async def _sentence(request: Request, problem: Exception) -> Response:
+    """What Starlette refuses by itself, as a sentence: unknown paths and methods."""
+    assert isinstance(problem, HTTPException)
+    if problem.status_code == 404:
+        return error(404, f"there is nothing at {request.url.path[:80]}")
+    if problem.status_code == 405:
+        sentence = f"{request.url.path} does not take {request.method[:20]}"
+        return error(405, sentence, dict(problem.headers or {}))
+    return error(problem.status_code, problem.detail)
