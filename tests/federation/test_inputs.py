@@ -53,9 +53,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> InMemoryFederation:
     return sites
 
 
+@pytest.mark.slow
 def test_a_federation_learns_what_the_simulator_learns(trained: InMemoryFederation) -> None:
     config = small("cnfgnn-plus", **{"training.rounds": 1})
-    config = config.with_given(())  # as the task of this federation passes it on
     experiment = simulate(city(), config, list(SITES.values()))
     expected = evaluate_best(experiment, train(experiment, Progress()))
     run = Run.open(trained.server / RUNS / "one")
@@ -67,6 +67,7 @@ def test_a_federation_learns_what_the_simulator_learns(trained: InMemoryFederati
     assert run.test()["overall"]["masked_rmse"] == pytest.approx(expected.test.overall.masked_rmse, rel=0.05)
 
 
+@pytest.mark.slow
 def test_sites_forecast_with_covariates_ahead_and_warn_their_owners_of_those_that_end(
     trained: InMemoryFederation, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +94,7 @@ def test_sites_forecast_with_covariates_ahead_and_warn_their_owners_of_those_tha
         rain.to_csv(file)
 
 
+@pytest.mark.slow
 def test_a_site_whose_inputs_differ_is_refused_by_name(trained: InMemoryFederation) -> None:
     file = trained.folder / "example" / "data" / "south" / "variables" / "flow.csv"
     flow = file.read_text()
@@ -107,6 +109,7 @@ def test_a_site_whose_inputs_differ_is_refused_by_name(trained: InMemoryFederati
         file.write_text(flow)
 
 
+@pytest.mark.slow
 def test_a_run_is_not_used_with_other_inputs_than_it_was_trained_with(trained: InMemoryFederation) -> None:
     settings = {name: (trained.kits[name] / "local" / "site.toml").read_text() for name in SITES}
     for name, text in settings.items():

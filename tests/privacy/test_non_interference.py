@@ -116,7 +116,7 @@ def test_every_byte_on_the_wire_is_the_same(tmp_path: Path, name: str) -> None:
 INPUTS = {"privacy.inputs": "flow=50, rain=0.5, holiday=public"}
 
 
-@pytest.mark.parametrize("name", [PRIVATE, pytest.param("mlp-fedavg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [pytest.param(PRIVATE, marks=pytest.mark.slow), "mlp-fedavg"])
 def test_blurred_variables_and_covariates_tell_no_two_truths_apart(tmp_path: Path, name: str) -> None:
     """Through training, a killed server, resume, evaluate and forecast; the covariate is known ahead."""
     truths = TwoTruths.of(tmp_path / "copies", brief(name, **INPUTS), city(inputs=True), ("plain", "noisy"))
@@ -131,6 +131,7 @@ def test_blurred_variables_and_covariates_tell_no_two_truths_apart(tmp_path: Pat
     assert is_learned_from_truth((one, third))  # owners use the true inputs
 
 
+@pytest.mark.slow
 def test_variables_and_covariates_over_the_wire_tell_no_two_truths_apart(tmp_path: Path) -> None:
     truths = TwoTruths.of(tmp_path, brief(PRIVATE, **INPUTS), city(inputs=True), ("plain", "huge"))
     one, other = (train_over_wires(truths, data, GROUPS) for data in truths)
@@ -138,7 +139,7 @@ def test_variables_and_covariates_over_the_wire_tell_no_two_truths_apart(tmp_pat
     assert is_learned_from_truth((one, other))
 
 
-@pytest.mark.parametrize("name", ["flow", "rain"])
+@pytest.mark.parametrize("name", ["flow", pytest.param("rain", marks=pytest.mark.slow)])
 def test_an_input_that_leaves_unblurred_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -72,10 +72,8 @@ def driven(rows: int = 300) -> Dataset:
     )
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["mlp-fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cnfgnn-plus", "mlp-central"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLUS)
 def test_a_forecast_learns_from_the_past_of_a_variable_and_from_a_covariate_ahead(name: str) -> None:
     data = driven()
     config = small(name, **{"data.history": 3, "data.horizon": 1, "training.rounds": 15, "model.hidden": 16})
@@ -90,7 +88,7 @@ def test_a_forecast_learns_from_the_past_of_a_variable_and_from_a_covariate_ahea
     assert rmse(data) < 2.5
 
 
-@pytest.mark.parametrize("method", PLUS)
+@pytest.mark.parametrize("method", [pytest.param(PLUS[0], marks=pytest.mark.slow), *PLUS[1:]])
 def test_the_result_does_not_depend_on_groups_and_a_resumed_run_goes_on_bit_for_bit(
     data: Dataset, tmp_path: Path, method: str
 ) -> None:
@@ -122,6 +120,9 @@ def test_a_trained_run_is_evaluated_and_used_on_other_data_with_the_scales_it_wa
     assert evaluate_run(run, data).overall.masked_rmse == pytest.approx(run.test()["overall"]["masked_rmse"])
     recent = replace(data, readings=cut_before(data.readings, 120))
     np.testing.assert_allclose(forecast_run(run, recent), forecast_run(run, data), rtol=1e-6)
+    with_bounds = forecast_run(run, data, [80])
+    np.testing.assert_array_equal(with_bounds[list(data.readings.ids)], forecast_run(run, data))
+    assert (with_bounds["s1 low 80"] < with_bounds["s1 high 80"]).all()
     new = data.select(["s1", "s3"])
     assert forecast_run(run, new).shape == (run.config.data.horizon, 2)
     assert np.isfinite(forecast_run(run, new).to_numpy()).all()
@@ -146,7 +147,7 @@ def cut_before(readings: Readings, row: int) -> Readings:
 def test_a_covariate_that_ends_is_used_with_its_last_value_and_that_is_said_once(
     data: Dataset, tmp_path: Path
 ) -> None:
-    run = trained(data, tmp_path / "run")
+    run = trained(data, tmp_path / "run", "mlp-fedavg")
     end = data.readings.times[-1]
 
     def ending(one: Input) -> Input:
@@ -178,7 +179,7 @@ def test_inputs_that_a_run_needs_are_asked_for_and_others_are_left_out(data: Dat
 
 
 def test_the_methods_of_the_paper_ignore_inputs(data: Dataset) -> None:
-    plain, config = without(data, "flow", "holiday", "rain"), small("at-fedavg", **{"privacy.blur": 1.0})
+    plain, config = without(data, "flow", "holiday", "rain"), small("gru-fedavg", **{"privacy.blur": 1.0})
     sums = []
     for one in (plain, data):
         experiment = simulate(one, config)
@@ -239,6 +240,7 @@ def test_an_input_may_be_blurred_where_readings_are_not(data: Dataset) -> None:
 # ---- commands -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_commands_take_a_folder_with_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = CliRunner().invoke

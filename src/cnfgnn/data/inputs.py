@@ -214,6 +214,10 @@ class PreparedInputs:
         )
         self._set()
 
+    @property
+    def counts(self) -> InputCounts:
+        return InputCounts.of(self._inputs)
+
     def use(self, scales: Floats) -> None:
         """Use the scales (n k 2) of a trained model. A node without them (NaN) keeps its own."""
         self.scales = np.where(np.isnan(scales), self.scales, scales)

@@ -290,8 +290,12 @@ class PreparedSeries:
         """The same nodes with newer readings; the scale and what was computed from all readings stay."""
         treatment: Missing = "masked" if self.masked else "as-truth"
         kind, model = (self.inputs.dtype, self.inputs.device), ModelConfig(gaps=self.gaps is not None)
-        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model)
+        inputs, scales = NO_INPUTS, None
+        if self.others is not None:
+            inputs, scales = self.others.counts, self.others.scales
+        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
         other = copy.copy(self)
+        other.others = newer.others
         for name in ("inputs", "targets", "observed", "clock", "moments", "gaps", "starts", "available"):
             setattr(other, name, getattr(newer, name))
         if self.weekly_profiles is not None:

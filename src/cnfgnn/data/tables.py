@@ -36,8 +36,11 @@ class Table:
 
 
 def readings_of(table: Table, options: ReadingOptions) -> Readings:
-    """The readings of a table of one variable, sorted by time and without repeated rows."""
+    """The readings of a table, sorted by time and without repeated rows: of its only variable, or of the one
+    to forecast."""
     found = variables_of(table, options)
+    if options.target in found:
+        return found[options.target]
     if len(found) > 1:
         raise DataError(table.locations.path, f"holds several variables ({', '.join(found)}): keep one")
     (readings,) = found.values()
