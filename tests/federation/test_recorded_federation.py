@@ -112,9 +112,11 @@ def test_with_a_blur_no_attack_is_better_than_the_same_on_the_copy(tmp_path: Pat
     lines = {line.label: line.all.rmse for line in judge(attacker, ["series", "smoother"], truth, copy)}
     assert 4 < lines["the copy itself"] < 6
     assert lines[SERIES] == pytest.approx(lines["the copy itself"], rel=0.03)
-    for kind in ("smoother (colluding)", "smoother (known blur)"):
-        # A tenth is left to luck: keys are new each time, and there are a few hundred readings.
-        assert lines[f"series, {kind}"] > 0.9 * lines[f"the copy, {kind}"]
+    kinds = ("smoother (colluding)", "smoother (known blur)")
+    # On noise a smoother may be worse than the copy as it is, so the best use of the copy is what counts.
+    best_of_copy = min(lines[name] for name in ("the copy itself", *(f"the copy, {kind}" for kind in kinds)))
+    for kind in kinds:
+        assert lines[f"series, {kind}"] > 0.97 * best_of_copy
     report = attacked(run, city, "series", colluding="c0001")
     assert report.blur == SIGMA + 2
     assert report.line(SERIES).all.rmse == pytest.approx(lines[SERIES])
