@@ -36,8 +36,8 @@ class DataDescription:
     rows          number of times
     step_seconds  time between two readings
     edges         number of edges of the graph
-    inputs        names of other variables and of covariates
     federation    more about data that are spread over sites; None in the simulator
+    inputs        names of other variables and of covariates
     """
 
     name: str
@@ -46,8 +46,8 @@ class DataDescription:
     rows: int
     step_seconds: int
     edges: int | None = None
-    inputs: InputNames = NO_NAMES
     federation: FederatedData | None = None
+    inputs: InputNames = NO_NAMES
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> DataDescription:
@@ -66,8 +66,8 @@ class DataDescription:
         return cls(
             **{key: stored[key] for key in kinds},
             edges=stored.get("edges"),
-            inputs=_names(stored),
             federation=federation,
+            inputs=_names(stored),
         )
 
     def as_json(self) -> dict[str, Any]:
