@@ -318,13 +318,19 @@ def train_in_folder(truths: TwoTruths, data: Dataset, folder: Path, killed: int)
         go_on(run)
         seen.files["scores"] = evaluate_run(run, data).sums.numpy().tobytes()
         seen.of_owner["forecasts"] = forecast_run(run, data, [80]).to_numpy().tobytes()
-    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+    for number, path in enumerate(sorted(filter(Path.is_file, folder.rglob("*")), key=_in_order)):
         name = str(path.relative_to(folder))
         if name.startswith("tensorboard/"):  # the name counts the files that a process has written
             name = f"tensorboard/{number}"
         where = seen.of_owner if name.startswith("checkpoints/owner-") else seen.files
         where[name] = path.read_bytes()
     return seen
+
+
+def _in_order(path: Path) -> tuple[Path, int, str]:
+    """By name; TensorBoard's files by the number that their names end in: the tenth comes after the ninth."""
+    number = path.suffix.removeprefix(".")
+    return path.parent, int(number) if path.parent.name == "tensorboard" else 0, path.name
 
 
 @contextmanager
