@@ -91,7 +91,7 @@ class Forecaster:
 
 
 class _SquaredErrors:
-    """The squared errors of a linear forecast plus a share of what is added to it: a parabola in the share."""
+    """Squared errors of a linear forecast plus a share of what is added to it: a parabola in the share."""
 
     def __init__(self, data: PreparedSeries) -> None:
         self.along = data.inputs.new_zeros(data.nodes, dtype=torch.float64)
