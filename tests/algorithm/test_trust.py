@@ -47,6 +47,29 @@ def test_what_makes_validation_worse_is_not_taken(data: Dataset) -> None:
     assert spoilt.errors[..., 0].sum() < 1.5 * owner.errors[..., 0].sum()
 
 
+@pytest.mark.parametrize(("loss", "error"), [("square", 3), ("absolute", 4)])
+def test_the_share_has_the_lowest_error_of_the_kind_that_was_trained_on(
+    data: Dataset, loss: str, error: int
+) -> None:
+    """Judged by squared errors, a network that was trained on absolute ones would be trusted too little."""
+    experiment = simulate(data, small("cnfgnn-plus", **{"training.loss": loss}))
+    strategy, owner = server(experiment), experiment.owners[0][1]
+    strategy.round(1)
+    strategy.score("validation")
+    assert owner.trust is not None
+    strategy.ready("validation")
+    strategy.nodes.flush()
+    forecaster, evaluated = owner.nodes.forecaster, (owner.theta, owner.data, owner.h_G)
+
+    def errors(share: torch.Tensor) -> torch.Tensor:
+        return forecaster.summed_errors(*evaluated, "validation", share)[..., error].sum(dim=1)
+
+    chosen = errors(owner.trust)
+    for share in torch.linspace(0, 1, 11, dtype=torch.float64):
+        assert (chosen <= errors(share.expand(len(chosen))) * (1 + 1e-6) + 1e-9).all()
+    assert (owner.trust < 1).any()
+
+
 def test_trust_is_that_of_the_best_round_after_training(data: Dataset) -> None:
     experiment = simulate(data, small("cnfgnn-plus", **{"training.rounds": 3}))
     seen: dict[int, torch.Tensor] = {}

@@ -75,17 +75,50 @@ class Forecaster:
 
     @torch.no_grad()
     def trust(self, theta: Params, data: PreparedSeries, h_G: Tensor | None) -> Tensor:
-        """(n,): how much of what the network adds to a node's linear forecast gives the lowest squared error
-        on validation windows: a share from 0 to 1, and 1 where the network adds nothing."""
-        along = data.inputs.new_zeros(data.nodes, dtype=torch.float64)
-        added = torch.zeros_like(along)
+        """(n,): how much of what the network adds to a node's linear forecast gives the lowest error on
+        validation windows, of the kind that was trained on: a share from 0 to 1, and 1 where the network adds
+        nothing."""
+        judge = _SquaredErrors(data) if self.loss == "square" else _AbsoluteErrors(data)
         for windows in data.chunks("validation"):
             y_hat = self.forecasts(theta, data, h_G, "validation", windows)
             embeddings = None if h_G is None else h_G[:, windows].to(self.compute.dtype)
             batch, _ = data.batch("validation", windows, embeddings)
             assert batch.linear_forecast is not None
-            step = (y_hat - batch.linear_forecast).double()
-            counted = step if batch.weight is None else step * batch.weight
-            along += (counted * (batch.y - batch.linear_forecast)).sum(dim=(1, 2))
-            added += (counted * step).sum(dim=(1, 2))
-        return torch.where(added > 0, (along / added.clamp(min=1e-300)).clamp(0, 1), 1.0)
+            weight = y_hat.new_ones(()) if batch.weight is None else batch.weight
+            left_over, added = batch.y - batch.linear_forecast, y_hat - batch.linear_forecast
+            judge.add(left_over.double(), added.double(), weight)
+        return judge.best_share()
+
+
+class _SquaredErrors:
+    """Squared errors of a linear forecast plus a share of what is added to it: a parabola in the share."""
+
+    def __init__(self, data: PreparedSeries) -> None:
+        self.along = data.inputs.new_zeros(data.nodes, dtype=torch.float64)
+        self.square = torch.zeros_like(self.along)
+
+    def add(self, left_over: Tensor, added: Tensor, weight: Tensor) -> None:
+        """Errors of the linear forecast, and what the network adds to it, of some windows: (n b t)."""
+        self.along += (weight * added * left_over).sum(dim=(1, 2))
+        self.square += (weight * added.square()).sum(dim=(1, 2))
+
+    def best_share(self) -> Tensor:
+        share = (self.along / self.square.clamp(min=1e-300)).clamp(0, 1)
+        return torch.where(self.square > 0, share, 1.0)
+
+
+class _AbsoluteErrors:
+    """The same with absolute errors, which have no closed form: of some shares, the one with the lowest."""
+
+    def __init__(self, data: PreparedSeries) -> None:
+        # From 1 down: where the network adds nothing, all are equal and the first is taken.
+        self.shares = torch.linspace(1, 0, 21, dtype=torch.float64, device=data.inputs.device)
+        self.sums = data.inputs.new_zeros(len(self.shares), data.nodes, dtype=torch.float64)
+
+    def add(self, left_over: Tensor, added: Tensor, weight: Tensor) -> None:
+        """As `_SquaredErrors.add`."""
+        for sums, share in zip(self.sums, self.shares, strict=True):
+            sums += (weight * (left_over - share * added).abs()).sum(dim=(1, 2))
+
+    def best_share(self) -> Tensor:
+        return self.shares[self.sums.argmin(dim=0)]
