@@ -46,7 +46,7 @@ from cnfgnn.errors import (
 )
 from cnfgnn.runs.evaluate import evaluate_run, open_run_data
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import forecast_run, unusual_inputs
+from cnfgnn.runs.forecast import forecast_run, unknown_ahead, unusual_inputs
 from cnfgnn.runs.scores import Errors, IntervalErrors, IntervalScores, Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, Watcher, train_run, train_watched
@@ -139,13 +139,16 @@ def forecast(
         per sensor: `"S1 low 80"` and `"S1 high 80"`.
 
     Warns:
-        UserWarning: The newest readings are far outside the range of those in training.
+        UserWarning: The newest readings are far outside the range of those in training, or a covariate is
+            not known for all times of the forecast.
     """
     opened = _opened(run)
     readings = data or open_run_data(opened)
     frame = forecast_run(opened, readings, intervals)
     for finding in unusual_inputs(opened, readings):
         warnings.warn(str(finding), stacklevel=2)
+    for sentence in unknown_ahead(opened, readings):
+        warnings.warn(sentence, stacklevel=2)
     return frame
 
 

@@ -23,6 +23,8 @@ ON_THE_WIRE = {
     "sampling",
     "missing",
     "keeping",
+    "variables",
+    "covariates",
     "wire",
     "encoder",
     "decoder",
@@ -67,12 +69,19 @@ def test_a_setting_that_is_sent_reaches_the_node_and_others_do_not() -> None:
     assert (settings.decay_rounds, settings.keep_optimizer) == (4, True)
     assert settings.model.gn_widths == Config().model.gn_widths
     sent = {setting.name for setting in settings_table(include_hidden=True) if setting.sent_to_nodes}
-    assert sent | {"keep_optimizer", "decay_rounds", "keeping"} == ON_THE_WIRE
+    assert sent | {"keep_optimizer", "decay_rounds", "keeping", "variables", "covariates"} == ON_THE_WIRE
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
-    [("keep_optimizer", 1), ("decay_rounds", -1), ("decay_rounds", True), ("keeping", "half"), ("hidden", 0)],
+    [
+        ("keep_optimizer", 1),
+        ("decay_rounds", -1),
+        ("decay_rounds", True),
+        ("keeping", "half"),
+        ("variables", 65),
+        ("hidden", 0),
+    ],
 )
 def test_a_site_refuses_what_cannot_be(name: str, wrong: object) -> None:
     assert not NODE_SETTING_RULES[name](wrong)

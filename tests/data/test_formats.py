@@ -179,7 +179,7 @@ BAD_CSV = {
     ),
     "two values in a long table": (
         "time,id,speed,flow\n2024-01-01,x,2,3\n",
-        "a table with a row per time and sensor needs one column of values, but has 'speed', 'flow'",
+        "holds several variables (speed, flow): keep one",
     ),
     "no sensor in a long table": (
         "time,id,value\n2024-01-01,x,2\n2024-01-01,,2\n",

@@ -20,6 +20,7 @@ from cnfgnn.algorithm.server import Server
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import InputCounts, used_inputs
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.runs.simulation import truth_and_copy
@@ -39,7 +40,9 @@ class RecordedSites:
 
     def __init__(self, truths: TwoTruths, data: Dataset, groups: Sequence[Sequence[int]]) -> None:
         self.truths, self.groups = truths, groups
-        self.truth, self.copy = truth_and_copy(data.readings, truths.config, truths.copies)
+        self.truth, self.copy = truth_and_copy(
+            used_inputs(data.readings, truths.config), truths.config, truths.copies
+        )
         assert self.truth is not self.copy
         self.stores = [(SiteMemoryStore(), SiteMemoryStore()) for _ in groups]
         self.owners: list[Owner | None] = [None for _ in groups]
@@ -102,7 +105,15 @@ def train_over_wires(truths: TwoTruths, data: Dataset, groups: Sequence[Sequence
 
     def server(windows: Windows, scaler: Scaler | None = None) -> tuple[Server, Scaler]:
         experiment = federate(
-            transport, data.graph, windows, truths.config, None, "federation", store, scaler=scaler
+            transport,
+            data.graph,
+            windows,
+            truths.config,
+            None,
+            "federation",
+            store,
+            scaler=scaler,
+            inputs=InputCounts.of(sites.copy.others),
         )
         assert isinstance(experiment.strategy, Server)
         return experiment.strategy, experiment.scaler

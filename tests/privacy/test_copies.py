@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import shutil
 import sqlite3
@@ -105,6 +106,31 @@ def test_a_new_sigma_applies_to_new_readings(tmp_path: Path) -> None:
     np.testing.assert_array_equal(both.values[:200], first)
     later = (both.values - long.values)[200:][~long.missing[200:]]
     assert np.std(later) == pytest.approx(20.0, rel=0.1)
+
+
+def test_further_inputs_have_copies_and_noise_of_their_own(copies: Copies) -> None:
+    true = some_readings()
+    observed = ~true.missing
+    noise = {}
+    for name in ("flow", "", "rain", "flow", ""):
+        drawn = (copies.blur(true, 5.0, name).values - true.values)[observed]
+        np.testing.assert_array_equal(noise.setdefault(name, drawn), drawn)
+    for one, other in itertools.combinations(noise.values(), 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.35
+        assert not (one == other).all()
+
+
+def test_copies_of_an_input_are_final_counted_and_compared(tmp_path: Path) -> None:
+    true, store = some_readings(), CopyStore(tmp_path)
+    first = store.blur(true, 5.0, "flow").values
+    corrected = replace(true, values=true.values + np.float32(7))
+    np.testing.assert_array_equal(CopyStore(tmp_path).blur(corrected, 1.0, "flow").values, first)
+    known = int((~true.missing).sum())
+    assert store.count() == known
+    assert store.changed(corrected, "flow") == known
+    assert store.changed(corrected) == 0  # the readings themselves have no copy yet
+    store.blur(true, 2.0)
+    assert store.count() == 2 * known
 
 
 def test_two_owners_draw_different_noise(tmp_path: Path) -> None:
@@ -232,9 +258,9 @@ def test_a_process_that_is_killed_before_its_copies_are_on_disk_has_not_used_the
     store = CopyStore(tmp_path)
     add = cnfgnn.privacy.copies._add
 
-    def killed_later(database: sqlite3.Connection, sensor: str, made: np.ndarray) -> None:
-        add(database, sensor, made)
-        if sensor == "b":
+    def killed_later(database: sqlite3.Connection, series: tuple[str, str], made: np.ndarray) -> None:
+        add(database, series, made)
+        if series == ("", "b"):
             raise Killed
 
     with monkeypatch.context() as patch:

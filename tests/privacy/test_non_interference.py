@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.owner import TOLD, Owner
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
+from cnfgnn.privacy.inputs import true_and_copied
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports.remote.endpoint import Endpoint
@@ -107,6 +109,48 @@ def test_every_byte_on_the_wire_is_the_same(tmp_path: Path, name: str) -> None:
     assert differences(one, other) == []
     assert len(one.messages) > 20
     assert is_learned_from_truth((one, other))
+
+
+# ---- other variables and covariates ---------------------------------------------------------------------
+
+INPUTS = {"privacy.inputs": "flow=50, rain=0.5, holiday=public"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(PRIVATE, marks=pytest.mark.slow), "mlp-fedavg"])
+def test_blurred_variables_and_covariates_tell_no_two_truths_apart(tmp_path: Path, name: str) -> None:
+    """Through training, a killed server, resume, evaluate and forecast; the covariate is known ahead."""
+    truths = TwoTruths.of(tmp_path / "copies", brief(name, **INPUTS), city(inputs=True), ("plain", "noisy"))
+    one, other = (train_in_folder(truths, data, tmp_path / f"{k}", 6) for k, data in enumerate(truths))
+    assert differences(one, other) == []
+    assert is_learned_from_truth((one, other))
+    of_same_readings = replace(
+        truths.one, readings=replace(truths.one.readings, others=truths.other.readings.others)
+    )
+    third = train_in_folder(truths, of_same_readings, tmp_path / "third", 6)
+    assert differences(one, third) == []
+    assert is_learned_from_truth((one, third))  # owners use the true inputs
+
+
+@pytest.mark.slow
+def test_variables_and_covariates_over_the_wire_tell_no_two_truths_apart(tmp_path: Path) -> None:
+    truths = TwoTruths.of(tmp_path, brief(PRIVATE, **INPUTS), city(inputs=True), ("plain", "huge"))
+    one, other = (train_over_wires(truths, data, GROUPS) for data in truths)
+    assert differences(one, other) == []
+    assert is_learned_from_truth((one, other))
+
+
+@pytest.mark.parametrize("name", ["flow", pytest.param("rain", marks=pytest.mark.slow)])
+def test_an_input_that_leaves_unblurred_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    truths = TwoTruths.of(tmp_path, brief(PRIVATE, **INPUTS), city(inputs=True), ("plain", "noisy"))
+
+    def unblurred(inputs: Any, blurs: Any, *rest: Any) -> Any:
+        return true_and_copied(inputs, {**blurs, name: 0.0}, *rest)
+
+    monkeypatch.setattr("cnfgnn.runs.simulation.true_and_copied", unblurred)
+    one, other = (train_with_faults(truths, data, GROUPS) for data in truths)
+    assert differences(one, other) != []
 
 
 # ---- whatever happens -----------------------------------------------------------------------------------

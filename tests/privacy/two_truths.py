@@ -26,8 +26,11 @@ from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import describe
+from cnfgnn.data.inputs import Input
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.privacy.copies import Copies, CopyStore
+from cnfgnn.privacy.inputs import read_input_blurs
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
@@ -73,17 +76,46 @@ TRUTHS: Mapping[str, Callable[[Values, np.random.Generator], Values]] = {
 def another_truth(data: Dataset, kind: str, seed: int = 0) -> Dataset:
     """The data with other true readings. Which of them are missing, and which are a code for it, is public
     and stays; the number that stands where a reading is missing is not, and changes."""
-    readings, rng = data.readings, np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
+    readings = _another_truth(data.readings, kind, rng)
+    others = [replace(one, readings=_another_truth(one.readings, kind, rng)) for one in readings.others]
+    return replace(data, readings=replace(readings, others=tuple(others)))
+
+
+def _another_truth(readings: Readings, kind: str, rng: np.random.Generator) -> Readings:
     public = np.isnan(readings.values) | (readings.values == CODE)
     values = TRUTHS[kind](np.where(public, 0, readings.values), rng)
     values = np.where(readings.missing, rng.normal(0, 9, values.shape), values)
-    values = np.where(public, readings.values, values).astype(np.float32)
-    return replace(data, readings=replace(readings, values=values))
+    return replace(readings, values=np.where(public, readings.values, values).astype(np.float32))
 
 
-def city(seed: int = 0, n: int = 4, rows: int = 80) -> Dataset:
+def city(seed: int = 0, n: int = 4, rows: int = 80, inputs: bool = False) -> Dataset:
     """A few sensors by the hour, so that a week has something usual."""
-    return network(n=n, rows=rows, seed=seed, seconds=3600)
+    data = network(n=n, rows=rows, seed=seed, seconds=3600)
+    return replace(data, readings=with_inputs(data.readings, seed)) if inputs else data
+
+
+def with_inputs(readings: Readings, seed: int = 0) -> Readings:
+    """The readings with a variable of each sensor, and two covariates that hold for all, one of them by the
+    half hour and until after the last reading."""
+    rng, n, step = np.random.default_rng(seed), len(readings.ids), np.timedelta64(1800, "s")
+    flow = (900 + rng.normal(0, 99, readings.values.shape)).astype(np.float32)
+    flow[rng.random(flow.shape) < 0.1] = np.nan
+    times = readings.times[0] + step * np.arange(2 * len(readings.times) + 5)
+    rain = rng.gamma(1.0, 2.0, (len(times), 1)).astype(np.float32)
+    by_day = readings.times[:: max(24, len(readings.times) // 4)]
+    holiday = (np.arange(len(by_day))[:, None] % 2).astype(np.float32)
+    assert flow.shape == (len(readings.times), n)
+
+    def made(name: str, times: Any, values: Values, ids: tuple[str, ...]) -> Readings:
+        return Readings(times.astype("datetime64[s]"), ids, values, np.isnan(values), source=name)
+
+    others = (
+        Input("flow", False, made("flow", readings.times, flow, readings.ids)),
+        Input("holiday", True, made("holiday", by_day, holiday, ("holiday",)), for_all=True),
+        Input("rain", True, made("rain", times, rain, ("rain",)), for_all=True),
+    )
+    return replace(readings, others=others)
 
 
 def brief(method: str, **changes: Any) -> Config:
@@ -103,6 +135,14 @@ def brief(method: str, **changes: Any) -> Config:
     )
 
 
+def _with_public_inputs(truth: Dataset, data: Dataset, config: Config) -> Dataset:
+    """Inputs that their owner declares public are the same in both truths."""
+    blurs = read_input_blurs(config.privacy.inputs)
+    pairs = zip(truth.readings.others, data.readings.others, strict=True)
+    others = tuple(true if blurs.get(true.name) else public for true, public in pairs)
+    return replace(truth, readings=replace(truth.readings, others=others))
+
+
 @dataclass(frozen=True)
 class TwoTruths:
     """Two data sets that have one blurred copy."""
@@ -119,6 +159,11 @@ class TwoTruths:
         one, other = (another_truth(data, kind, seed + k) for k, kind in enumerate(kinds))
         copies = CopyStore(folder)
         copies.blur(data.readings, config.privacy.blur)  # from now on these copies are final
+        for name, sigma in read_input_blurs(config.privacy.inputs).items():
+            (blurred,) = [each for each in data.readings.others if each.name == name]
+            if sigma:
+                copies.blur(blurred.readings, sigma, name)
+        one, other = (_with_public_inputs(truth, data, config) for truth in (one, other))
         return cls(one, other, copies, config)
 
     def __iter__(self) -> Iterator[Dataset]:
@@ -273,13 +318,19 @@ def train_in_folder(truths: TwoTruths, data: Dataset, folder: Path, killed: int)
         go_on(run)
         seen.files["scores"] = evaluate_run(run, data).sums.numpy().tobytes()
         seen.of_owner["forecasts"] = forecast_run(run, data, [80]).to_numpy().tobytes()
-    for number, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+    for number, path in enumerate(sorted(filter(Path.is_file, folder.rglob("*")), key=_in_order)):
         name = str(path.relative_to(folder))
         if name.startswith("tensorboard/"):  # the name counts the files that a process has written
             name = f"tensorboard/{number}"
         where = seen.of_owner if name.startswith("checkpoints/owner-") else seen.files
         where[name] = path.read_bytes()
     return seen
+
+
+def _in_order(path: Path) -> tuple[Path, int, str]:
+    """By name; TensorBoard's files by the number that their names end in: the tenth comes after the ninth."""
+    number = path.suffix.removeprefix(".")
+    return path.parent, int(number) if path.parent.name == "tensorboard" else 0, path.name
 
 
 @contextmanager

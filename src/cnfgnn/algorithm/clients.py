@@ -81,11 +81,13 @@ class Clients:
         self.settings = s = settings
         self.wire, self.windows = s.wire, windows
         device, dtype, count = self.compute.device, self.compute.dtype, windows.count("train")
-        self.data = PreparedSeries(self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model)
+        self.data = PreparedSeries(
+            self.series, Scaler(mean, std), s.missing, windows, dtype, device, s.model, s.inputs
+        )
         self.client_batches = Batches(s.seed, CLIENT_BATCHES, count, s.client_batch, device)
         self.server_batches = Batches(s.seed, SERVER_BATCHES, count, s.server_batch, device)
         self.coins = Coins(s.seed, self.data.horizon, s.sampling, device)
-        self.model = node_model(s.model, windows.history, windows.horizon)
+        self.model = node_model(s.model, windows.history, windows.horizon, s.inputs)
         self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
         self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))

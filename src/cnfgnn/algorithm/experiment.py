@@ -26,6 +26,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import Config, TrainingConfig
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.inputs import NO_INPUTS, InputCounts
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Windows, check_splits
 from cnfgnn.data.windows import Split as SplitName
@@ -80,6 +81,7 @@ class Experiment:
     seen: Tensor | None  # (n,) bool; None if every node trains
     owners: Sequence[tuple[Tensor, Owner]] = ()  # the owners of nodes in this process, with their rows
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
+    inputs: InputCounts = NO_INPUTS  # other variables and covariates
 
 
 def federate(
@@ -94,6 +96,7 @@ def federate(
     scaler: Scaler | None = None,
     all_nodes: tuple[Tensor, Clients] | None = None,
     memory_plan: MemoryPlan | None = None,
+    inputs: InputCounts = NO_INPUTS,
 ) -> Experiment:
     """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
@@ -109,7 +112,7 @@ def federate(
         )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, memory_plan = _agree(
-        transport, windows, config, method, seen, name, scaler, memory_plan
+        transport, windows, config, method, seen, name, scaler, memory_plan, inputs
     )
     nodes, train_graph = everyone, graph
     if seen is not None:
@@ -132,7 +135,7 @@ def federate(
         state_format=memory_plan.state_format,
     )
     return Experiment(
-        config, method, strategy, everyone.ledger, scaler, windows, seen, memory_plan=memory_plan
+        config, method, strategy, everyone.ledger, scaler, windows, seen, (), memory_plan, inputs
     )
 
 
@@ -145,15 +148,18 @@ def pool(
     name: str,
     store: Store,
     scaler: Scaler | None = None,
+    inputs: InputCounts = NO_INPUTS,
 ) -> Experiment:
     """Set up a centralised method: one owner holds all nodes."""
     method = check_method(config)
     compute = Compute.of(config.compute)
-    config, _, windows, scaler, _ = _agree(transport, windows, config, method, None, name, scaler)
+    config, _, windows, scaler, _ = _agree(
+        transport, windows, config, method, None, name, scaler, inputs=inputs
+    )
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
     strategy = Pooled(owners[0][1], edges, learner, config.training, store)
-    return Experiment(config, method, strategy, Ledger(), scaler, windows, None, owners)
+    return Experiment(config, method, strategy, Ledger(), scaler, windows, None, owners, inputs=inputs)
 
 
 def _agree(
@@ -165,6 +171,7 @@ def _agree(
     name: str,
     scaler: Scaler | None,
     memory_plan: MemoryPlan | None = None,
+    inputs: InputCounts = NO_INPUTS,
 ) -> tuple[Config, Nodes, Windows, Scaler, MemoryPlan]:
     """Take the census, keep the windows that at least one node has, and send all nodes scale and settings."""
     if scaler is None:
@@ -191,7 +198,7 @@ def _agree(
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
     if memory_plan is None:
         memory_plan = _memory_plan(config, method, compute, transport, training, windows.count("train"))
-    settings = NodeSettings.of(config, memory_plan.state_format)
+    settings = NodeSettings.of(config, memory_plan.state_format, inputs)
     everyone.prepare(settings, scaler.mean, scaler.std, windows)
     everyone.flush()
     return config, everyone, windows, scaler, memory_plan
@@ -266,9 +273,9 @@ def state_bytes(experiment: Experiment, nodes: int) -> int:
     return needed[experiment.memory_plan.state_format]
 
 
-def model_of(config: Config) -> NodeModel | PlusModel:
+def model_of(config: Config, inputs: InputCounts = NO_INPUTS) -> NodeModel | PlusModel:
     """The node model of a configuration."""
-    return node_model(config.model, config.data.history, config.data.horizon)
+    return node_model(config.model, config.data.history, config.data.horizon, inputs)
 
 
 def _share(

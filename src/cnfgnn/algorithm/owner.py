@@ -105,10 +105,17 @@ class Owner:
                 nodes.compute.dtype,
                 nodes.compute.device,
                 s.model,
+                s.inputs,
+                None if nodes.data.others is None else nodes.data.others.scales,
             )
         self.load(nodes.model.init(generator(s.seed, NODE_WEIGHTS)))
         self.adam, self.trust, self.h_G, self.errors, self.forecasts = None, None, None, None, None
         self.intervals, self.interval_sums, self.bounds = None, None, None
+
+    def _scale_inputs(self) -> None:
+        """Scale further inputs as the nodes scale their copy."""
+        if self.data.others is not None and self.nodes.data.others is not None:
+            self.data.others.use(self.nodes.data.others.scales)
 
     def load(self, theta: Params) -> None:
         """Continue with the personal weights among these."""
@@ -302,6 +309,7 @@ class Owner:
 
     def _restore(self, request: verbs.Restore) -> None:
         """Go back to a saved state; without one, an owner goes on with what it has."""
+        self._scale_inputs()
         # A run of an older version, or one that was interrupted early, has kept nothing.
         keeps = self._keeps_state or self.store.has(request.tag)
         saved = self.store.read(request.tag) if keeps else {}

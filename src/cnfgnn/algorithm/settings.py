@@ -1,7 +1,7 @@
 """The settings that every node needs to take part; they travel with `prepare`.
 
 Which settings of the configuration these are, and which values a site accepts, is declared where the settings
-are (config/settings.py: `sent_to_nodes=True`). Three more numbers follow from the configuration and
+are (config/settings.py: `sent_to_nodes=True`). A few more numbers follow from the configuration and
 the set-up.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, get_args
 from cnfgnn.algorithm.memory_plan import StateFormat
 from cnfgnn.config.declarations import LARGEST, Setting
 from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
+from cnfgnn.data.inputs import MOST_INPUTS, NO_INPUTS, InputCounts
 
 _SENT = [setting for setting in SETTINGS.values() if setting.sent_to_nodes]
 _SENT_OF_MODEL = [setting for setting in _SENT if setting.key.startswith("model.")]
@@ -36,9 +37,12 @@ class NodeSettings:
     keep_optimizer: bool = False  # from round to round
     decay_rounds: int = 0  # the rounds over which learning rates fall to zero; 0: they are constant
     state_format: StateFormat = "full"  # the same for all sites: results must not depend on the grouping
+    inputs: InputCounts = NO_INPUTS  # other variables and covariates that the model takes
 
     @classmethod
-    def of(cls, config: Config, state_format: StateFormat = "full") -> NodeSettings:
+    def of(
+        cls, config: Config, state_format: StateFormat = "full", inputs: InputCounts = NO_INPUTS
+    ) -> NodeSettings:
         """The part of a configuration that is sent to nodes."""
         training = config.training
         return cls(
@@ -47,6 +51,7 @@ class NodeSettings:
             keep_optimizer=training.optimizer_state == "kept",
             decay_rounds=training.rounds if training.schedule == "cosine" else 0,
             state_format=state_format,
+            inputs=inputs,
         )
 
     def to_numbers(self) -> dict[str, int | float | bool | str]:
@@ -57,6 +62,7 @@ class NodeSettings:
             "keep_optimizer": self.keep_optimizer,
             "decay_rounds": self.decay_rounds,
             "keeping": self.state_format,
+            **self.inputs._asdict(),
         }
 
     @classmethod
@@ -70,6 +76,7 @@ class NodeSettings:
             keep_optimizer=numbers["keep_optimizer"],
             decay_rounds=numbers["decay_rounds"],
             state_format=numbers["keeping"],
+            inputs=InputCounts(numbers.get("variables", 0), numbers.get("covariates", 0)),
         )
 
 
@@ -81,6 +88,8 @@ _DERIVED_RULES: Mapping[str, Callable[[object], bool]] = {
     "keep_optimizer": lambda value: isinstance(value, bool),
     "decay_rounds": lambda value: type(value) is int and 0 <= value <= LARGEST,
     "keeping": lambda value: isinstance(value, str) and value in get_args(StateFormat),
+    "variables": lambda value: type(value) is int and 0 <= value <= MOST_INPUTS,
+    "covariates": lambda value: type(value) is int and 0 <= value <= MOST_INPUTS,
 }
 _SENT_RULES = {setting.name: setting.accepts for setting in _SENT}
 # Which values a site accepts for each number: of exactly the right type (true is not 1) and in range.

@@ -209,7 +209,7 @@ class Prepare(Tell):
 
     def model(self) -> NodeModel | PlusModel:
         """The node model that these settings describe."""
-        return node_model(self.settings.model, self.plan.history, self.plan.horizon)
+        return node_model(self.settings.model, self.plan.history, self.plan.horizon, self.settings.inputs)
 
     def down(self, known: Sizes, came: Arrays) -> Expected:
         return known.starts(came)

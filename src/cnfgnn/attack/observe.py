@@ -41,6 +41,8 @@ def check_attackable(run: Run) -> None:
     problem = nothing_to_attack(run.config.method)
     if not problem and not run.progress.history:
         problem = "has no finished round yet"
+    if not problem and run.config.model.takes_inputs and any(run.data.inputs):
+        problem = f"was trained with further inputs ({run.data.inputs}), which these attacks do not know"
     if problem:
         raise RunError(run.folder, problem)
 

@@ -48,6 +48,8 @@ def describe(
     table = Table(show_header=False)
     for name, value in facts.items():
         shown = f"{value:.2%}" if name.startswith("missing") and isinstance(value, float) else value
+        if isinstance(shown, list) and name in ("variables", "covariates"):
+            shown = "; ".join(shown)
         table.add_row(name.replace("_", " "), "-" if shown is None else str(shown))
     progress.out().print(table)
     for finding in found:
@@ -81,9 +83,27 @@ def description_of(data: Dataset, settings: DataConfig) -> dict[str, Any]:
         "edges_between_sensors": graph.edges - graph.loops,
         "edges_to_itself": graph.loops,
         "positions": "yes" if readings.positions is not None else "no",
+        **_inputs(readings),
         **_extent(readings),
         **_windows(data, settings),
     }
+
+
+def _inputs(readings: Readings) -> dict[str, list[str]]:
+    """Other variables and covariates, and for which sensors and times they are known."""
+    import numpy as np
+
+    found: dict[str, list[str]] = {}
+    for one in readings.others:
+        known = ~one.readings.missing
+        sensors = (
+            "all sensors" if one.for_all else f"{int(known.any(axis=0).sum())} of {len(readings.ids)} sensors"
+        )
+        rows = np.flatnonzero(known.any(axis=1))
+        span = f", {one.readings.times[rows[0]]} to {one.readings.times[rows[-1]]}" if len(rows) else ""
+        kind = "covariates" if one.known_ahead else "variables"
+        found.setdefault(kind, []).append(f"{one.name} ({sensors}{span})")
+    return found
 
 
 def _extent(readings: Readings) -> dict[str, list[float]]:
@@ -121,12 +141,15 @@ def synthesize(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write readings.parquet instead of readings.csv.")
     ] = False,
+    inputs: Annotated[
+        bool, typer.Option("--inputs", help="With rain at times: add the flow and a forecast of rain.")
+    ] = False,
 ) -> None:
     """Write a synthetic city as a folder of readings, sensors and edges."""
     from cnfgnn.data.export import write_folder
     from cnfgnn.data.synthetic.city import city
 
-    data = city(sensors, days, seed=seed)
+    data = city(sensors, days, seed=seed, inputs=inputs)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(out, "already exists: choose another folder")
     make_folder(out)

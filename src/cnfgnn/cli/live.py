@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from cnfgnn.cli import progress
-from cnfgnn.cli.settings import ReadingOption, reading_changes
+from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ def replay(
 
     if not 0 < speed <= 100_000:
         raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
-    d = Config().with_changes(reading_changes(changes)).data
-    readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone))
+    d = Config().with_changes(reading_changes(changes, (*READING_KEYS, "data.target"))).data
+    readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone, d.target, "none"))
     sent = stored = 0
     with closing(Player(to, token_of(token_file))) as player, _row_by_row() as told:
         for played in play(readings, player, speed, _moment("--from", since), _moment("--until", until)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,12 +123,12 @@ def refuse_with_resume(options: Mapping[str, object]) -> None:
             raise ConfigError(option, "a resumed run keeps the settings it began with; leave this option out")
 
 
-def reading_changes(changes: list[str] | None) -> dict[str, Any]:
+def reading_changes(changes: list[str] | None, keys: Sequence[str] = READING_KEYS) -> dict[str, Any]:
     """The values of --set for a command that only takes settings of how files are read."""
     wanted = dict(toml.parse_change(text) for text in changes or [])
     for key in wanted:
-        if key not in READING_KEYS:
-            raise ConfigError(key, "this command only takes settings of how files are read", READING_KEYS)
+        if key not in keys:
+            raise ConfigError(key, "this command only takes settings of how files are read", keys)
     return wanted
 
 

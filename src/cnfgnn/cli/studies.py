@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,8 @@ def compare(
         each = ", ".join(progress.number(errors.masked_rmse) for errors in row.errors)
         table.add_row(row.case.name, *figures, moved, each)
     progress.out().print(table)
-    for intervals in interval_tables(plan.stem, data, [line_of(row) for row in rows], METHOD):
+    lines = [replace(line_of(row), cells={"method": row.case.name}) for row in rows]
+    for intervals in interval_tables(plan.stem, data, lines, METHOD[:1]):
         progress.print_study(intervals)
     print(f"{time.perf_counter() - begun:.0f} s; runs in {folder}")
 

@@ -97,6 +97,7 @@ def train(
         readings = open_data(settings, data)
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
         _print_notes(findings(readings, settings.data))
+        _print_input_notes(readings, settings)
     if run.finished:
         print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
         return
@@ -236,13 +237,15 @@ def forecast(
     if not out.absolute().parent.is_dir():
         raise StorageError(out, "there is no such folder")
     from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.forecast import forecast_run, unusual_inputs
+    from cnfgnn.runs.forecast import forecast_run, unknown_ahead, unusual_inputs
 
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
     frame = forecast_run(opened, readings, levels)
     sensors = list(readings.readings.ids)
     _print_notes(unusual_inputs(opened, readings))
+    for sentence in unknown_ahead(opened, readings):
+        print(f"note: {sentence}", file=sys.stderr)
     if out.suffix == ".csv":
         write_whole(out, frame.to_csv(float_format="%.4f").encode())
     else:
@@ -303,6 +306,18 @@ def _print_notes(found: Iterable[Finding]) -> None:
     """Print what looks wrong with the readings to stderr, apart from the output of the command."""
     for finding in found:
         print(f"note: {finding}", file=sys.stderr, flush=True)
+
+
+def _print_input_notes(data: Dataset, config: Config) -> None:
+    """Print what a user should know about other variables and covariates to stderr."""
+    from cnfgnn.data.inputs import ending_covariates, seconds_of
+    from cnfgnn.runs.simulation import unused_inputs
+
+    if note := unused_inputs(data.readings, config):
+        print(f"note: {note}", file=sys.stderr, flush=True)
+        return
+    for sentence in ending_covariates(data.readings, int(seconds_of(data.readings)[-1])):
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 
 def _listed(sensors: list[str]) -> str:

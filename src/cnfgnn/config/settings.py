@@ -55,6 +55,13 @@ class DataConfig:
         "Time zone of local times in the files, such as Europe/Paris or +01:00, to convert them to UTC;"
         " leave empty to use them as they are.",
     )
+    target: str = setting(
+        "", "Name of the variable to forecast, if the files hold several; the others become further inputs."
+    )
+    inputs: str = setting(
+        "all",
+        "Variables and covariates to use besides the readings: all, none, or names separated by commas.",
+    )
 
     @property
     def metric(self) -> Literal["masked_rmse", "rmse"]:
@@ -69,6 +76,10 @@ class CityConfig:
     sensors: int = setting(24, "Number of sensors in the synthetic city.", at_least=1)
     days: float = setting(14.0, "Number of days of readings.", above=0)
     seed: int = setting(0, "Random seed of the city; another seed gives another city.", at_least=0)
+    inputs: bool = setting(
+        False,
+        "Let it rain at times, and add what else is known: the flow at each sensor, and a forecast of rain.",
+    )
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,11 @@ class ModelConfig:
         return self.embedding + 2 * self.level_width if self.embedding else 0
 
     @property
+    def takes_inputs(self) -> bool:
+        """Whether the node model uses other variables and covariates: the paper's encoder does not."""
+        return self.encoder == "perceptron"
+
+    @property
     def extensions(self) -> dict[str, Any]:
         """What the node model has beyond the paper's, by setting; empty for the paper's own model.
 
@@ -286,6 +302,11 @@ class PrivacyConfig:
         "Noise on the copy of the readings that everything sent is computed from, as a standard deviation in"
         " the readings' unit; 0 sends what the true readings give.",
         at_least=0,
+    )
+    inputs: str = setting(
+        "",
+        "The same noise for each variable and covariate, in its own unit, or public if it needs none, such as"
+        " flow=200, holiday=public; necessary for each of them where the readings are blurred.",
     )
 
 

@@ -24,6 +24,8 @@ class Batch:
                                model does not use it
     linear_change   (n b t)    what the node's linear forecaster adds to its last reading; None if the model
                                does not use it
+    others          (n b k)    further inputs: the past of each variable, each covariate now and ahead; None
+                               if there are none
     """
 
     x: Tensor
@@ -34,6 +36,7 @@ class Batch:
     gaps: Tensor | None = None
     profile_change: Tensor | None = None
     linear_change: Tensor | None = None
+    others: Tensor | None = None
 
     @property
     def linear_forecast(self) -> Tensor | None:
@@ -62,6 +65,7 @@ class Batch:
             gaps=select(self.gaps),
             profile_change=select(self.profile_change),
             linear_change=select(self.linear_change),
+            others=select(self.others),
         )
 
     def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:

@@ -27,7 +27,7 @@ class Layout:
     time     one column, or two if day and clock time are separate; empty if the times are the table's index
     sensor   the column of sensor ids, if the table is or may be long (a row per time and sensor)
     is_long  whether the table is certainly long; otherwise it is long if times occur in several rows
-    others   the columns of readings
+    others   the columns of readings; in a long table one for each variable
     """
 
     names: tuple[str, ...]
@@ -67,12 +67,9 @@ def layout_of(names: Sequence[str], first: Sequence[str], path: Path, *, index: 
     if len(others) == 2 and len(ids) == 1:
         sure = ids[0] in named and (ids[0] in texts or bool(values))
         return Layout(tuple(names), time, ids[0], sure, tuple(p for p in others if p != ids[0]))
-    if len(others) > 2 and len(ids) == 1 and ids[0] in texts and ids[0] in named:
-        more = ", ".join(repr(names[place]) for place in others if place != ids[0])
-        problem = (
-            f"a table with a row per time and sensor needs one column of values, but has {more}: keep one"
-        )
-        raise DataError(path, problem)
+    if len(others) > 2 and len(ids) == 1 and ids[0] in named:  # a column for each of several variables
+        rest = tuple(place for place in others if place != ids[0])
+        return Layout(tuple(names), time, ids[0], ids[0] in texts, rest)
     return Layout(tuple(names), time, None, False, others)
 
 

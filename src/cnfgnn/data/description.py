@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import NO_NAMES, InputNames, seconds_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class DataDescription:
     step_seconds  time between two readings
     edges         number of edges of the graph
     federation    more about data that are spread over sites; None in the simulator
+    inputs        names of other variables and of covariates
     """
 
     name: str
@@ -45,6 +47,7 @@ class DataDescription:
     step_seconds: int
     edges: int | None = None
     federation: FederatedData | None = None
+    inputs: InputNames = NO_NAMES
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> DataDescription:
@@ -60,7 +63,12 @@ class DataDescription:
         federation = None
         if {"first", "id", "sites"} <= stored.keys():
             federation = FederatedData(stored["first"], stored["id"], stored["sites"])
-        return cls(**{key: stored[key] for key in kinds}, edges=stored.get("edges"), federation=federation)
+        return cls(
+            **{key: stored[key] for key in kinds},
+            edges=stored.get("edges"),
+            federation=federation,
+            inputs=_names(stored),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """As a flat JSON object."""
@@ -73,9 +81,19 @@ class DataDescription:
         }
         if self.edges is not None:
             stored["edges"] = self.edges
+        if self.inputs != NO_NAMES:
+            stored |= {kind: list(names) for kind, names in self.inputs._asdict().items()}
         if self.federation is not None:
             stored |= vars(self.federation)
         return stored
+
+
+def _names(stored: Mapping[str, Any]) -> InputNames:
+    """The names of further inputs; runs that have none do not mention them."""
+    kinds = [stored.get(kind, []) for kind in InputNames._fields]
+    if not all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in kinds):
+        raise TypeError("inputs")
+    return InputNames(*map(tuple, kinds))
 
 
 def describe(data: Dataset) -> DataDescription:
@@ -87,6 +105,7 @@ def describe(data: Dataset) -> DataDescription:
         rows=len(data.readings.times),
         step_seconds=step_seconds(data),
         edges=data.graph.edges,
+        inputs=InputNames.of(data.readings.others),
     )
 
 
@@ -96,7 +115,8 @@ def step_seconds(data: Dataset) -> int:
 
 
 def fingerprint(data: Dataset) -> str:
-    """A digest of everything a run learns from: times, sensors, readings, what is missing, and the graph."""
+    """A digest of everything a run learns from: times, sensors, readings, what is missing, the graph, and
+    further inputs."""
     sha = hashlib.sha256("\n".join(data.readings.ids).encode())
     readings, graph = data.readings, data.graph
     for array in (
@@ -108,4 +128,12 @@ def fingerprint(data: Dataset) -> str:
         graph.weights,
     ):
         sha.update(np.ascontiguousarray(array).tobytes())
+    for one in readings.others:
+        sha.update(repr((one.name, one.known_ahead, one.for_all, one.readings.values.shape)).encode())
+        for array in (
+            seconds_of(one.readings),
+            np.nan_to_num(one.readings.values, nan=-1.0),
+            one.readings.missing,
+        ):
+            sha.update(np.ascontiguousarray(array).tobytes())
     return sha.hexdigest()

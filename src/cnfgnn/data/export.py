@@ -8,20 +8,26 @@ import numpy as np
 import pandas as pd
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.files import write_whole
+from cnfgnn.data.input_files import COVARIATES, VARIABLES
+from cnfgnn.data.readings import Readings
+from cnfgnn.files import make_folder, write_whole
 
 
 def write_folder(data: Dataset, out: Path, parquet: bool = False) -> None:
-    """Write readings, positions and graph into a folder."""
+    """Write readings, further inputs, positions and graph into a folder."""
     write_network(data, out)
-    readings = data.readings
-    frame = pd.DataFrame(
-        readings.values, index=pd.DatetimeIndex(readings.times, name="time"), columns=readings.ids
-    )
-    if parquet:
-        write_whole(out / "readings.parquet", frame.to_parquet())
-    else:
-        write_whole(out / "readings.csv", frame.to_csv().encode())
+    _write_readings(data.readings, out / "readings", parquet)
+    for one in data.readings.others:
+        folder = make_folder(out / (COVARIATES if one.known_ahead else VARIABLES))
+        _write_readings(one.readings, folder / one.name, parquet)
+
+
+def _write_readings(readings: Readings, path: Path, parquet: bool) -> None:
+    """Write a wide table; `path` has no suffix yet."""
+    times = pd.DatetimeIndex(readings.times, name="time", tz="UTC" if readings.utc else None)
+    frame = pd.DataFrame(readings.values, index=times, columns=readings.ids)
+    content = frame.to_parquet() if parquet else frame.to_csv().encode()
+    write_whole(path.with_name(path.name + (".parquet" if parquet else ".csv")), content)
 
 
 def write_network(data: Dataset, out: Path) -> None:

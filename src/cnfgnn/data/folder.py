@@ -19,8 +19,8 @@ from cnfgnn.data.adjacency import (
     read_positions,
 )
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.formats import read_readings
 from cnfgnn.data.graph import Floats, Graph
+from cnfgnn.data.input_files import has_variables, read_traffic, read_with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.text import shown
@@ -32,21 +32,31 @@ Positions = Mapping[str, tuple[float, float]]
 
 
 def load(
-    path: str | Path, *, dates: Dates = "auto", decimal: Decimal = "auto", timezone: str = ""
+    path: str | Path,
+    *,
+    dates: Dates = "auto",
+    decimal: Decimal = "auto",
+    timezone: str = "",
+    target: str = "",
+    inputs: str = "all",
 ) -> Dataset:
     """Load a data set from a folder or file; the options are for ambiguous files, see docs/data.md.
 
     A folder with readings.csv, readings.parquet or readings.h5 holds a user's own data. Only empty cells and
     the like are missing, rows are put on a regular time grid, and the graph comes from edges.csv or, without
-    that file, connects the nearest neighbours by the positions in sensors.csv.
+    that file, connects the nearest neighbours by the positions in sensors.csv. Further inputs come from the
+    folders variables and covariates beside it; `target` names the variable to forecast.
 
     Any other .h5 file, or the only one of a folder, is a traffic file such as metr-la.h5. Zeros count as
     missing (but stay in the values), rows stay as they are, and DCRNN's files for the graph are searched for
     beside it.
     """
-    path, options = Path(path), ReadingOptions(dates, decimal, timezone)
+    path, options = Path(path), ReadingOptions(dates, decimal, timezone, target, inputs)
     if path.is_dir():
-        return _load_file(_readings_of(path), options)
+        file = _readings_of(path)
+        return (
+            _own(path, read_with_inputs(path, None, options)) if file is None else _load_file(file, options)
+        )
     if not path.is_file():
         raise DataError(path, "no such file or folder")
     if path.suffix != ".h5" and path.name not in OWN_READINGS:
@@ -56,16 +66,21 @@ def load(
 
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
-    file = readings_file(Path(path))
-    readings = read_readings(file, options)
-    if file.name not in OWN_READINGS:
-        readings = replace(readings, missing=readings.missing | (readings.values == 0))
-    return readings.on_grid()
+    path, options = Path(path), options or ReadingOptions()
+    if path.is_dir() and _readings_of(path) is None:
+        return read_with_inputs(path, None, options).on_grid()
+    file = readings_file(path)
+    if file.name in OWN_READINGS:
+        return read_with_inputs(file.parent, file, options).on_grid()
+    readings = read_traffic(file, options)
+    return replace(readings, missing=readings.missing | (readings.values == 0)).on_grid()
 
 
 def readings_file(path: Path) -> Path:
     """The file that `load` reads the readings from."""
     file = _readings_of(path) if path.is_dir() else path
+    if file is None:
+        raise DataError(path, "its readings are in the folder variables: give a folder with readings.csv")
     if not file.is_file():
         raise DataError(path, "no such file or folder")
     return file
@@ -85,23 +100,24 @@ def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple
     return positions, _own_graph(edges, ids, {*ids, *located})
 
 
-def _readings_of(folder: Path) -> Path:
-    """The file of a folder that holds its readings."""
+def _readings_of(folder: Path) -> Path | None:
+    """The file of a folder that holds its readings; None if its folder of variables holds them."""
     own = [folder / name for name in OWN_READINGS if (folder / name).exists()]
     files = own or sorted(folder.glob("*.h5"))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise DataError(folder, f"holds several files of readings ({names}): give the path of one of them")
+    if not files and has_variables(folder):
+        return None
     if not files:
         raise DataError(folder, f"the folder has no readings: it needs {READINGS_FILES}")
     return files[0]
 
 
 def _load_file(file: Path, options: ReadingOptions) -> Dataset:
-    readings = read_readings(file, options)
     if file.name in OWN_READINGS:
-        return _own(file.parent, readings)
-    return _traffic(file, readings)
+        return _own(file.parent, read_with_inputs(file.parent, file, options))
+    return _traffic(file, read_traffic(file, options))
 
 
 def _own(folder: Path, readings: Readings) -> Dataset:

@@ -20,7 +20,7 @@ from cnfgnn.data.columns import TIME_NAMES, Layout, layout_of
 from cnfgnn.data.hdf import hdf_frame
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.tables import Table, not_a_number, readings_of
+from cnfgnn.data.tables import Table, not_a_number, readings_of, variables_of
 from cnfgnn.data.text import MISSING, Text, decimal_comma, number, open_text, reason
 from cnfgnn.data.times import RowLocations, is_time
 from cnfgnn.errors import DataError
@@ -30,13 +30,22 @@ NO_HEADER = "the first line must name the columns, like time,a,b"
 
 def read_readings(path: Path, options: ReadingOptions | None = None) -> Readings:
     """Read a .csv, .parquet or .h5 file; cells without a number are missing, positions are unknown."""
+    options = options or ReadingOptions()
+    return readings_of(_table(path, options), options)
+
+
+def read_variables(path: Path, options: ReadingOptions, regular: bool = True) -> dict[str, Readings]:
+    """Read such a file, which may be a long table of several variables: the readings of each, by name."""
+    return variables_of(_table(path, options), options, regular)
+
+
+def _table(path: Path, options: ReadingOptions) -> Table:
     readers = {".csv": _csv, ".parquet": _parquet, ".h5": _hdf}
     if not path.is_file() or path.suffix not in readers:
         raise DataError(path, f"is not a file that ends in {', '.join(readers)}")
     if path.stat().st_size == 0:
         raise DataError(path, "the file is empty")
-    options = options or ReadingOptions()
-    return readings_of(readers[path.suffix](path, options), options)
+    return readers[path.suffix](path, options)
 
 
 def _csv(path: Path, options: ReadingOptions) -> Table:

@@ -17,7 +17,8 @@ CHOICES: dict[str, tuple[str, ...]] = {"dates": get_args(Dates), "decimal": get_
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How to read ambiguous files: the settings data.dates, data.decimal and data.timezone.
+    """How to read ambiguous files: the settings data.dates, data.decimal, data.timezone, data.target and
+    data.inputs.
 
     A site of a federation sets them under [reading] in its site.toml; `place` is the path of that file, and
     error messages then refer to it. An empty `place` stands for the settings of a run.
@@ -26,12 +27,17 @@ class ReadingOptions:
     dates: Dates = "auto"
     decimal: Decimal = "auto"
     timezone: str = ""
+    target: str = ""  # the variable to forecast; empty if the files leave no choice
+    inputs: str = "all"  # further inputs to use: all, none, or their names
     place: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
             if (value := getattr(self, name)) not in choices:  # a site.toml may hold anything
                 raise ConfigError(self.key(name), f"cannot be {value!r}", choices)
+        for name in ("target", "inputs"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(self.key(name), f"takes text, not {value!r}")
         _ = self.zone
 
     @property
@@ -48,6 +54,17 @@ class ReadingOptions:
         except Exception:  # zoneinfo raises different types for different invalid names
             problem = f"there is no time zone {name!r}: use a name like Europe/Paris or an offset like +01:00"
             raise ConfigError(self.key("timezone"), problem) from None
+
+    def wants(self, name: str) -> bool:
+        """Whether the further input of this name is to be used."""
+        return self.inputs == "all" or name in self.wanted
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The names that data.inputs lists; none for "all" and "none"."""
+        if self.inputs in ("all", "none"):
+            return ()
+        return tuple(name.strip() for name in self.inputs.split(",") if name.strip())
 
     def key(self, name: str) -> str:
         """What an option is called where the user sets it."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.errors import DataError
 
+if TYPE_CHECKING:
+    from cnfgnn.data.inputs import Input
+
 DAY = np.timedelta64(86_400, "s")
+UNNAMED = "readings"  # the name of a variable that its file does not name
 LARGEST = 1e12  # a larger reading would dominate the scale of all others
 
 
@@ -27,6 +32,8 @@ class Readings:
     source             where they come from, for messages
     utc                True if times are UTC; False if their time zone is unknown
     notes              what was detected while reading: the dialect of the file, rows sorted or left out
+    others             further inputs: other variables of the sensors, and covariates that are known ahead
+    variable           the name of what is measured, if a file names it
     """
 
     times: npt.NDArray[np.datetime64]
@@ -37,6 +44,8 @@ class Readings:
     source: str = "readings"
     utc: bool = False
     notes: tuple[str, ...] = ()
+    others: tuple[Input, ...] = ()
+    variable: str = UNNAMED
 
     def __post_init__(self) -> None:
         rows, columns = self.values.shape
@@ -111,6 +120,7 @@ class Readings:
             values=np.ascontiguousarray(self.values[:, columns]),
             missing=np.ascontiguousarray(self.missing[:, columns]),
             positions=None if self.positions is None else self.positions[columns],
+            others=tuple(one.select(ids) for one in self.others),
         )
 
     def between_steps(self) -> int | None:

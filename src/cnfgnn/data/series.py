@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
+from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries, PreparedInputs, seconds_of
 from cnfgnn.data.linear import FOLDS, Forecasters, Sample, calendar_inputs
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
+from cnfgnn.errors import DataError
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
 WINDOWS_AT_ONCE, ROWS_AT_ONCE = 512, 1 << 21  # in fitting linear forecasters: windows, windows x nodes
@@ -73,7 +75,8 @@ class TrainingRows(NamedTuple):
 
 
 class Series:
-    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,)."""
+    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,); and their
+    further inputs on the same time steps."""
 
     def __init__(
         self,
@@ -81,7 +84,9 @@ class Series:
         missing: Bools,
         time_of_day: Floats,
         weekday: Ints | None = None,
+        others: Sequence[InputSeries] = (),
     ) -> None:
+        self.others = tuple(others)
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
         self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
@@ -92,7 +97,8 @@ class Series:
         """The series of some sensors, or of all if no rows are given."""
         kept = slice(None) if rows is None else rows
         missing = readings.missing[:, kept].T
-        return cls(readings.values[:, kept].T, missing, readings.time_of_day, readings.weekday)
+        others = [one.at(seconds_of(readings), rows) for one in readings.others]
+        return cls(readings.values[:, kept].T, missing, readings.time_of_day, readings.weekday, others)
 
     @property
     def nodes(self) -> int:
@@ -133,6 +139,22 @@ def _input_rows(windows: Windows) -> Ints:
     return np.unique((windows.starts["train"][:, None] + np.arange(windows.history)).ravel())
 
 
+def _prepared_inputs(
+    series: Series, windows: Windows, inputs: InputCounts, dtype: torch.dtype, device: torch.device
+) -> PreparedInputs | None:
+    """The further inputs of a series; None if the model uses none."""
+    if inputs == NO_INPUTS:
+        return None
+    if (found := InputCounts.of(series.others)) != inputs:
+        problem = (
+            f"there are {found.variables} variables and {found.covariates} covariates, and the model takes"
+            f" {inputs.variables} and {inputs.covariates}"
+        )
+        raise DataError("further inputs", problem)
+    rows = np.arange(len(series.time_of_day)) if windows.ahead else _input_rows(windows)
+    return PreparedInputs(series.others, rows, series.nodes, windows.history, dtype, device)
+
+
 class PreparedSeries:
     """A Series scaled and on its device, with its windows: ready to be cut into minibatches."""
 
@@ -145,6 +167,8 @@ class PreparedSeries:
         dtype: torch.dtype,
         device: torch.device,
         model: ModelConfig | None = None,
+        inputs: InputCounts = NO_INPUTS,
+        input_scales: Floats | None = None,
     ) -> None:
         """`model` says which inputs there are besides readings and time of day; without it there are none."""
         model = model or ModelConfig()
@@ -171,6 +195,9 @@ class PreparedSeries:
         if model.profile:
             self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
             self._set_profile(at_rows)
+        self.others = _prepared_inputs(series, windows, inputs, dtype, device)
+        if self.others is not None and input_scales is not None:
+            self.others.use(input_scales)
         self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
         self.available: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
         for split in SPLITS:
@@ -184,8 +211,10 @@ class PreparedSeries:
             self.linear[OWN] = self._fitted()
 
     def use(self, state: Mapping[str, Tensor]) -> None:
-        """Use what `state` returned when the model was trained: profiles and linear forecasters. A node whose
+        """Use what `state` returned when the model was trained: profiles, scales, forecasters. A node whose
         row is NaN, such as a new sensor, keeps those of the readings at hand."""
+        if INPUT_SCALES in state and self.others is not None:
+            self.others.use(state[INPUT_SCALES].cpu().numpy())
         if PROFILES in state:
             assert self.weekly_profiles is not None
             weekly_profiles = state[PROFILES].cpu().numpy()
@@ -198,18 +227,20 @@ class PreparedSeries:
                 self.linear[kind] = saved.completed(self.linear.get(kind, self.linear[OWN]))
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the readings: weekly profiles and linear forecasters, as far as the
-        model uses them."""
+        """What a checkpoint keeps of the readings: weekly profiles, linear forecasters and scales of further
+        inputs, as far as the model uses them."""
         state = {}
         if self.weekly_profiles is not None:
             state[PROFILES] = torch.from_numpy(self.weekly_profiles)
         for kind, forecasters in self.linear.items():
             state |= forecasters.state(LINEAR + kind)
+        if self.others is not None:
+            state[INPUT_SCALES] = torch.from_numpy(self.others.scales)
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the linear forecasters, and the profiles if the next readings are to be forecast. In
-        training and evaluation profiles are computed from the readings, with the same result each time."""
+        """Restore the linear forecasters, and profiles and scales if the next readings are to be forecast. In
+        training and evaluation these are computed from the readings, with the same result each time."""
         self._means = None
         self.use({name: x for name, x in state.items() if self.ahead or name.startswith(LINEAR)})
 
@@ -251,14 +282,20 @@ class PreparedSeries:
         if self.profile is not None:
             ahead = self._cut(self.profile, starts)[:, :, self.history :]
             profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
-        return Batch(x, y, clock[:, self.history :], weight, moment, gaps, profile_change), available
+        others = None if self.others is None else self.others.batch(starts[:, None] + self._steps)
+        clock = clock[:, self.history :]
+        return Batch(x, y, clock, weight, moment, gaps, profile_change, others=others), available
 
     def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
         """The same nodes with newer readings; the scale and what was computed from all readings stay."""
         treatment: Missing = "masked" if self.masked else "as-truth"
         kind, model = (self.inputs.dtype, self.inputs.device), ModelConfig(gaps=self.gaps is not None)
-        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model)
+        inputs, scales = NO_INPUTS, None
+        if self.others is not None:
+            inputs, scales = self.others.counts, self.others.scales
+        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
         other = copy.copy(self)
+        other.others = newer.others
         for name in ("inputs", "targets", "observed", "clock", "moments", "gaps", "starts", "available"):
             setattr(other, name, getattr(newer, name))
         if self.weekly_profiles is not None:
@@ -312,8 +349,8 @@ class PreparedSeries:
         return Sample(inputs, change, batch.complete)
 
     def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
-        """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, and the
-        means of levels."""
+        """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, further
+        inputs, and the means of levels."""
         readings = batch.x[..., 0]
         last = readings[..., -1:]
         assert batch.moment is not None
@@ -321,6 +358,8 @@ class PreparedSeries:
         parts = [readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
         if batch.profile_change is not None:
             parts.append(batch.profile_change)
+        if batch.others is not None:
+            parts.append(batch.others)
         if means is not None:
             parts.append(means - last)
         return torch.cat(parts, dim=-1)

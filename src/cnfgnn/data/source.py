@@ -8,6 +8,9 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic.city import city
+from cnfgnn.errors import ConfigError
+
+CITY_TARGET = "speed"
 
 
 def open_data(config: Config, path: Path | None = None) -> Dataset:
@@ -18,6 +21,15 @@ def open_data(config: Config, path: Path | None = None) -> Dataset:
     """
     if path is not None or config.data.path != "city":
         d = config.data
-        return load(path or d.path, dates=d.dates, decimal=d.decimal, timezone=d.timezone)
-    c = config.city
-    return city(c.sensors, c.days, seed=c.seed)
+        return load(
+            path or d.path,
+            dates=d.dates,
+            decimal=d.decimal,
+            timezone=d.timezone,
+            target=d.target,
+            inputs=d.inputs,
+        )
+    c, d = config.city, config.data
+    if d.target not in ("", CITY_TARGET):
+        raise ConfigError("data.target", f"the synthetic city forecasts no {d.target!r}", [CITY_TARGET])
+    return city(c.sensors, c.days, seed=c.seed, inputs=c.inputs)

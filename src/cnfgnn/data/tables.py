@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from cnfgnn.data.columns import Layout
+from cnfgnn.data.columns import VALUE_NAMES, Layout
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import LARGEST, Readings
+from cnfgnn.data.readings import LARGEST, UNNAMED, Readings
 from cnfgnn.data.text import MISSING, number, shown
 from cnfgnn.data.times import Column, Ints, RowLocations, Times, clock_to_utc, read_times
 from cnfgnn.errors import DataError
@@ -36,19 +36,45 @@ class Table:
 
 
 def readings_of(table: Table, options: ReadingOptions) -> Readings:
-    """The readings of a table, sorted by time and without repeated rows."""
+    """The readings of a table, sorted by time and without repeated rows: of its only variable, or of the one
+    to forecast."""
+    found = variables_of(table, options)
+    if options.target in found:
+        return found[options.target]
+    if len(found) > 1:
+        raise DataError(table.locations.path, f"holds several variables ({', '.join(found)}): keep one")
+    (readings,) = found.values()
+    return readings
+
+
+def variables_of(table: Table, options: ReadingOptions, regular: bool = True) -> dict[str, Readings]:
+    """The readings of each variable of a table by name; one that the table does not name is "readings".
+
+    A long table may have a column of values for each of several variables. With `regular`, times that are off
+    the table's time grid are refused.
+    """
     if table.frame.empty:
         raise DataError(table.locations.path, "holds no readings")
     stamps = _stamps(table)
     table, stamps = _without_blank_rows(table, stamps)
     layout = table.layout
     table = replace(table, notes=table.notes + layout.notes)
-    is_long = layout.sensor is not None and _is_long(table, stamps)
-    read_table = _from_long if is_long else _from_wide
-    times, readings = read_table(table, stamps, options)
-    if table.locations.line_of is not None and len(readings.times) > 1:
-        _check_grid(readings, times, table)
-    return readings
+    if layout.sensor is None or not _is_long(table, stamps):
+        found = {UNNAMED: _from_wide(table, stamps, options)}
+    else:
+        found = {}
+        for place in layout.others:
+            of_one = replace(table, layout=replace(layout, others=(place,)))
+            name = layout.names[place]
+            named = len(layout.others) > 1 or name.lower() not in VALUE_NAMES
+            if name in found:
+                raise DataError(table.locations.path, "this column occurs twice", column=name)
+            found[name if named else UNNAMED] = _from_long(of_one, stamps, options)
+    if table.locations.line_of is not None and regular:
+        for times, readings in found.values():
+            if len(readings.times) > 1:
+                _check_grid(readings, times, table)
+    return {name: readings for name, (_, readings) in found.items()}
 
 
 def _check_grid(readings: Readings, times: Times, table: Table) -> None:

@@ -17,6 +17,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.memory_plan import MemoryPlan
 from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.inputs import NO_INPUTS, InputCounts, InputNames
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.project import Project
@@ -34,6 +35,7 @@ def describe_data(project: Project, graph: Graph, span: Span) -> DataDescription
         rows=span.rows,
         step_seconds=span.step,
         edges=graph.edges,
+        inputs=span.inputs,
         federation=FederatedData(
             first=span.first,
             id=secrets.token_hex(6),  # distinguishes the run from a deleted one of the same name
@@ -55,6 +57,17 @@ def check_same_federation(run: Run, project: Project, graph: Graph) -> None:
     if run.data.fingerprint != _fingerprint(project, graph):
         problem = "began with other sensors or another graph than this kit has: start a new run"
         raise RunError(run.folder, problem)
+
+
+def inputs_of(run: Run, found: InputNames) -> InputCounts:
+    """How many further inputs the run's model takes; refused if the sites have others now than it was
+    trained with."""
+    if not run.config.model.takes_inputs:
+        return NO_INPUTS
+    if run.data.inputs != found:
+        problem = f"was trained with other further inputs ({run.data.inputs}) than the sites have ({found})"
+        raise RunError(run.folder, f"{problem}: have each site offer the same ones, or start a new run")
+    return found.counts
 
 
 def check_same_windows(run: Run, experiment: Experiment, absent: Iterable[str]) -> None:

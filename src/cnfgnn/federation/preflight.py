@@ -52,6 +52,7 @@ def check_site(kit: Path) -> Iterator[str]:
     most = f"at most {share[worst]:.1%} (sensor {readings.ids[worst]})"
     yield f"missing: {missing.mean():.1%} of all readings, {most}"
     yield from _blur(data, plan, kit)
+    yield from _inputs(data, plan)
     for finding in data.findings:
         yield f"note: {finding}"
     if data.findings:
@@ -88,6 +89,15 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
     yield f"key and copies: {private_folder(plan, kit)} (back it up: it cannot be made again)"
     if plan.tell_errors:
         yield "note: tell_errors is true: the server also gets the sums of this site's true errors"
+
+
+def _inputs(data: SiteData, plan: SitePlan) -> Iterator[str]:
+    """Other variables and covariates, and what the server can learn of them."""
+    for one in data.truth.others:
+        sigma = plan.input_blurs.get(one.name, 0.0)
+        kind = "covariate" if one.known_ahead else "variable"
+        what = f"blur {sigma:g}" if sigma else "public: the server can estimate it, nearly exactly"
+        yield f"{kind} {one.name}: {what}"
 
 
 def _clock(data: SiteData) -> str:

@@ -59,6 +59,7 @@ class SitePlan:
     keep_tasks: int = KEEP_TASKS  # how many finished tasks keep their logs
     least_blur: float = 0.0  # what the project asks of every site
     blur: float = 0.0  # of the copy that everything sent is computed from, in the readings' unit; 0: none
+    input_blurs: Mapping[str, float] = field(default_factory=dict)  # of further inputs; 0: declared public
     private: str | None = None  # folder of the key and the copies; None: beside the readings
     tell_errors: bool = False  # whether the server gets the sums of true errors
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing

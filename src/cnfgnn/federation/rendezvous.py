@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from cnfgnn.algorithm.cost import GIB
+from cnfgnn.data.input_files import LONGEST_NAME
+from cnfgnn.data.inputs import MOST_INPUTS, InputNames
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.spans import Span, covering_span
@@ -73,6 +75,8 @@ def rejoin_problem(hello: Mapping[str, Any], plan: SitePlan, span: Span, needed:
         return own
     if own.step != span.step or own.utc != span.utc or (own.first - span.first) % span.step:
         return "its readings are at other time steps than those of this task"
+    if own.inputs != span.inputs:
+        return f"its further inputs ({own.inputs}) are not those of the other sites ({span.inputs})"
     if 0 < own.memory < needed:
         return (
             f"the hidden states of its sensors need {needed / GIB:.3g} GiB in this run, and it has"
@@ -140,19 +144,37 @@ def _reported_span(hello: Mapping[str, Any]) -> Span | str:
         return "it does not report how many readings it has"
     memory = hello.get("memory")
     memory = memory if type(memory) is int and memory > 0 else 0
-    return Span(first, last, step, bool(hello.get("utc")), newest, measured, ignored, memory)
+    inputs = _reported_inputs(hello)
+    if inputs is None:
+        return "it reports invalid names of further inputs"
+    return Span(first, last, step, bool(hello.get("utc")), newest, measured, ignored, memory, inputs=inputs)
+
+
+def _reported_inputs(hello: Mapping[str, Any]) -> InputNames | None:
+    """The names of a site's variables and covariates; None if it reports something else."""
+    kinds: list[tuple[str, ...]] = []
+    for kind in InputNames._fields:
+        names: Any = hello.get(kind, [])
+        if not isinstance(names, list) or len(names) > MOST_INPUTS:
+            return None
+        if not all(isinstance(n, str) and n.isprintable() and len(n) <= LONGEST_NAME for n in names):
+            return None
+        kinds.append(tuple(names))
+    return InputNames(*kinds)
 
 
 def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
     """The sites whose readings do not fit those of most sites, and why.
 
-    All sites must use the same step, timestamps on the same steps, and either UTC or no time zone.
+    All sites must use the same step, timestamps on the same steps, either UTC or no time zone, and the same
+    further inputs.
     """
     found: dict[str, str] = {}
     step = _most_frequent(span.step for span in spans.values())
     utc = _most_frequent(span.utc for span in spans.values())
     alike = [span for span in spans.values() if (span.step, span.utc) == (step, utc)]
     offset = _most_frequent(span.first % step for span in alike or spans.values())
+    inputs = _most_frequent(span.inputs for span in spans.values())
     for name, span in spans.items():
         if span.step != step:
             found[name] = f"its readings are {span.step} s apart, and those of the other sites {step} s"
@@ -163,6 +185,8 @@ def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
                 found[name] = "its timestamps have no time zone, and those of the other sites are in UTC"
         elif span.first % step != offset:
             found[name] = f"its timestamps are shifted against the other sites' steps of {step} s"
+        elif span.inputs != inputs:
+            found[name] = f"its further inputs ({span.inputs}) are not those of the other sites ({inputs})"
     compatible = {name: span for name, span in spans.items() if name not in found}
     if compatible and covering_span(compatible).rows > MOST_ROWS:
         earliest = min(compatible, key=lambda name: compatible[name].first)

@@ -37,6 +37,7 @@ from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
 from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
+from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import train_run_with
@@ -212,6 +213,14 @@ def check_federated(config: Config) -> None:
         raise ConfigError("--method", problem)
     if BLUR in config.given:
         raise ConfigError(BLUR, "each site sets its own blur, in its local/site.toml: leave it out")
+    if INPUT_BLURS in config.given:
+        raise ConfigError(
+            INPUT_BLURS, "each site sets this under [inputs] in its local/site.toml: leave it out"
+        )
+    for key in ("data.target", "data.inputs"):
+        if key in config.given:
+            problem = "each site sets this under [reading] in its local/site.toml: leave it out"
+            raise ConfigError(key, problem)
     for key in CLEANING_KEYS:
         if f"data.{key}" in config.given:
             problem = f"each site decides which of its readings are missing: set {key} in its local/site.toml"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,13 +20,14 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.files import read_json
 from cnfgnn.privacy.copies import CopyStore, write_private
+from cnfgnn.privacy.inputs import check_input_blurs
 
 FOLDER = "cnfgnn-private"
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
 
 
 class BlurredCopy(NamedTuple):
-    """The copy of a site's readings; the readings themselves if nothing is blurred."""
+    """The copy of a site's readings and further inputs; the readings themselves if nothing is blurred."""
 
     readings: Readings
     sigmas: Mapping[float, int]  # how many readings were blurred with each sigma; empty without a store
@@ -66,8 +68,12 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     A site that has made copies uses them whatever its blur is now: with a blur of 0, only readings without a
     copy are used as they are.
     """
+    check_input_blurs(
+        observed.others, plan.input_blurs, plan.blur > 0, lambda name: f"{settings_file(kit)}: inputs.{name}"
+    )
     folder, remembered = private_folder(plan, kit), read_json(kit / "local" / RECORD)
-    if remembered is None and plan.blur == 0 and not CopyStore.exists(folder):
+    blurs_anything = plan.blur > 0 or any(plan.input_blurs.values())
+    if remembered is None and not blurs_anything and not CopyStore.exists(folder):
         return BlurredCopy(observed, {})
     if remembered is not None and not CopyStore.exists(folder):
         raise RunError(folder, _gone(remembered))
@@ -79,7 +85,14 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     if found < used:
         raise RunError(folder, _older(found, used))
     _check_times(store, observed, plan, kit)
-    copy = BlurredCopy(*store.blur_with_sigmas(observed, plan.blur), warnings)
+    series = _series_names(store, observed)
+    readings, sigmas = store.blur_with_sigmas(observed, plan.blur, series[observed.variable])
+    copied = [
+        replace(one, readings=store.blur(one.readings, sigma, series[one.name])) if sigma else one
+        for one in observed.others
+        for sigma in [plan.input_blurs.get(one.name, 0.0)]
+    ]
+    copy = BlurredCopy(replace(readings, others=tuple(copied)), sigmas, warnings)
     record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
     if remembered != record:  # it is on disk before anybody uses the copy
         write_private(kit / "local" / RECORD, json.dumps(record).encode())
@@ -88,7 +101,32 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
 
 def changed_since_copied(observed: Readings, plan: SitePlan, kit: Path) -> int:
     """How many readings are not those that their copies were made of; for the owner only."""
-    return CopyStore(private_folder(plan, kit)).changed(observed)
+    store = CopyStore(private_folder(plan, kit))
+    return store.changed(observed, _series_names(store, observed)[observed.variable])
+
+
+def _series_names(store: CopyStore, observed: Readings) -> dict[str, str]:
+    """The name under which the copies of each variable and covariate are kept.
+
+    The variable that was forecast when the first copy was made has none. It keeps its copies when another
+    one is forecast, because a second copy of its readings would reveal them.
+    """
+    settled = store.settle("variable", observed.variable)
+    variables = [observed.variable, *(one.name for one in observed.others if not one.known_ahead)]
+    names = {name: name for name in (*variables, *(one.name for one in observed.others))}
+    if settled not in variables:
+        if len(variables) > 1:
+            raise RunError(store.folder, _other_variables(settled, variables))
+        (settled,) = variables  # its column or file was renamed
+    return names | {settled: ""}
+
+
+def _other_variables(settled: str, found: Sequence[str]) -> str:
+    return (
+        f"the first copies were made of the variable {settled!r}, and the readings have {', '.join(found)}:"
+        f" call the same variable {settled!r} again. Copies are found by its name, and a reading under"
+        " another name would get a second copy, which reveals it"
+    )
 
 
 def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path) -> None:

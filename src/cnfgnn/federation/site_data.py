@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.folder import load_readings
+from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import Series
@@ -26,6 +28,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_copies import blurred_copy, check_least_blur, check_older_copies
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.privacy.inputs import without_outliers
 from cnfgnn.transports.remote.endpoint import Terms
 
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
@@ -54,12 +57,12 @@ class SiteData:
             raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
         check_least_blur(plan, kit)
         loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
-        observed = mask_codes(loaded, plan.cleaning)
+        observed = _masked_codes(loaded, plan.cleaning)
         blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
-        self.truth: Readings = mask_outliers(observed, plan.cleaning)
-        self.copy = self.truth if blurred is observed else mask_outliers(blurred, plan.cleaning)
+        self.truth: Readings = _masked_outliers(observed, plan.cleaning)
+        self.copy = self.truth if blurred is observed else _masked_outliers(blurred, plan.cleaning)
         self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
         self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
@@ -78,6 +81,11 @@ class SiteData:
     def findings(self) -> tuple[Finding, ...]:
         """What looks wrong with the true readings; for the site's owner only."""
         return findings_in(self._loaded, self._cleaning, prefix="")
+
+    @property
+    def inputs(self) -> InputNames:
+        """The names of other variables and of covariates."""
+        return InputNames.of(self.truth.others)
 
     @property
     def source(self) -> str:
@@ -107,6 +115,7 @@ class SiteData:
             "newest": self.newest,
             "measured": len(self.counted),
             "ignored": len(self.isolated) + len(self.future),
+            **{kind: list(names) for kind, names in self.inputs._asdict().items()},
         }
 
     def warnings(self) -> list[str]:
@@ -158,7 +167,20 @@ class SiteData:
         missing[:, rows[within]] = readings.missing[within].T
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
-        return Series(values, missing, (seconds % day) / day, weekday(seconds))
+        others = [one.at(seconds) for one in readings.others]
+        return Series(values, missing, (seconds % day) / day, weekday(seconds), others)
+
+
+def _masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:
+    """Codes for missing values are missing, also in further inputs."""
+    others = (replace(one, readings=mask_codes(one.readings, cleaning)) for one in readings.others)
+    return replace(mask_codes(readings, cleaning), others=tuple(others))
+
+
+def _masked_outliers(readings: Readings, cleaning: DataConfig) -> Readings:
+    """Outliers are missing, also in other variables."""
+    others = (without_outliers(one, cleaning) for one in readings.others)
+    return replace(mask_outliers(readings, cleaning), others=tuple(others))
 
 
 def rows_with_readings(series: Series) -> int:
@@ -168,12 +190,14 @@ def rows_with_readings(series: Series) -> int:
 
 
 def first_rows(series: Series, rows: int) -> Series:
-    """The same series with all readings after the first `rows` time steps removed."""
-    if rows >= rows_with_readings(series):
+    """The same series with all readings after the first `rows` time steps removed. Further inputs keep the
+    values that they had by then: what is known of later times may still change."""
+    if rows >= rows_with_readings(series) and not series.others:
         return series
     values, missing = series.values.copy(), series.missing.copy()
     values[:, rows:], missing[:, rows:] = np.nan, True
-    return Series(values, missing, series.time_of_day, series.weekday)
+    others = [one.until(rows) for one in series.others]
+    return Series(values, missing, series.time_of_day, series.weekday, others)
 
 
 def value_ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
@@ -190,6 +214,9 @@ def digest(series: Series, terms: Terms) -> str:
     sha = hashlib.sha256(repr((terms.first, terms.step, series.values.shape)).encode())
     sha.update(np.where(np.isnan(series.values), np.nan, series.values).tobytes())  # all NaNs alike
     sha.update(series.missing.tobytes())
+    for one in series.others:
+        sha.update(repr((one.name, one.known_ahead, one.values.shape)).encode())
+        sha.update(np.where(np.isnan(one.values), np.nan, one.values).tobytes())
     return sha.hexdigest()
 
 

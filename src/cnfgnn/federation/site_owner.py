@@ -26,6 +26,7 @@ from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import Missing
+from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import SUMS, Series
 from cnfgnn.data.windows import Split, Windows
@@ -189,6 +190,7 @@ class SiteOwner(Owner):
     def forecast(self, levels: Sequence[int] = ()) -> None:
         super().forecast(levels)
         self._warn_of_unusual_readings()
+        self._warn_of_unknown_covariates()
         self._write_forecasts(levels)
         newest = self.terms.rows - self.data.horizon - 1
         if self.intervals is not None and (self.intervals.row is None or self.intervals.row <= newest):
@@ -207,6 +209,13 @@ class SiteOwner(Owner):
         if newest is not None and ranges:
             for finding in out_of_range(newest, ranges, self.data.scaler.std):
                 log.warning("%s", finding)
+
+    def _warn_of_unknown_covariates(self) -> None:
+        """Log covariates that are not known for all times of the forecast."""
+        if self.data.others is not None:
+            last = self.terms.first + (self.terms.rows - 1) * self.terms.step
+            for sentence in ending_covariates(self.site_data.truth, last):
+                log.warning("%s", sentence)
 
     def _write_forecasts(self, levels: Sequence[int]) -> None:
         """Write a row per step ahead and a column per sensor into the kit, and its bounds for each level.

@@ -13,6 +13,7 @@ from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SitePlan, amount_of_blur
+from cnfgnn.privacy.inputs import input_blur
 
 CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
 SITE_KEYS = (
@@ -27,6 +28,7 @@ SITE_KEYS = (
     "memory",
     "keep_tasks",
     "reading",
+    "inputs",
     *CLEANING_KEYS,
 )
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -83,6 +85,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         tell_errors=tell_errors,
         cleaning=_cleaning(content),
         reading=_reading(content.get("reading", {}), file),
+        input_blurs=_input_blurs(content.get("inputs", {})),
     )
 
 
@@ -101,6 +104,15 @@ def _blur(content: Mapping[str, Any], key: str, default: float) -> float:
         raise ConfigError(key, error.problem) from None
 
 
+def _input_blurs(table: Any) -> dict[str, float]:
+    """The settings under [inputs]: the blur of each variable and covariate, or "public"."""
+    if not isinstance(table, dict):
+        raise ConfigError(
+            "inputs", 'it must be a table, [inputs], with lines like flow = 200 or rain = "public"'
+        )
+    return {name: input_blur(f"inputs.{name}", value) for name, value in table.items()}
+
+
 def _memory(text: object) -> int:
     """The bytes of a text such as "2 GiB"; 0 if the setting is absent."""
     if text is None:
@@ -113,7 +125,7 @@ def _memory(text: object) -> int:
 
 
 def _reading(table: Any, file: Path) -> ReadingOptions:
-    """The settings under [reading]: dates, decimal and timezone, as under data.* of a run."""
+    """The settings under [reading]: dates, decimal, timezone, target and inputs, as under data.* of a run."""
     valid = [field.name for field in fields(ReadingOptions) if field.name != "place"]
     if not isinstance(table, dict):
         raise ConfigError("reading", "it must be a table, [reading]", valid)

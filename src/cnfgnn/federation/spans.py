@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cnfgnn.data.inputs import NO_NAMES, InputNames
+
 DAY = 86_400  # seconds
 OLD_AFTER = DAY  # readings are old after this many seconds ...
 OLD_AFTER_STEPS = 10  # ... and after this many steps
@@ -27,6 +29,7 @@ class Span:
     ignored: int = 0  # the number of rows that the site ignores, see SiteData
     memory: int = 0  # bytes that the site has for hidden states and embeddings; 0: unknown
     blur: float = 0.0  # of the copy of the readings that the site answers from
+    inputs: InputNames = NO_NAMES  # its other variables and covariates
 
     @property
     def rows(self) -> int:
@@ -42,7 +45,7 @@ def covering_span(spans: Mapping[str, Span]) -> Span:
     any_span = next(iter(spans.values()))
     first = min(span.first for span in spans.values())
     last = max(span.last for span in spans.values())
-    return Span(first, last, any_span.step, any_span.utc)
+    return Span(first, last, any_span.step, any_span.utc, inputs=any_span.inputs)
 
 
 def training_span(spans: Mapping[str, Span]) -> tuple[Span, list[str]]:

@@ -23,7 +23,7 @@ from cnfgnn.data.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError
-from cnfgnn.federation.federated_run import memory_plan_of
+from cnfgnn.federation.federated_run import inputs_of, memory_plan_of
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.recorded_task import recorder_for
 from cnfgnn.federation.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
@@ -145,6 +145,7 @@ class TaskContext:
             tick,
             scaler,
             memory_plan=memory_plan_of(run),
+            inputs=inputs_of(run, self.span.inputs),
         )
         for site, plan in zip(transport.parties, self.project.sites, strict=True):
             needed = state_bytes(experiment, len(plan.sensors))

@@ -19,7 +19,7 @@ from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import DataError
+from cnfgnn.errors import DataError, RunError
 from cnfgnn.models.params import part
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
 from cnfgnn.runs.checkpoints import FolderStore
@@ -45,6 +45,7 @@ class Engine:
     def __init__(
         self, run: Run, data: Dataset, copies: Copies | None = None, store: FolderStore | None = None
     ) -> None:
+        check_no_inputs(run)
         self.run, self.ids, self.config = run, data.readings.ids, run.config
         d = run.config.data
         self.history, self.horizon = d.history, d.horizon
@@ -121,6 +122,16 @@ class Engine:
         saved = store.read(tag)
         for prefix, data in of.items():
             data.restore(part(saved, prefix))
+
+
+def check_no_inputs(run: Run) -> None:
+    """Refuse a run that forecasts from more than the readings that arrive."""
+    if run.config.model.takes_inputs and any(run.data.inputs):
+        problem = (
+            f"was trained with further inputs ({run.data.inputs}), which a live service does not receive:"
+            " train a run without them, with --set data.inputs=none"
+        )
+        raise RunError(run.folder, problem)
 
 
 class CopyOfRows:

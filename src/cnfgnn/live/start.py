@@ -21,7 +21,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine
+from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs
 from cnfgnn.live.folder_source import FolderSource, state_of
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.recent import Cell, RecentReadings
@@ -85,6 +85,7 @@ class LiveProcess:
 
     def __init__(self, run: Run, settings: LiveSettings) -> None:
         settings.check()
+        check_no_inputs(run)
         self.settings = settings
         with ExitStack() as opened:  # a port or a database that is in use is known before the run is read
             self.socket = opened.enter_context(_listening(settings.host, settings.port))
@@ -181,12 +182,19 @@ def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], 
 def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, tuple[str, FileState] | None]:
     """The data, how they are read, and the file that they are in, as far as it was read."""
     config = run.config.with_changes(settings.changes)
-    options = ReadingOptions(config.data.dates, config.data.decimal, config.data.timezone)
+    d = config.data
+    options = ReadingOptions(d.dates, d.decimal, d.timezone, d.target, "none")
     if settings.data is None and config.data.path == "city":
         return options, open_data(config), None
     file = readings_file(settings.data or Path(config.data.path))
     begun_with = (file.name, state_of(file))  # before it is read: what is added meanwhile is read again
     data = open_data(config, settings.data)
+    if Path(data.readings.source) != file:
+        problem = (
+            f"a live service forecasts what {file} holds, and not {d.target!r}: write that variable to a"
+            " folder of its own, as readings.csv"
+        )
+        raise ConfigError("data.target", problem)
     return options, replace(data, readings=data.readings.on_grid()), begun_with
 
 

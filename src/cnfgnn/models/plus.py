@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
+from cnfgnn.data.inputs import NO_INPUTS, InputCounts
 from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
@@ -35,10 +36,13 @@ def levels(readings: Tensor) -> Tensor:
     return LARGEST_LEVEL * torch.tanh(readings @ (weights / weights.sum(dim=0)) / LARGEST_LEVEL)
 
 
-def node_model(model: ModelConfig, history: int, horizon: int) -> NodeModel | PlusModel:
+def node_model(
+    model: ModelConfig, history: int, horizon: int, inputs: InputCounts = NO_INPUTS
+) -> NodeModel | PlusModel:
     """The paper's node model, or the extended one where the settings ask for more."""
     if model.extensions:
-        return PlusModel(model, history, horizon)
+        others = inputs.width(history, horizon) if model.takes_inputs else 0
+        return PlusModel(model, history, horizon, others)
     return NodeModel(model.hidden, model.layers, model.embedding)
 
 
@@ -49,6 +53,7 @@ class PlusModel(EncoderDecoder):
     config: ModelConfig
     history: int
     horizon: int
+    others: int = 0  # numbers of further inputs in a window
 
     layers = 1
 
@@ -75,7 +80,7 @@ class PlusModel(EncoderDecoder):
         config = self.config
         of_a_reading, readings = (2, 1) if config.encoder == "gru" else (1, self.history)
         context = 2 * config.calendar + config.personal + (self.horizon if config.profile else 0)
-        return (of_a_reading + config.gaps) * readings + context
+        return (of_a_reading + config.gaps) * readings + context + self.others
 
     def init(self, generator: torch.Generator) -> Params:
         """One model (m = 1); personal weights start at zero."""
@@ -136,6 +141,9 @@ class PlusModel(EncoderDecoder):
         if self.config.gaps:
             assert batch.gaps is not None
             parts.append(batch.gaps)
+        if self.others:
+            assert batch.others is not None
+            parts.append(batch.others)
         h = fold(torch.cat(parts, dim=-1), m)
         for layer in range(HIDDEN_LAYERS):
             above = torch.relu(_linear(theta, f"encoder.{layer}", h))

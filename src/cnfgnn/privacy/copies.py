@@ -24,7 +24,7 @@ import numpy.typing as npt
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import make_folder, write_whole
-from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, new_key, standard_normal
+from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, key_of_input, new_key, standard_normal
 
 KEY_FILE = "key"
 UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
@@ -38,18 +38,22 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS copies (sensor TEXT NOT NULL, block INTEGER NOT NULL, readings BLOB NOT NULL,"
     " PRIMARY KEY (sensor, block))",
+    "CREATE TABLE IF NOT EXISTS copies_of_inputs (input TEXT NOT NULL, sensor TEXT NOT NULL,"
+    " block INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (input, sensor, block))",
 )
 
 Values = npt.NDArray[np.float32]
 Times = npt.NDArray[np.int64]
 Known = npt.NDArray[np.void]  # of type READING, sorted by time
+Series = tuple[str, str]  # the name of a further input, or nothing for the readings, and the sensor
 
 
 class Copies(Protocol):
     """Where an owner's copies come from."""
 
-    def blur(self, readings: Readings, sigma: float) -> Readings:
-        """The copy of these readings; `sigma` is for those that have none yet."""
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        """The copy of these readings; `sigma` is for those that have none yet. `name` is that of a further
+        input; the readings that are forecast have none."""
 
 
 class SimulatedCopies:
@@ -58,13 +62,13 @@ class SimulatedCopies:
     def __init__(self, seed: int) -> None:
         self.key = key_from_seed(seed)
 
-    def blur(self, readings: Readings, sigma: float) -> Readings:
-        values = np.empty_like(readings.values)
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        values, key = np.empty_like(readings.values), _key_of(self.key, name)
         for column, sensor in enumerate(readings.ids):
             values[:, column] = _public_gaps(readings, column)
             observed = ~readings.missing[:, column]
             if observed.any():
-                draws = standard_normal(self.key, sensor, readings.times[observed])
+                draws = standard_normal(key, sensor, readings.times[observed])
                 values[observed, column] = blurred(readings.values[observed, column], draws, sigma)
         return replace(readings, values=values)
 
@@ -93,8 +97,11 @@ class CopyStore:
     def count(self) -> int:
         """How many readings have a copy. It only grows: fewer than before means that copies are lost."""
         with self._database() as database:
-            [size] = database.execute("SELECT TOTAL(LENGTH(readings)) FROM copies").fetchone()
-        return int(size) // READING.itemsize
+            sizes = [
+                database.execute(f"SELECT TOTAL(LENGTH(readings)) FROM {table}").fetchone()[0]
+                for table in ("copies", "copies_of_inputs")
+            ]
+        return int(sum(sizes)) // READING.itemsize
 
     def settle(self, name: str, value: str) -> str:
         """A property that all copies share: the first value counts, and it is returned ever after."""
@@ -103,31 +110,34 @@ class CopyStore:
             [settled] = database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
         return str(settled)
 
-    def changed(self, readings: Readings) -> int:
+    def changed(self, readings: Readings, name: str = "") -> int:
         """How many of these readings are not those that their copies were made of."""
         seconds, changed = readings.times.astype("datetime64[s]").astype(np.int64), 0
         with self._database() as database:
             for column, sensor in enumerate(readings.ids):
-                known = _read(database, sensor, seconds)
+                known = _read(database, (name, sensor), seconds)
                 copied = ~readings.missing[:, column] & _is_in(seconds, known["time"])
                 before = _at(known, seconds[copied])["reading"]
                 changed += int((before != readings.values[copied, column]).sum())
         return changed
 
-    def blur(self, readings: Readings, sigma: float) -> Readings:
-        return self.blur_with_sigmas(readings, sigma)[0]
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        return self.blur_with_sigmas(readings, sigma, name)[0]
 
-    def blur_with_sigmas(self, readings: Readings, sigma: float) -> tuple[Readings, dict[float, int]]:
+    def blur_with_sigmas(
+        self, readings: Readings, sigma: float, name: str = ""
+    ) -> tuple[Readings, dict[float, int]]:
         """The copy, and how many of its readings were blurred with each sigma."""
         values, sigmas = np.empty_like(readings.values), Counter[float]()
         seconds = readings.times.astype("datetime64[s]").astype(np.int64)
         with self._database() as database:
             for first in range(0, len(readings.ids), SENSORS_AT_ONCE):
                 columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))
-                self._draw_missing(database, readings, columns, seconds, sigma)
+                self._draw_missing(database, readings, columns, seconds, sigma, name)
                 for column in columns:
                     observed = ~readings.missing[:, column]
-                    known = _at(_read(database, readings.ids[column], seconds), seconds[observed])
+                    known = _read(database, (name, readings.ids[column]), seconds)
+                    known = _at(known, seconds[observed])
                     values[:, column] = _public_gaps(readings, column)
                     values[observed, column] = known["copy"]
                     used, counts = np.unique(known["sigma"], return_counts=True)
@@ -141,14 +151,16 @@ class CopyStore:
         columns: Iterable[int],
         seconds: Times,
         sigma: float,
+        name: str,
     ) -> None:
         """Make copies of all readings of some sensors that have none."""
         drawn: dict[str, Known] = {}
+        key = _key_of(self.key, name)
         for column in columns:
             sensor, observed = readings.ids[column], ~readings.missing[:, column]
-            new = observed & ~_is_in(seconds, _read(database, sensor, seconds)["time"])
+            new = observed & ~_is_in(seconds, _read(database, (name, sensor), seconds)["time"])
             if new.any():
-                draws = standard_normal(self.key, sensor, readings.times[new])
+                draws = standard_normal(key, sensor, readings.times[new])
                 drawn[sensor] = made = np.empty(int(new.sum()), dtype=READING)
                 made["time"], made["reading"], made["sigma"] = (
                     seconds[new],
@@ -160,7 +172,7 @@ class CopyStore:
             return
         with _alone(database):
             for sensor, made in drawn.items():
-                _add(database, sensor, made)
+                _add(database, (name, sensor), made)
 
     # ---- the folder ---------------------------------------------------------------------------------
 
@@ -289,26 +301,36 @@ def _create(path: Path) -> None:
         raise StorageError(path, error) from error
 
 
-def _read(database: sqlite3.Connection, sensor: str, times: Times) -> Known:
-    """The readings of a sensor that have a copy, from the first of these times to the last, or some more."""
-    rows = database.execute(
-        "SELECT readings FROM copies WHERE sensor = ? AND block BETWEEN ? AND ? ORDER BY block",
-        (sensor, int(times[0]) // BLOCK, int(times[-1]) // BLOCK),
-    )
+def _read(database: sqlite3.Connection, series: Series, times: Times) -> Known:
+    """The readings of a series that have a copy, from the first of these times to the last, or some more."""
+    first, last = int(times[0]) // BLOCK, int(times[-1]) // BLOCK
+    if series[0]:
+        rows = database.execute(
+            "SELECT readings FROM copies_of_inputs WHERE input = ? AND sensor = ?"
+            " AND block BETWEEN ? AND ? ORDER BY block",
+            (*series, first, last),
+        )
+    else:
+        rows = database.execute(
+            "SELECT readings FROM copies WHERE sensor = ? AND block BETWEEN ? AND ? ORDER BY block",
+            (series[1], first, last),
+        )
     return np.frombuffer(b"".join(row[0] for row in rows), dtype=READING)
 
 
-def _add(database: sqlite3.Connection, sensor: str, made: Known) -> None:
+def _add(database: sqlite3.Connection, series: Series, made: Known) -> None:
     """Add copies, except of readings that have one by now: another process may have been first."""
-    known = _read(database, sensor, made["time"])
+    known = _read(database, series, made["time"])
     made = made[~_is_in(made["time"], known["time"])]
     merged = np.concatenate([known, made])
     merged = merged[np.argsort(merged["time"], kind="stable")]
     changed = np.unique(made["time"] // BLOCK)
     blocks = merged["time"] // BLOCK
+    key = series if series[0] else series[1:]
+    table = "copies_of_inputs VALUES (?, ?, ?, ?)" if series[0] else "copies VALUES (?, ?, ?)"
     database.executemany(
-        "INSERT OR REPLACE INTO copies VALUES (?, ?, ?)",
-        ((sensor, block, merged[blocks == block].tobytes()) for block in changed.tolist()),
+        f"INSERT OR REPLACE INTO {table}",
+        ((*key, block, merged[blocks == block].tobytes()) for block in changed.tolist()),
     )
 
 
@@ -331,6 +353,11 @@ def _public_gaps(readings: Readings, column: int) -> Values:
     """The copy where there is no reading: that a reading is missing is public, and nothing else is."""
     values = readings.values[:, column]
     return np.where(np.isnan(values), np.float32("nan"), np.float32(0))
+
+
+def _key_of(key: bytes, name: str) -> bytes:
+    """The key of the draws for a further input; that of the owner for the readings."""
+    return key_of_input(key, name) if name else key
 
 
 def _fingerprint(key: bytes) -> str:

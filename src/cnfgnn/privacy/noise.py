@@ -33,6 +33,11 @@ def key_from_seed(seed: int) -> bytes:
     return hashlib.blake2b(struct.pack("<q", seed), digest_size=KEY_BYTES, person=b"cnfgnn simulate").digest()
 
 
+def key_of_input(key: bytes, name: str) -> bytes:
+    """The key of a further input's draws: they are unrelated to those of the readings and of other inputs."""
+    return hashlib.blake2b(name.encode(), digest_size=KEY_BYTES, key=key, person=b"cnfgnn input 1").digest()
+
+
 def standard_normal(key: bytes, sensor: str, times: npt.NDArray[np.datetime64]) -> npt.NDArray[np.float64]:
     """The draws (T,) of a sensor at these times."""
     name = sensor.encode()

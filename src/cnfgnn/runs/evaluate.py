@@ -13,6 +13,7 @@ from cnfgnn.algorithm.methods import method_of
 from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, TRUST, check_without_personal
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
+from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import LINEAR, PROFILES
 from cnfgnn.data.source import open_data
@@ -58,6 +59,8 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
         problem = f"readings come every {step} s, but {run.folder} was trained on one every"
         raise DataError(data.readings.source, f"{problem} {run.data.step_seconds} s")
     config = run.config.with_changes({"training.seen": 1.0})  # every sensor takes part now
+    if config.model.takes_inputs:
+        data = replace(data, readings=with_inputs(data.readings, run.data.inputs, str(run.folder)))
     if config.compute.device.startswith("cuda") and not torch.cuda.is_available():
         config = config.with_changes({"compute.device": "cpu"})  # trained on another machine
     experiment = simulate(data, config, windows=windows, scaler=run.scaler)
@@ -90,12 +93,12 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
 def _computed(
     state: Mapping[str, Tensor], in_order: _InOrder, rows: Tensor, own_windows: bool
 ) -> dict[str, Tensor]:
-    """The linear forecasters in a saved state, and the profiles unless these are the run's own windows; for
-    the sensors in these rows."""
+    """The linear forecasters and the scales of further inputs in a saved state, and the profiles unless these
+    are the run's own windows; for the sensors in these rows."""
     return {
         name: in_order(x, torch.nan)[rows]
         for name, x in state.items()
-        if name.startswith(LINEAR) or (name == PROFILES and not own_windows)
+        if name.startswith(LINEAR) or name == INPUT_SCALES or (name == PROFILES and not own_windows)
     }
 
 

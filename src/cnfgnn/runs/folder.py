@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import cnfgnn.config.toml as config_file
 from cnfgnn.config.settings import SETTINGS, Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, describe, fingerprint
+from cnfgnn.data.inputs import used_inputs
 from cnfgnn.data.series import Scaler
 from cnfgnn.errors import CnfgnnError, DataError, RunError
 from cnfgnn.files import hold_lock, make_folder, write_whole
@@ -55,7 +57,7 @@ class Run:
     @classmethod
     def create(cls, folder: Path, config: Config, data: Dataset) -> Run:
         """Begin a run on a data set."""
-        return cls.begin(folder, config, describe(data))
+        return cls.begin(folder, config, describe(_used(data, config)))
 
     @classmethod
     def begin(cls, folder: Path, config: Config, data: DataDescription) -> Run:
@@ -137,7 +139,7 @@ class Run:
     def check_same_data(self, data: Dataset) -> None:
         """Refuse other data than the run was begun with."""
         self.check_same_sensors(data)
-        if fingerprint(data) != self.data.fingerprint:
+        if fingerprint(_used(data, self.config)) != self.data.fingerprint:
             problem = f"its readings or graph are not those {self.folder} began with"
             raise DataError(data.readings.source, problem)
 
@@ -210,3 +212,8 @@ class Run:
 
     def _write_config(self) -> None:
         write_whole(self.folder / "config.toml", config_file.dump(self.config).encode())
+
+
+def _used(data: Dataset, config: Config) -> Dataset:
+    """The data with those further inputs that a run with these settings uses."""
+    return replace(data, readings=used_inputs(data.readings, config))

@@ -12,6 +12,7 @@ import torch
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.intervals import LEVELS, Floats, bounds_of, check_levels
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import ending_covariates, seconds_of
 from cnfgnn.data.quality import Finding, clean, out_of_range
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Windows
@@ -123,6 +124,15 @@ def unusual_inputs(run: Run, data: Dataset) -> tuple[Finding, ...]:
     last = slice(len(used.times) - run.config.data.history, None)
     newest = replace(used, times=used.times[last], values=used.values[last], missing=used.missing[last])
     return out_of_range(newest, _recorded_ranges(run), run.scaler.std)
+
+
+def unknown_ahead(run: Run, data: Dataset) -> list[str]:
+    """A sentence for each covariate that is not known for all times of the forecast."""
+    if not run.config.model.takes_inputs:
+        return []
+    ahead = with_rows_ahead(data.readings, run.config.data.horizon)
+    used = [one for one in ahead.others if one.name in run.data.inputs.covariates]
+    return ending_covariates(replace(ahead, others=tuple(used)), int(seconds_of(ahead)[-1]))
 
 
 def _recorded_ranges(run: Run) -> dict[str, tuple[float, float] | None]:

@@ -18,12 +18,14 @@ from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.presets import BLUR, PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import InputCounts, InputNames, used_inputs
 from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
+from cnfgnn.privacy.inputs import INPUT_BLURS, check_input_blurs, read_input_blurs, true_and_copied
 from cnfgnn.transports.in_process import InProcess
 
 HOW_TO_CHOOSE = (
@@ -58,7 +60,8 @@ def simulate(
     method = check_method(config)
     if method.name == PRIVATE and config.privacy.blur == 0 and scaler is None:
         raise ConfigError(BLUR, HOW_TO_CHOOSE)
-    truth, copy = truth_and_copy(data.readings, config, copies)
+    truth, copy = truth_and_copy(used_inputs(data.readings, config), config, copies)
+    inputs = InputCounts.of(truth.others)
     compute = Compute.of(config.compute)
     seen = seen_sensors(data, config.training.seen)
     rows = _grouped(groups, seen, len(truth.ids))
@@ -80,10 +83,10 @@ def simulate(
         server = store("server")
         all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
         experiment = federate(
-            transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes
+            transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes, None, inputs
         )
         return replace(experiment, owners=owners)
-    return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler)
+    return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler, inputs)
 
 
 def truth_and_copy(
@@ -94,12 +97,32 @@ def truth_and_copy(
     Which readings are missing is public and decided first. Outliers are sought in each of the two by itself,
     so that the copy tells nothing more of the readings.
     """
+    privacy, source = config.privacy, copies or SimulatedCopies(config.seed)
+    blurs = read_input_blurs(privacy.inputs)
+    if config.model.takes_inputs:
+        check_input_blurs(readings.others, blurs, privacy.blur > 0, lambda name: INPUT_BLURS)
+    others, copied = true_and_copied(
+        readings.others, blurs, config.data, lambda name, of, sigma: source.blur(of, sigma, name)
+    )
     observed = mask_codes(readings, config.data)
     truth = mask_outliers(observed, config.data)
-    if config.privacy.blur == 0:
+    copy = truth
+    if privacy.blur:
+        copy = mask_outliers(source.blur(observed, privacy.blur), config.data)
+    truth = replace(truth, others=others) if others else truth
+    if privacy.blur == 0 and not any(blurs.values()):
         return truth, truth
-    copy = (copies or SimulatedCopies(config.seed)).blur(observed, config.privacy.blur)
-    return truth, mask_outliers(copy, config.data)
+    return truth, replace(copy, others=copied)
+
+
+def unused_inputs(readings: Readings, config: Config) -> str:
+    """What a user should know if the method ignores further inputs; empty if it does not."""
+    if config.model.takes_inputs or not readings.others:
+        return ""
+    return (
+        f"{config.method} forecasts from the readings alone and ignores {InputNames.of(readings.others)};"
+        " cnfgnn-plus uses them"
+    )
 
 
 def seen_sensors(data: Dataset, share: float) -> Tensor | None:

@@ -14,6 +14,7 @@ from cnfgnn.algorithm.experiment import Experiment, model_of
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
@@ -164,6 +165,7 @@ def _data_as_dict(data: Dataset, config: DataConfig) -> dict[str, Any]:
         "rows": len(readings.times),
         "missing": float(readings.missing.mean()),
         "understood": list(readings.notes),
+        **{kind: list(names) for kind, names in InputNames.of(readings.others)._asdict().items() if names},
         "edges": [graph.senders.tolist(), graph.receivers.tolist(), graph.weights.tolist()],
         "ranges": training_ranges(readings, config),
         "findings": list(findings(data, config)),
@@ -181,7 +183,7 @@ def _start_event(experiment: Experiment, data: dict[str, Any]) -> dict[str, Any]
         "scaler": vars(experiment.scaler),
         "memory": experiment.memory_plan.as_json(),
         "parameters": {
-            "node": size(model_of(experiment.config).init(torch.Generator())),
+            "node": size(model_of(experiment.config, experiment.inputs).init(torch.Generator())),
             "server": 0 if learner is None else sum(w.numel() for w in learner.gn.parameters()),
         },
         "seen": None if experiment.seen is None else experiment.seen.tolist(),

@@ -8,16 +8,18 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import Input, in_order
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.roads import BLOCK, EXIT_SHARE, City, lay_out
 from cnfgnn.data.synthetic.traffic import CAPACITY, CELL_M, STEP_S, Floats, Ints, Traffic, mean_speed_mph
+from cnfgnn.data.synthetic.weather import NARROWER, SLOWER, Rain
 from cnfgnn.errors import ConfigError
 
 WARM_UP_HOURS = 3
@@ -34,6 +36,7 @@ INCIDENT_MINUTES = (30, 90)
 INCIDENT_CAPACITY = (0.2, 0.5)
 SILENT_HOURS = 1.0  # mean length of a drop-out
 SLOWEST_MPH = 1.0  # elsewhere, a reading of zero means "no reading"
+FLOW_NOISE = 0.03  # of the flow: standard deviation of the measurement error
 
 
 def city(
@@ -45,32 +48,50 @@ def city(
     dropout: float = 0.01,
     noise: float = 1.0,
     start: str = "2024-01-01",
+    inputs: bool = False,
 ) -> Dataset:
     """Simulate a city: the speeds that its sensors measure, in mph, and the graph of driving distances.
 
     `dropout` is the share of missing readings, half of them in gaps of about an hour; `noise` is the standard
-    deviation of the measurement error in mph. The same arguments always give the same city.
+    deviation of the measurement error in mph. With `inputs`, it rains at times, which slows the traffic down:
+    the further inputs are the flow at each sensor, in vehicles per hour, and a forecast of rain in mm per
+    hour. The same arguments always give the same city.
     """
     begin = _checked_start(sensors, days, seed, step_minutes, dropout, noise, start)
     rows = max(1, round(days * 24 * 60 / step_minutes))
-    streams = np.random.SeedSequence(seed).spawn(5)
-    layout, demand, incidents, errors, silences = (np.random.default_rng(s) for s in streams)
+    streams = np.random.SeedSequence(seed).spawn(7)
+    layout, demand, incidents, errors, silences, weather, flow_errors = map(np.random.default_rng, streams)
     town = lay_out(sensors, layout)
-    values = np.empty((rows, sensors), dtype=np.float32)
-    simulated = _simulated(town, begin, rows, step_minutes, demand, incidents)
-    for row, speeds in zip(values, simulated, strict=True):
-        row[:] = np.maximum(speeds + noise * errors.standard_normal(sensors), SLOWEST_MPH)
+    values, flows = np.empty((2, rows, sensors), dtype=np.float32)
+    times = begin + np.arange(rows) * np.timedelta64(60 * step_minutes, "s")
+    warm_up = np.timedelta64(WARM_UP_HOURS + step_minutes // 60 + 1, "h")
+    rain = Rain(begin - warm_up, times[-1], weather) if inputs else None
+    simulated = _simulated(town, begin, rows, step_minutes, demand, incidents, rain)
+    for row, (speeds, flow) in enumerate(simulated):
+        values[row] = np.maximum(speeds + noise * errors.standard_normal(sensors), SLOWEST_MPH)
+        flows[row] = flow
     _drop_out(values, dropout, step_minutes, silences)
     digits = max(4, len(str(sensors - 1)))
     readings = Readings(
-        begin + np.arange(rows) * np.timedelta64(60 * step_minutes, "s"),
+        times,
         tuple(f"c{i:0{digits}d}" for i in range(sensors)),
         values,
         np.isnan(values),
         town.positions(),
         "synthetic city",
     )
+    if rain is not None:
+        inputs_of_city = [_measured_flow(readings, flows, flow_errors), rain.forecast(begin)]
+        readings = replace(readings, others=in_order(inputs_of_city))
     return Dataset(f"city-{sensors}", readings, town.graph())
+
+
+def _measured_flow(speeds: Readings, flows: npt.NDArray[np.float32], rng: np.random.Generator) -> Input:
+    """The flow as the same detectors measure it, which are silent at the same times."""
+    measured = flows * (1 + FLOW_NOISE * rng.standard_normal(flows.shape))
+    values = np.where(speeds.missing, np.nan, np.round(measured)).astype(np.float32)
+    readings = replace(speeds, values=values, missing=np.isnan(values), source="synthetic city: flow")
+    return Input("flow", False, readings)
 
 
 def _checked_start(
@@ -104,25 +125,33 @@ def _simulated(
     step_minutes: int,
     demand_rng: np.random.Generator,
     incident_rng: np.random.Generator,
-) -> Iterator[Floats]:
-    """Yield the mean speed (n,) at each sensor, row by row, after some hours in which the roads fill."""
+    rain: Rain | None,
+) -> Iterator[tuple[Floats, Floats]]:
+    """Yield the mean speed (n,) at each sensor and the vehicles that pass it in an hour (n,), row by row,
+    after some hours in which the roads fill."""
     minutes = gcd(step_minutes, 5)  # how often demand and incidents change
     warm_up = -(-WARM_UP_HOURS * 60 // step_minutes)
     clock = begin + np.arange(-warm_up * step_minutes, rows * step_minutes, minutes) * np.timedelta64(60, "s")
     demand = _demand(town, clock, minutes, demand_rng)
     capacity = _capacity(town, clock, incident_rng)
+    heaviness = None if rain is None else iter(rain.heaviness(clock).tolist())
     traffic = Traffic(town.roads)
     for row in range(-warm_up, rows):
         outflow, vehicles = np.zeros((2, len(town.sensors)))
         for _ in range(step_minutes // minutes):
             passing = next(capacity)
+            if heaviness is not None:
+                heavy = next(heaviness)
+                traffic.slow_down(SLOWER * heavy)
+                passing = passing * (1 - NARROWER * heavy)
             arriving = np.where(traffic.waiting < RAMP_QUEUE, next(demand), 0.0)
             for _ in range(round(minutes * 60 / STEP_S)):
                 vehicles += traffic.vehicles[town.sensors]
                 traffic.step(arriving, passing)
                 outflow += traffic.outflow[town.sensors]
         if row >= 0:
-            yield mean_speed_mph(outflow, vehicles, town.free_mph[town.sensors])
+            speed = mean_speed_mph(outflow, vehicles, town.free_mph[town.sensors])
+            yield speed, outflow * (60 / step_minutes)
 
 
 def _hours_and_days(clock: npt.NDArray[np.datetime64]) -> tuple[Floats, Ints]:

@@ -66,6 +66,10 @@ class Traffic:
         self._per_stay = (1 - self._last) / (self._stay_share + self._last)
         self._buffers = np.zeros((6, cells + 1))  # reused, so that a step allocates nothing large
 
+    def slow_down(self, share: float) -> None:
+        """Drivers leave out this share of their free speed, from now on."""
+        self._free_share = self.roads.free_mph * MPH * STEP_S / CELL_M * (1 - share)
+
     @property
     def stock(self) -> float:
         """All vehicles on the roads and on the ramps."""

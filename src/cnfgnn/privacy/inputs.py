@@ -1,0 +1,92 @@
+"""How further inputs are blurred: each by its own sigma, unless its owner declares it public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.inputs import Input
+from cnfgnn.data.quality import mask_codes, mask_outliers
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError
+from cnfgnn.privacy.noise import LEAST_SIGMA
+
+INPUT_BLURS = "privacy.inputs"
+PUBLIC = "public"
+HOW = 'the noise in its own unit, such as 5, or "public"'
+
+Blur = Callable[[str, Readings, float], Readings]
+"""The copy of an input of this name with this sigma."""
+
+
+def read_input_blurs(text: str) -> dict[str, float]:
+    """The sigmas in `privacy.inputs`, such as "flow=200, holiday=public"; 0 stands for public."""
+    blurs: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (side.strip() for side in part.partition("="))
+        if not equals or not name:
+            raise ConfigError(INPUT_BLURS, f"{part!r} is not like flow=200 or holiday=public")
+        number: object = value
+        if value != PUBLIC:
+            try:
+                number = float(value)
+            except ValueError:
+                number = value
+        blurs[name] = input_blur(f"{INPUT_BLURS}: {name}", number)
+    return blurs
+
+
+def input_blur(key: str, value: object) -> float:
+    """The sigma that an owner sets for an input; 0 stands for public."""
+    if value == PUBLIC:
+        return 0.0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not LEAST_SIGMA <= value < float("inf"):  # type: ignore[operator]
+        raise ConfigError(key, f"must be {HOW}, not {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def check_input_blurs(
+    inputs: Iterable[Input], blurs: Mapping[str, float], readings_are_blurred: bool, key: Callable[[str], str]
+) -> None:
+    """Refuse inputs about which nothing is said while readings are blurred, and names that do not exist.
+
+    An input may tell the readings: what nobody has decided about must not leave as it is. `key` is what the
+    setting for an input is called.
+    """
+    names = [one.name for one in inputs]
+    for name in blurs:
+        if name not in names:
+            raise ConfigError(key(name), f"there is no variable or covariate {name!r}", names)
+    for name in names:
+        if readings_are_blurred and name not in blurs:
+            problem = (
+                f"the readings are blurred, and nothing is said about {name!r}: set {name}=5, if that is the"
+                f" noise it needs in its own unit, or {name}=public"
+            )
+            raise ConfigError(key(name), problem)
+
+
+def true_and_copied(
+    inputs: Iterable[Input], blurs: Mapping[str, float], cleaning: DataConfig, blur: Blur
+) -> tuple[tuple[Input, ...], tuple[Input, ...]]:
+    """The inputs that owners use, and those that everything sent is computed from: the same where one is
+    public.
+
+    Codes for missing values are missing in both. Outliers of variables are, too, and they are sought in each
+    of the two by itself.
+    """
+    true, copied = [], []
+    for one in inputs:
+        observed = mask_codes(one.readings, cleaning)
+        sigma = blurs.get(one.name, 0.0)
+        copy = observed if sigma == 0 else blur(one.name, observed, sigma)
+        true.append(without_outliers(replace(one, readings=observed), cleaning))
+        copied.append(without_outliers(replace(one, readings=copy), cleaning))
+    return tuple(true), tuple(copied)
+
+
+def without_outliers(one: Input, cleaning: DataConfig) -> Input:
+    """Outliers of a variable are missing. A covariate has none: rare values are its point."""
+    return one if one.known_ahead else replace(one, readings=mask_outliers(one.readings, cleaning))
