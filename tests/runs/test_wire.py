@@ -129,6 +129,8 @@ def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
         scores[wire_, groups is None] = server(experiment).score("test").told
     torch.testing.assert_close(scores[wire, True], scores[wire, False], rtol=1e-3, atol=1e-2)
     assert not torch.equal(scores[wire, True], scores["full", True])
-    # Over all sensors: with a few windows, rounding may decide which penalty a sensor chooses.
-    narrow, full = (scores[kind, True].sum(dim=(0, 1)) for kind in (wire, "full"))
-    torch.testing.assert_close(narrow, full, rtol=0.1, atol=0.5)
+    narrow, full = (scores[kind, True] for kind in (wire, "full"))
+    if method == "cnfgnn-plus":  # rounding may decide which penalty a sensor chooses: over all sensors
+        torch.testing.assert_close(narrow.sum(dim=(0, 1)), full.sum(dim=(0, 1)), rtol=0.1, atol=0.5)
+    else:
+        torch.testing.assert_close(narrow, full, rtol=0.02, atol=0.5)
