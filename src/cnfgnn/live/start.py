@@ -108,7 +108,7 @@ class LiveProcess:
             Schedule(recent.step, _deadline(settings, recent.step), engine.history),
             settings.latest or state / "latest.csv",
         )
-        self.web = Web(service, options, settings.most_bytes)
+        self.web = Web(service, options, settings.most_bytes, data.readings.positions)
         self.folder: FolderSource | None = None
         if begun_with is not None:
             self.folder = FolderSource(service, path, options, begun_with, settings.poll)

@@ -1,0 +1,168 @@
+// Follow the service: load what is there, then its forecasts as they come; if the connection is lost, begin again.
+
+import { at } from "./format.js";
+import "./map.js";
+import "./chart.js";
+import "./panels.js";
+import { chosenBefore } from "./sensor.js";
+import { ask, askIfThere, forecasts, hasToken, keepToken } from "./service.js";
+import { change, chosenId, forget, part, remember, serviceNow, setClock, state } from "./state.js";
+import { seconds } from "./format.js";
+
+const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
+const REFRESH_MS = 5000;
+const WATCH_MS = 2000; // errors and alarms of many sensors are long: not with every forecast of a fast recording
+
+// ---- what is there --------------------------------------------------------------------------------------
+
+async function load() {
+  const found = await ask("/sensors?steps=1");
+  setClock(found.now, found.speed);
+  const same = found.sensors.length === state.sensors.length && found.sensors.every(({ id }, i) => id === state.sensors[i].id);
+  if (!same) {
+    const sensor = chosenBefore(found.sensors);
+    forget();
+    change({ sensors: found.sensors, sensor, history: null, watch: null });
+  }
+  change({ step: found.step, unit: found.unit ?? "", edges: found.edges ?? [], range: found.range ?? null });
+  at("main").hidden = !found.sensors.length;
+  await Promise.all([refreshHealth(), refreshWatch(), refreshModel(), refreshHistory()]);
+}
+
+async function refreshHealth() {
+  const health = await ask("/health", [503]);
+  setClock(health.now);
+  change({ health });
+}
+
+const lacking = new Set(); // routes that this service does not have
+async function refreshRoute(path, key) {
+  if (lacking.has(path)) return;
+  const found = await askIfThere(path);
+  if (found === null) lacking.add(path);
+  change({ [key]: found });
+}
+
+const refreshModel = () => refreshRoute("/model", "model");
+
+let watchedAt = -Infinity;
+async function refreshWatch() {
+  if (performance.now() - watchedAt < WATCH_MS) return;
+  watchedAt = performance.now();
+  await refreshRoute("/watch", "watch");
+}
+
+async function refreshHistory() {
+  const id = chosenId();
+  if (id === undefined) return;
+  const found = await ask(`/sensors?sensor=${encodeURIComponent(id)}`);
+  const [sensor] = found.sensors;
+  if (chosenId() === id) change({ history: { id, times: found.times.map(seconds), readings: sensor.readings } });
+}
+
+// One refresh at a time; whoever asks meanwhile gets another one afterwards.
+let refreshing = false, again = false;
+async function refresh(...what) {
+  if (refreshing) {
+    again = true;
+    return;
+  }
+  refreshing = true;
+  try {
+    await Promise.all(what.map((one) => one()));
+  } catch { /* the stream notices if the connection is lost */ } finally {
+    refreshing = false;
+  }
+  if (again) {
+    again = false;
+    await refresh(refreshHistory);
+  }
+}
+
+// ---- what comes -----------------------------------------------------------------------------------------
+
+function receive(forecast) {
+  remember(forecast);
+  setClock(forecast.made);
+  change({ forecast, ahead: Math.min(state.ahead, forecast.times.length) });
+  watchAge();
+  refresh(refreshHistory, refreshWatch);
+}
+
+// The service knows best whether its forecast may be used; without it, the time tells.
+function watchAge() {
+  const until = seconds(state.forecast?.validUntil), now = serviceNow();
+  const passed = until !== null && now !== null && now > until;
+  change({ stale: state.connection.state === "live" ? state.health?.status === "stale" || passed : passed });
+}
+
+async function follow() {
+  for (let failures = 0; ; ) {
+    try {
+      await load();
+      for await (const forecast of forecasts(() => change({ connection: { state: "live" } }))) {
+        failures = 0;
+        receive(forecast);
+      }
+      throw new Error("it has ended");
+    } catch (problem) {
+      if (problem.status === 401) await tokenGiven(problem);
+      else await pause(problem, Math.min(LONGEST_WAIT, 500 * 2 ** failures++));
+    }
+  }
+}
+
+// Wait before the next try; the user or the network coming back end the wait.
+async function pause(problem, milliseconds) {
+  lacking.clear(); // another version of the service may come back
+  change({ connection: { state: "lost", why: problem.status ? problem.message : reason(problem) } });
+  await new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      at("retry").removeEventListener("click", done);
+      removeEventListener("online", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    at("retry").addEventListener("click", done);
+    addEventListener("online", done);
+  });
+}
+
+function reason(problem) {
+  if (problem.name === "AbortError" || problem.name === "TimeoutError") return "it does not answer";
+  return problem.name === "TypeError" ? "it cannot be reached" : problem.message;
+}
+
+// ---- the token --------------------------------------------------------------------------------------------
+
+async function tokenGiven() {
+  change({ connection: { state: "token" } });
+  const dialog = at("token-dialog"), form = at("token-form"), wrong = at("token-wrong");
+  wrong.hidden = !hasToken();
+  wrong.textContent = "That is not the token of this service.";
+  at("token").value = "";
+  if (!dialog.open) dialog.showModal();
+  at("token").focus();
+  await new Promise((resolve) => form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    keepToken(at("token").value.trim());
+    resolve();
+  }, { once: true }));
+  dialog.close();
+}
+at("token-dialog").addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to show without
+
+// ---- time -------------------------------------------------------------------------------------------------
+
+part(["sensor"], () => refresh(refreshHistory));
+setInterval(() => {
+  if (!document.hidden && state.connection.state === "live") refresh(refreshHealth, refreshHistory, refreshWatch, refreshModel);
+}, REFRESH_MS);
+setInterval(() => {
+  watchAge();
+  change({ tick: state.tick + 1 });
+}, 1000);
+document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));
+change({ theme: document.documentElement.dataset.theme });
+follow();
