@@ -69,6 +69,11 @@ class PageSource:
     def step(self) -> int:
         return START + self.row * STEP
 
+    @property
+    def newest(self) -> str:
+        """The step of the last forecast, as the page knows it."""
+        return written(self.step)
+
     def advance(self) -> None:
         """The next readings arrive, and the forecast after them."""
         self.row += 1
@@ -173,9 +178,8 @@ class PageSource:
             return StreamingResponse(self._stream(), media_type="text/event-stream")
 
         routes = [Route("/sensors", sensors), Route("/health", health), Route("/events", events)]
-        for path in ("watch", "model"):
-            if getattr(self, path) is not None:
-                routes.append(Route(f"/{path}", self._told(path)))
+        there = [path for path in ("watch", "model") if getattr(self, path) is not None]
+        routes += [Route(f"/{path}", self._told(path)) for path in there]
         return Guard(
             Starlette(routes=[*routes, *page_routes()]), token, False, Metrics(lambda: 0.0, lambda: False), []
         )

@@ -61,7 +61,7 @@ class SensorList:
         return mask_codes(Readings(times, ids, values, missing, source="live readings"), self.config)
 
     def json(self, readings: Readings, whole: bool) -> bytes:
-        """These readings as JSON, with the sensors' places; with what concerns all sensors if they are `whole`."""
+        """These readings as JSON, with the sensors' places; if they are `whole`, with edges and range."""
         seconds = readings.times.astype(np.int64).tolist()
         told: dict[str, Any] = {
             "now": self.zone.write(self.clock.now()),
@@ -79,7 +79,7 @@ class SensorList:
         return json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
 
     def _place(self, sensor: str) -> dict[str, float | None]:
-        """Latitude and longitude, or else where to draw the sensor beside its neighbours, if that is known."""
+        """Latitude and longitude; if they are not known, where to draw the sensor beside its neighbours."""
         column = self.recent.column_of[sensor]
         if self.positions is not None:
             latitude, longitude = self.positions[column].tolist()

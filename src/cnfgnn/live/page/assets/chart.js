@@ -113,9 +113,9 @@ function axes({ first, last, step }, right, bottom) {
 
 function lines({ measured, line, bands, before, step }) {
   const quality = told(chosenId())?.quality;
-  const last = measured.filter(([time, value]) => isNumber(value) && time <= step).at(-1);
-  // The forecast begins at the last reading, if that is the newest one: a gap between them is a gap.
-  const joined = last && last[0] === step ? last : null;
+  const last = measured.findLast(([, value]) => isNumber(value));
+  // The forecast begins at the reading of its step; if there is none, there is a gap.
+  const joined = measured.find(([time, value]) => time === step && isNumber(value)) ?? null;
   const made = bands.map(({ level, points }, k) => shape("path", { class: `band band-${k}`, "data-level": level, d: area(points, joined) }));
   made.push(shape("path", { class: "before", d: path(before, state.step) }));
   made.push(shape("path", { class: "measured", d: path(measured, state.step) }));
@@ -218,7 +218,7 @@ part(["forecast", "history", "sensor", "sensors", "window", "ahead", "stale", "c
 part(["forecast", "sensor", "ahead", "sensors"], () => {
   const found = levels(told(chosenId()));
   const entries = [["measured", "measured"], ["forecast", "forecast"], ...found.map((level, k) => [`band band-${k}`, `${level} % interval`])];
-  if (earlier(state.sensor, state.ahead).length) entries.push(["before", `forecast ${exactSpan(state.ahead * state.step)} before`]);
+  if (earlier(state.sensor, state.ahead).some(([time]) => time <= newest())) entries.push(["before", `forecast ${exactSpan(state.ahead * state.step)} before`]);
   at("chart-legend").replaceChildren(...entries.map(([kind, name]) => element("li", {}, element("span", { class: `mark ${kind}`, "aria-hidden": "true" }), name)));
 });
 

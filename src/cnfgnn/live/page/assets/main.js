@@ -1,16 +1,17 @@
 // Follow the service: load what is there, then its forecasts as they come; if the connection is lost, begin again.
 
-import { at } from "./format.js";
+import { at, seconds } from "./format.js";
 import "./map.js";
 import "./chart.js";
 import "./panels.js";
 import { chosenBefore } from "./sensor.js";
 import { ask, askIfThere, forecasts, hasToken, keepToken } from "./service.js";
 import { change, chosenId, forget, part, remember, serviceNow, setClock, state } from "./state.js";
-import { seconds } from "./format.js";
 
 const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
 const REFRESH_MS = 5000;
+const RANGE_MS = 3_600_000;
+const PATIENCE_MS = 1000;
 const WATCH_MS = 2000; // errors and alarms of many sensors are long: not with every forecast of a fast recording
 
 // ---- what is there --------------------------------------------------------------------------------------
@@ -52,12 +53,22 @@ async function refreshWatch() {
   await refreshRoute("/watch", "watch");
 }
 
+async function historyOf(id) {
+  const found = await ask(`/sensors?sensor=${encodeURIComponent(id)}`);
+  return { id, times: found.times.map(seconds), readings: found.sensors[0].readings };
+}
+
 async function refreshHistory() {
   const id = chosenId();
   if (id === undefined) return;
-  const found = await ask(`/sensors?sensor=${encodeURIComponent(id)}`);
-  const [sensor] = found.sensors;
-  if (chosenId() === id) change({ history: { id, times: found.times.map(seconds), readings: sensor.readings } });
+  const history = await historyOf(id);
+  if (chosenId() === id) change({ history });
+}
+
+// A page on a wall stays open for weeks: what is a usual reading changes.
+async function refreshRange() {
+  const { range } = await ask("/sensors?steps=1");
+  change({ range: range ?? null });
 }
 
 // One refresh at a time; whoever asks meanwhile gets another one afterwards.
@@ -81,12 +92,18 @@ async function refresh(...what) {
 
 // ---- what comes -----------------------------------------------------------------------------------------
 
-function receive(forecast) {
+// A forecast is shown together with the reading that it follows, unless that takes too long.
+let received = null;
+async function receive(forecast) {
+  received = forecast;
   remember(forecast);
-  setClock(forecast.made);
-  change({ forecast, ahead: Math.min(state.ahead, forecast.times.length) });
+  if (seconds(forecast.made) > serviceNow()) setClock(forecast.made);
+  const late = new Promise((resolve) => setTimeout(resolve, PATIENCE_MS, null));
+  const history = await Promise.race([historyOf(chosenId()).catch(() => null), late]);
+  if (received !== forecast) return; // there is a newer one
+  change({ forecast, ahead: Math.min(state.ahead, forecast.times.length), history: history?.id === chosenId() ? history : state.history });
   watchAge();
-  refresh(refreshHistory, refreshWatch);
+  refresh(refreshWatch);
 }
 
 // The service knows best whether its forecast may be used; without it, the time tells.
@@ -106,7 +123,7 @@ async function follow() {
       }
       throw new Error("it has ended");
     } catch (problem) {
-      if (problem.status === 401) await tokenGiven(problem);
+      if (problem.status === 401) await tokenGiven();
       else await pause(problem, Math.min(LONGEST_WAIT, 500 * 2 ** failures++));
     }
   }
@@ -159,6 +176,7 @@ part(["sensor"], () => refresh(refreshHistory));
 setInterval(() => {
   if (!document.hidden && state.connection.state === "live") refresh(refreshHealth, refreshHistory, refreshWatch, refreshModel);
 }, REFRESH_MS);
+setInterval(() => refresh(refreshRange), RANGE_MS);
 setInterval(() => {
   watchAge();
   change({ tick: state.tick + 1 });

@@ -6,7 +6,7 @@ import { box, placesOf } from "./places.js";
 import { change, horizon, newest, part, state, told, watched } from "./state.js";
 
 const canvas = at("map"), frame = at("map-frame"), tip = at("map-tip"), pen = canvas.getContext("2d");
-const PADDING = 26, BELOW = 48, MOST_ZOOM = 40, FADE_MS = 350;
+const PADDING = 26, BELOW = 48, MOST_ZOOM = 40, FADE_MS = 350, MOST_FADING = 600; // sensors that fade smoothly from one colour to the next
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 let places = { points: [], unit: null, kind: "grid" };
@@ -99,7 +99,7 @@ function recolour() {
   domain = domainOf(values);
   from = faded < 1 ? mixed() : to;
   to = new Float32Array(values.flatMap((value) => (isNumber(value) ? shade(value, domain, colours) : NONE)));
-  const fades = from.length === to.length && !still.matches && !document.hidden && values.length > 0;
+  const fades = from.length === to.length && !still.matches && !document.hidden && values.length > 0 && values.length <= MOST_FADING;
   faded = fades ? 0 : 1;
   fadeBegun = performance.now();
   if (fades) requestAnimationFrame(fade);

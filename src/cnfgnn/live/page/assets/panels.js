@@ -159,6 +159,7 @@ const chooser = (index, name) =>
 
 part(["forecast", "sensors"], () => {
   const found = late(), step = newest();
+  at("late-hint").hidden = step === null;
   at("late-hint").textContent = found.length
     ? `${count(found.length, "sensor has", "sensors have")} sent no reading for ${clockTime(step)}.`
     : `Every sensor has sent its reading for ${clockTime(step)}.`;
@@ -166,12 +167,15 @@ part(["forecast", "sensors"], () => {
     element("li", {}, chooser(index, id), element("span", {}, words)));
 });
 
+let alarmsBefore = 0;
 part(["watch", "sensors"], () => {
   const alarms = state.watch?.alarms ?? [];
   at("alarms-card").hidden = !state.watch;
   at("alarms-hint").hidden = alarms.length > 0;
   const index = new Map(state.sensors.map(({ id }, i) => [id, i]));
   const rows = alarms.map(({ sensor, kind, since, text }) => [sensor, index.get(sensor) ?? -1, kind, text, moment(seconds(since), newest())]);
+  if (rows.length > alarmsBefore) at("said").textContent = `Alarm: ${rows[0][3]}`;
+  alarmsBefore = rows.length;
   list("alarms", rows, ([sensor, place, kind, text, since]) =>
     element("li", { class: "alarm" }, element("span", {}, element("span", { class: "badge bad" }, kind), " ", sensor === null ? "" : chooser(place, sensor), element("small", {}, ` since ${since}`)), element("span", { class: "text" }, text)));
 });
