@@ -73,10 +73,11 @@ def test_every_file_is_served_and_every_file_that_is_asked_for_is_there() -> Non
     assert {path.name for path in OWN.iterdir()} == {
         source.name for source, _ in routes.ASSETS.values() if source.name not in OF_REPORTS
     }
+    assert sum(len(source.read_bytes()) for source, _ in routes.ASSETS.values()) < 100_000
     for source, _ in routes.ASSETS.values():
         text = source.read_text(encoding="utf-8")
-        for name in re.findall(r'(?:href|src)="(/[^"]*)"', text):
-            assert name in routes.PAGE_PATHS, (source, name)
+        for name in re.findall(r'(?:href|src)="(page/[^"]*)"', text):
+            assert f"/{name}" in routes.PAGE_PATHS, (source, name)
         for name in re.findall(r'^(?:import|export) [^;]*"\./([^"]+)";', text, re.MULTILINE):
             assert f"/page/{name}" in routes.PAGE_PATHS, (source, name)
 
@@ -85,6 +86,7 @@ OF_REPORTS = ("page.css", "theme.js", "colours.js")
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_is_made_from_text() -> None:
+    assert sum(len(source.read_bytes()) for source, _ in routes.ASSETS.values()) < 100_000
     for source, _ in routes.ASSETS.values():
         text = source.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(

@@ -23,8 +23,9 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 pytestmark = needs_browser
 NAMES = [f"{400_000 + 17 * number}" for number in range(24)]
-# A service without these routes answers 404, which the browser notes.
-NO_ROUTES = r"/(watch|model) - Failed to load resource: .* status of 404"
+# What the browser notes although all is well: routes that a service does not have, and one that is starting.
+NO_ROUTES = r"/(watch|model) - Failed to load resource: .* status of (404|503)"
+STARTING = rf"{NO_ROUTES}|/health - Failed to load resource: .* status of 503"
 SHOWN = "return document.documentElement.dataset.drawn"
 
 
@@ -156,7 +157,7 @@ def test_the_page_moves_as_readings_arrive(feed: Client, page: Page, small_run: 
     assert page.state() == "live"
     assert page.texts("#chart .band") == [], "this run has no intervals"
     assert page.js("return document.querySelector('input[value=error]').disabled")
-    page.leave(NO_ROUTES)
+    page.leave(STARTING)
 
 
 def test_a_sensor_that_is_late_is_named(feed: Client, page: Page, small_run: SmallRun) -> None:
@@ -172,7 +173,7 @@ def test_a_sensor_that_is_late_is_named(feed: Client, page: Page, small_run: Sma
     page.click("#late button")
     page.until(lambda: page.sensor() == 4)
     assert page.until(lambda: page.texts("#sensor-about .badge") == ["own readings missing"])
-    page.leave(NO_ROUTES)
+    page.leave(STARTING)
 
 
 @pytest.mark.slow
@@ -193,7 +194,7 @@ def test_with_a_token_the_page_asks_for_it(page: Page, small_run: SmallRun, tmp_
         assert TOKEN not in page.driver.current_url
         page.driver.refresh()
         page.until(lambda: page.state() == "live")  # the tab remembers it
-        page.leave(r"status of (401|404)")
+        page.leave(r"status of (401|404|503)")
 
 
 # ---- with everything that a service may tell --------------------------------------------------------------
@@ -217,6 +218,8 @@ def test_bands_errors_alarms_and_the_model_are_shown(page: Page, source: PageSou
         assert page.texts("#switches .text") == ["RMSE of the last two days 4.81 instead of 5.06"]
         assert page.texts("#late li") == ["40008515 min late"]
         assert page.js("return document.title") == "(2) Live forecasts"
+        source.alarm(watched(NAMES[3:]))
+        page.until(lambda: page.tile("Alarms").startswith(f"2frozen: {NAMES[3]}"))
         before = page.curve("band-0")
         source.advance()
         page.shows(source.newest)

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
-from cnfgnn.live.forecasts import Floats, Forecast
+from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import (
     MOST_BYTES,
     MOST_BYTES_AT_ONCE,
@@ -69,13 +69,10 @@ class Web:
         service: LiveService,
         options: ReadingOptions,
         most_bytes: int = MOST_BYTES,
-        positions: Floats | None = None,
+        sensors: SensorList | None = None,
     ) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
-        engine = service.engine
-        self.sensor_list = SensorList(
-            service.recent, service.clock, service.zone, engine.graph, positions, engine.config.data
-        )
+        self.sensor_list = sensors or SensorList(service.recent, service.clock, service.zone)
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
         self._streams: set[asyncio.Queue[Forecast]] = set()

@@ -33,7 +33,7 @@ class SensorList:
 
     graph      who is whose neighbour; None if it is not known
     positions  (n 2) latitude and longitude; None if they are not known
-    config     which readings mean "no reading"
+    config     which readings mean "no reading"; None: all count
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class SensorList:
         recent: RecentReadings,
         clock: Clock,
         zone: Zone,
-        graph: Graph | None,
-        positions: Floats | None,
-        config: DataConfig,
+        graph: Graph | None = None,
+        positions: Floats | None = None,
+        config: DataConfig | None = None,
     ) -> None:
         self.recent, self.clock, self.zone, self.config = recent, clock, zone, config
         self.graph, self.positions = graph, positions
@@ -58,7 +58,8 @@ class SensorList:
         if recent.zeros_missing:
             missing |= values == 0
         times = seconds.astype("datetime64[s]")
-        return mask_codes(Readings(times, ids, values, missing, source="live readings"), self.config)
+        readings = Readings(times, ids, values, missing, source="live readings")
+        return readings if self.config is None else mask_codes(readings, self.config)
 
     def json(self, readings: Readings, whole: bool) -> bytes:
         """These readings as JSON, with the sensors' places; if they are `whole`, with edges and range."""

@@ -5,7 +5,7 @@ import "./map.js";
 import "./chart.js";
 import "./panels.js";
 import { chosenBefore } from "./sensor.js";
-import { ask, askIfThere, forecasts, hasToken, keepToken } from "./service.js";
+import { ask, askIfThere, events, hasToken, keepToken } from "./service.js";
 import { change, chosenId, forget, part, remember, serviceNow, setClock, state } from "./state.js";
 
 const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
@@ -39,8 +39,8 @@ async function refreshHealth() {
 const lacking = new Set(); // routes that this service does not have
 async function refreshRoute(path, key) {
   if (lacking.has(path)) return;
-  const found = await askIfThere(path);
-  if (found === null) lacking.add(path);
+  const [status, found] = await askIfThere(path);
+  if (status === 404) lacking.add(path);
   change({ [key]: found });
 }
 
@@ -58,6 +58,11 @@ async function historyOf(id) {
   return { id, times: found.times.map(seconds), readings: found.sensors[0].readings };
 }
 
+function refreshWatchNow() {
+  watchedAt = -Infinity;
+  return refreshWatch();
+}
+
 async function refreshHistory() {
   const id = chosenId();
   if (id === undefined) return;
@@ -71,23 +76,19 @@ async function refreshRange() {
   change({ range: range ?? null });
 }
 
-// One refresh at a time; whoever asks meanwhile gets another one afterwards.
-let refreshing = false, again = false;
+// One refresh at a time; what is asked for meanwhile follows afterwards.
+const wanted = new Set();
+let refreshing = false;
 async function refresh(...what) {
-  if (refreshing) {
-    again = true;
-    return;
-  }
+  for (const one of what) wanted.add(one);
+  if (refreshing) return;
   refreshing = true;
-  try {
-    await Promise.all(what.map((one) => one()));
-  } catch { /* the stream notices if the connection is lost */ } finally {
-    refreshing = false;
+  while (wanted.size) {
+    const now = [...wanted];
+    wanted.clear();
+    await Promise.allSettled(now.map((one) => one())); // the stream notices if the connection is lost
   }
-  if (again) {
-    again = false;
-    await refresh(refreshHistory);
-  }
+  refreshing = false;
 }
 
 // ---- what comes -----------------------------------------------------------------------------------------
@@ -117,9 +118,10 @@ async function follow() {
   for (let failures = 0; ; ) {
     try {
       await load();
-      for await (const forecast of forecasts(() => change({ connection: { state: "live" } }))) {
+      for await (const [kind, content] of events(() => change({ connection: { state: "live" } }))) {
         failures = 0;
-        receive(forecast);
+        if (kind === "forecast") receive(content);
+        else if (kind === "alarms") refresh(refreshWatchNow);
       }
       throw new Error("it has ended");
     } catch (problem) {

@@ -1,7 +1,7 @@
 // How the service is: the tiles above the map, the banner, and who is late, what is wrong, which model it is.
 
-import { at, clockTime, count, element, isNumber, moment, number, seconds, share, span } from "./format.js";
-import { quality } from "./sensor.js";
+import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span } from "./format.js";
+import { ORDER, quality } from "./sensor.js";
 import { change, late, newest, part, serviceNow, state } from "./state.js";
 
 const MOST_ROWS = 40; // in a list
@@ -70,22 +70,10 @@ function sensorTile() {
   return tile("Sensors", String(state.sensors.length), [`${full} with all readings`, bar]);
 }
 
-const ORDER = ["full", "neighbours missing", "own readings missing", "fallback"];
-
-function errorTile() {
-  // Sensors count as much as they have forecasts to judge.
-  let squares = 0, judged = 0;
-  const covered = new Map();
-  for (const { rmse, count: amount, coverage } of Object.values(state.watch.sensors ?? {})) {
-    if (!isNumber(rmse) || !amount) continue;
-    squares += amount * rmse ** 2;
-    judged += amount;
-    for (const [level, value] of Object.entries(coverage ?? {}))
-      if (isNumber(value)) covered.set(level, [(covered.get(level)?.[0] ?? 0) + amount * value, (covered.get(level)?.[1] ?? 0) + amount]);
-  }
-  const [narrowest] = [...covered].sort(([a], [b]) => a - b);
-  const words = narrowest ? `${share(narrowest[1][0] / narrowest[1][1])} in the ${narrowest[0]} % interval` : "of all sensors";
-  return tile("RMSE lately", judged ? number(Math.sqrt(squares / judged)) : "–", judged ? words : "too few readings yet");
+function errorTile({ rmse, coverage }) {
+  const [narrowest] = Object.entries(coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
+  const words = narrowest ? `${share(narrowest[1])} in the ${narrowest[0]} % interval` : "of all sensors";
+  return tile("RMSE lately", number(rmse), isNumber(rmse) ? words : "too few readings yet");
 }
 
 const switches = () => [...(state.model?.switches ?? [])].sort((a, b) => seconds(b.time) - seconds(a.time));
@@ -120,7 +108,8 @@ function alarmTile() {
 
 part(["forecast", "sensors", "watch", "model", "stale", "tick"], () => {
   const made = [forecastTile(), sensorTile(), lateTile()];
-  if (state.watch) made.push(errorTile(), alarmTile());
+  if (state.watch?.overall) made.push(errorTile(state.watch.overall));
+  if (state.watch) made.push(alarmTile());
   if (state.model) made.push(modelTile());
   at("tiles").replaceChildren(...made);
 });
@@ -183,7 +172,7 @@ part(["watch", "sensors"], () => {
 part(["model", "sensors", "tick"], () => {
   const { model } = state;
   at("model-card").hidden = !model;
-  const pairs = !model ? [] : [["Run", model.run], ["Method", model.method], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Switches so far", String(switches().length)]];
+  const pairs = !model ? [] : [["Run", model.run], ["Method", model.method], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Switches so far", String(switches().length)]];
   at("model").replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   list("switches", switches().slice(0, 8), (made) =>
     element("li", { class: "alarm" }, element("span", {}, element("b", {}, `${made.from} → ${made.to}`), element("small", {}, ` ${moment(seconds(made.time), null)}`)), element("span", { class: "text" }, made.why ?? "")));

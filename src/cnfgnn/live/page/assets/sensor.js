@@ -6,11 +6,14 @@ import { change, chosenId, horizon, levels, newest, part, state, told, watched }
 const QUALITIES = {
   full: ["good", "full", "The sensor and all its neighbours sent a reading."],
   "neighbours missing": ["fair", "neighbours missing", "A neighbour sent no reading."],
+  "last embedding": ["fair", "last embedding", "The server is away: what is known of the neighbours is of an earlier step."],
+  "no embedding": ["warn", "no embedding", "The server is away: the sensor's own readings alone."],
   "own readings missing": ["warn", "own readings missing", "The sensor sent no reading for this step."],
   fallback: ["warn", "fallback", "The sensor has been silent: this is what it usually reads, or its last reading."],
 };
 const CHOSEN = "cnfgnn-live-sensor";
 
+export const ORDER = Object.keys(QUALITIES);
 export const quality = (name) => QUALITIES[name] ?? ["warn", name ?? "no forecast", ""];
 
 // About a quarter, a half and the whole of the time that is forecast.

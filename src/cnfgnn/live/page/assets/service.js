@@ -1,6 +1,7 @@
 // How the page talks to the service: JSON over HTTP, and a stream of forecasts.
 //
-// EventSource cannot send a token, so that the stream is read with fetch.
+// EventSource cannot send a token, so that the stream is read with fetch. Addresses are relative to the page, so that
+// a proxy may put it into a folder.
 
 const TOKEN = "cnfgnn-live-token";
 const ANSWERS_WITHIN = 20_000; // milliseconds
@@ -34,27 +35,28 @@ async function refusal(response) {
 
 // The answer to a request; a status in `also` is an answer like 200.
 export async function ask(path, also = []) {
-  const response = await fetch(path, { headers: headers(), cache: "no-store", signal: AbortSignal.timeout(ANSWERS_WITHIN) });
+  const response = await fetch(`.${path}`, { headers: headers(), cache: "no-store", signal: AbortSignal.timeout(ANSWERS_WITHIN) });
   if (!response.ok && !also.includes(response.status)) throw await refusal(response);
   return response.json();
 }
 
-// The answer, or null if there is no such route: not every service has all of them.
+// The answer, or null: not every service has all routes (404), and some have nothing to tell yet (503).
 export async function askIfThere(path) {
   try {
-    return await ask(path);
+    return [200, await ask(path)];
   } catch (problem) {
-    if (problem.status === 404) return null;
+    if (problem.status === 404 || problem.status === 503) return [problem.status, null];
     throw problem;
   }
 }
 
-// Forecasts as they are made, until the connection is lost; `opened` is called once it is there.
-export async function* forecasts(opened) {
+// What the service tells of its own accord, as [kind, content], until the connection is lost; `opened` is called
+// once it is there.
+export async function* events(opened) {
   const control = new AbortController();
   let timer = setTimeout(() => control.abort(), ANSWERS_WITHIN);
   try {
-    const response = await fetch("/events", { headers: headers(), cache: "no-store", signal: control.signal });
+    const response = await fetch("./events", { headers: headers(), cache: "no-store", signal: control.signal });
     if (!response.ok) throw await refusal(response);
     opened();
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -67,8 +69,8 @@ export async function* forecasts(opened) {
       const blocks = (text + value).split("\n\n");
       text = blocks.pop();
       for (const block of blocks) {
-        const data = block.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6));
-        if (data.length) yield JSON.parse(data.join("\n"));
+        const lines = block.split("\n"), field = (name) => lines.filter((line) => line.startsWith(`${name}: `)).map((line) => line.slice(name.length + 2));
+        if (field("data").length) yield [field("event")[0] ?? "message", JSON.parse(field("data").join("\n"))];
       }
     }
   } finally {
