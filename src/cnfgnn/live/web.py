@@ -1,10 +1,10 @@
 """The service over HTTP: readings in, forecasts out, events, health, metrics, and a page to look at.
 
 GET  /           the page (its files are in /page)
+GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
 POST /readings   JSON or CSV; answered once the readings are on disk
 GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
 GET  /events     every forecast the moment it is made (server-sent events)
-GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
 GET  /health     200 if the last forecast may be used, 503 otherwise
 GET  /metrics    for Prometheus
 """
@@ -82,10 +82,10 @@ class Web:
         """The ASGI application; unless `any_host`, only requests to this machine's own names are answered, so
         that a web page elsewhere cannot reach it through the browser of somebody here."""
         routes = [
+            Route("/sensors", self.sensors),
             Route("/readings", self.readings, methods=["POST"]),
             Route("/forecasts", self.forecasts),
             Route("/events", self.events),
-            Route("/sensors", self.sensors),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
