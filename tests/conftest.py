@@ -27,7 +27,8 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.transports.in_process import InProcess
 
-pytest_plugins = ["tests.tiny_runs"]  # runs on a tiny city, for tests of the page, tables and commands
+# Runs on a tiny city, for tests of the page, tables and commands; a browser, for tests of pages.
+pytest_plugins = ["tests.tiny_runs", "tests.browser"]
 
 needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
 # `make test` asks of these what is asked of every method: one for each strategy, and the one for own data;

@@ -216,7 +216,7 @@ def test_a_malformed_body_gets_a_sentence(
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
-        ("GET", "/", 404, "there is nothing at /"),
+        ("GET", "/nothing", 404, "there is nothing at /nothing"),
         ("GET", "/readings", 405, "/readings does not take GET"),
         ("POST", "/forecasts", 405, "/forecasts does not take POST"),
         ("GET", "/forecasts?format=xml", 400, "format must be json or csv, not 'xml'"),
@@ -352,7 +352,7 @@ def test_metrics_are_in_the_format_of_prometheus(client: Client) -> None:
     assert verdicts["unknown sensor"] >= 1
     assert families["cnfgnn_live_forecast_seconds"].type == "histogram"
     paths = {sample.labels["path"] for sample in families["cnfgnn_live_http_requests"].samples}
-    assert paths <= {"/readings", "/forecasts", "/events", "/health", "/metrics", "other"}
+    assert paths <= {"/readings", "/forecasts", "/events", "/sensors", "/health", "/metrics", "other"}
 
 
 def test_many_ask_at_the_same_time(client: Client, small_run: SmallRun) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,65 +13,27 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.report.page import page
 from cnfgnn.report.views import views
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
+from tests.browser import BrowserWindow, needs_browser
 from tests.tiny_runs import large_view
 
-BROWSER, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None,
-    reason="no chromium and chromedriver here, so the page is not tried in a browser",
-)
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-dev-shm-usage",
-)
+pytestmark = needs_browser
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
 
 
-class Browser:
-    """A driver with what the tests ask of it; every wait is for a condition."""
-
-    def __init__(self, driver: webdriver.Chrome) -> None:
-        self.driver = driver
+class Browser(BrowserWindow):
+    """A window that shows a report."""
 
     def open(self, path: Path, width: int = 1400, height: int = 900, dark: bool = False) -> None:
         self.resize(width, height, dark)
         self.driver.get(path.as_uri())
         self.until(lambda: self.js("return document.documentElement.dataset.ready === 'yes'"))
-
-    def resize(self, width: int, height: int, dark: bool) -> None:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-
-    def until(self, condition: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.driver, 30, poll_frequency=0.05).until(lambda _: condition())
-
-    def js(self, script: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(script, *arguments)
-
-    def texts(self, selector: str) -> list[str]:
-        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-        texts: list[str] = self.js(script, selector)
-        return texts
-
-    def find(self, selector: str) -> Any:
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def click(self, selector: str) -> None:
-        self.js("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
-        self.find(selector).click()
 
     def colours(self) -> list[str]:
         """What the sensors on the map are filled with."""
@@ -79,29 +41,11 @@ class Browser:
         shown: list[str] = self.js(fills)
         return shown
 
-    def sensor(self) -> int:
-        return int(self.js("return document.getElementById('sensor').value"))
-
     def measured(self) -> list[float | None]:
         values: list[float | None] = self.js(
             "return document.getElementById('last-days').data.find((t) => t.name === 'measured').y"
         )
         return values
-
-    def complaints(self) -> list[str]:
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.binary_location = BROWSER or ""
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture

@@ -105,7 +105,8 @@ def run(
     """Serve forecasts the moment readings arrive.
 
     Readings come from the folder's file as it grows, from new files beside it, by HTTP POST /readings and by
-    MQTT. Forecasts are at GET /forecasts, in the stream GET /events, at the MQTT broker and in latest.csv.
+    MQTT. Forecasts are at GET /forecasts, in the stream GET /events, at the MQTT broker, in latest.csv, and
+    on the page at /.
     docs/live.md says what happens to readings that are late, repeated, wrong or missing.
     """
     check_installed()
@@ -252,6 +253,7 @@ def say_where(process: LiveProcess) -> None:
     print(
         f"live on {process.address}, {len(service.recent.ids)} sensors, a step every {service.recent.step} s"
     )
+    print(f"page: {process.address}/")
     print(
         f"forecasts: {process.address}/forecasts, /events and {service.latest_file}; state: /health, /metrics"
     )

@@ -24,6 +24,7 @@ from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs
 from cnfgnn.live.folder_source import FolderSource, state_of
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
+from cnfgnn.live.page.sensors import SensorList
 from cnfgnn.live.recent import Cell, RecentReadings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
@@ -109,7 +110,9 @@ class LiveProcess:
             Schedule(recent.step, _deadline(settings, recent.step), engine.history),
             settings.latest or state / "latest.csv",
         )
-        self.web = Web(service, options, settings.most_bytes)
+        positions = data.readings.positions
+        shown = SensorList(recent, service.clock, service.zone, engine.graph, positions, engine.config.data)
+        self.web = Web(service, options, settings.most_bytes, sensors=shown)
         self.folder: FolderSource | None = None
         if begun_with is not None:
             self.folder = FolderSource(service, path, options, begun_with, settings.poll)

@@ -1,5 +1,7 @@
-"""The service over HTTP: readings in, forecasts out, events, health and metrics.
+"""The service over HTTP: readings in, forecasts out, events, health, metrics, and a page to look at.
 
+GET  /           the page (its files are in /page)
+GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
 POST /readings   JSON or CSV; answered once the readings are on disk
 GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
 GET  /events     every forecast the moment it is made (server-sent events)
@@ -39,11 +41,13 @@ from cnfgnn.live.limits import (
     Rate,
 )
 from cnfgnn.live.observations import MalformedInput, read_csv, read_json
+from cnfgnn.live.page.routes import PAGE_PATHS, page_routes
+from cnfgnn.live.page.sensors import MOST_STEPS, SensorList
 from cnfgnn.live.recent import Arrived
 from cnfgnn.live.service import Busy, LiveService, Receipt
 
 JSON, CSV, EVENTS = "application/json", "text/csv", "text/event-stream"
-OPEN_PATHS = ("/health",)  # without a token: it tells no reading and no forecast
+OPEN_PATHS = ("/health", *PAGE_PATHS)  # without a token: they tell no reading and no forecast
 KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do not close it
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -53,11 +57,22 @@ class TooLarge(Exception):
     """A body that is larger than one may be."""
 
 
+class UnknownSensor(Exception):
+    """A request about a sensor that there is not, in a sentence."""
+
+
 class Web:
     """The handlers of one service; `token` is needed for all of them if it is not empty."""
 
-    def __init__(self, service: LiveService, options: ReadingOptions, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        service: LiveService,
+        options: ReadingOptions,
+        most_bytes: int = MOST_BYTES,
+        sensors: SensorList | None = None,
+    ) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
+        self.sensor_list = sensors or SensorList(service.recent, service.clock, service.zone)
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
         self._streams: set[asyncio.Queue[Forecast]] = set()
@@ -67,6 +82,7 @@ class Web:
         """The ASGI application; unless `any_host`, only requests to this machine's own names are answered, so
         that a web page elsewhere cannot reach it through the browser of somebody here."""
         routes = [
+            Route("/sensors", self.sensors),
             Route("/readings", self.readings, methods=["POST"]),
             Route("/forecasts", self.forecasts),
             Route("/events", self.events),
@@ -74,7 +90,7 @@ class Web:
             Route("/metrics", self.metrics),
         ]
         handlers: dict[Any, Any] = {HTTPException: _sentence, Exception: self._failed}
-        app = Starlette(routes=routes, exception_handlers=handlers)
+        app = Starlette(routes=[*routes, *page_routes()], exception_handlers=handlers)
         return Guard(app, token, any_host, self.service.metrics, [route.path for route in routes])
 
     # ---- readings -----------------------------------------------------------------------------------
@@ -166,19 +182,38 @@ class Web:
         made, now = self.service.latest, self.service.clock.now()
         if made is None:
             return error(503, "no forecast has been made yet", {"Retry-After": "1"})
-        asked = request.query_params.getlist("sensor")
-        unknown = [sensor for sensor in asked if sensor not in self.service.recent.column_of]
-        if unknown:
-            return error(404, f"there is no sensor {unknown[0][:80]!r}")
+        try:
+            chosen = self._asked(request)
+        except UnknownSensor as problem:
+            return error(404, str(problem))
         kind = request.query_params.get(
             "format", "csv" if CSV in request.headers.get("accept", "") else "json"
         )
         if kind not in ("json", "csv"):
             return error(400, f"format must be json or csv, not {kind[:80]!r}")
-        chosen = set(asked) if asked else None
         body = made.json(now, chosen) if kind == "json" else made.csv(now, chosen)
         headers = {"Cache-Control": "no-store"}
         return Response(body, media_type=JSON if kind == "json" else f"{CSV}; charset=utf-8", headers=headers)
+
+    def _asked(self, request: Request) -> set[str] | None:
+        """The sensors that a request is about; None: all of them."""
+        asked = request.query_params.getlist("sensor")
+        for sensor in asked:
+            if sensor not in self.service.recent.column_of:
+                raise UnknownSensor(f"there is no sensor {sensor[:80]!r}")
+        return set(asked) if asked else None
+
+    async def sensors(self, request: Request) -> Response:
+        steps = request.query_params.get("steps", str(MOST_STEPS))
+        if not (steps.isascii() and steps.isdecimal() and 1 <= int(steps[:9]) <= MOST_STEPS):
+            return error(400, f"steps must be from 1 to {MOST_STEPS}, not {steps[:80]!r}")
+        try:
+            chosen = self._asked(request)
+        except UnknownSensor as problem:
+            return error(404, str(problem))
+        readings = self.sensor_list.readings(chosen, int(steps))
+        body = await asyncio.to_thread(self.sensor_list.json, readings, chosen is None)
+        return Response(body, media_type=JSON, headers={"Cache-Control": "no-store"})
 
     async def events(self, request: Request) -> Response:
         if len(self._streams) >= MOST_STREAMS:

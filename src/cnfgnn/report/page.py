@@ -23,7 +23,7 @@ from cnfgnn.version import __version__
 
 ASSETS = files("cnfgnn.report") / "assets"
 # Concatenated in this order into one module.
-SCRIPTS = ("numbers", "charts", "overview", "map", "sensor", "training", "main")
+SCRIPTS = ("colours", "numbers", "charts", "overview", "map", "sensor", "training", "main")
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
 MOST_BYTES = 4_200_000  # of all arrays, uncompressed: keeps the page below 8 MB
 

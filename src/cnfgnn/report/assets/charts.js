@@ -1,11 +1,6 @@
 // The style of all charts, light and dark.
 
 const RUN_COLOURS = ["#1f83c4", "#e08e00", "#0a9a73", "#c76aa0", "#8a6fd1", "#d0571a", "#7d8794"];
-// Viridis without the end that is invisible on the background; the highest error stands out most.
-const SCALES = {
-  light: ["#9bd93c", "#5ec962", "#27ad81", "#21918c", "#2c728e", "#3b528b", "#472d7b", "#440154"],
-  dark: ["#3e4c8a", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"],
-};
 const DASHES = ["solid", "dot", "dash", "dashdot"];
 const narrow = () => innerWidth < 620;
 

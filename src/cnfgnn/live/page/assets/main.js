@@ -1,0 +1,188 @@
+// Follow the service: load what is there, then its forecasts as they come; if the connection is lost, begin again.
+
+import { at, seconds } from "./format.js";
+import "./map.js";
+import "./chart.js";
+import "./panels.js";
+import { chosenBefore } from "./sensor.js";
+import { ask, askIfThere, events, hasToken, keepToken } from "./service.js";
+import { change, chosenId, forget, part, remember, serviceNow, setClock, state } from "./state.js";
+
+const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
+const REFRESH_MS = 5000;
+const RANGE_MS = 3_600_000;
+const PATIENCE_MS = 1000;
+const WATCH_MS = 2000; // errors and alarms of many sensors are long: not with every forecast of a fast recording
+
+// ---- what is there --------------------------------------------------------------------------------------
+
+async function load() {
+  const found = await ask("/sensors?steps=1");
+  setClock(found.now, found.speed);
+  const same = found.sensors.length === state.sensors.length && found.sensors.every(({ id }, i) => id === state.sensors[i].id);
+  if (!same) {
+    const sensor = chosenBefore(found.sensors);
+    forget();
+    change({ sensors: found.sensors, sensor, history: null, watch: null });
+  }
+  change({ step: found.step, unit: found.unit ?? "", edges: found.edges ?? [], range: found.range ?? null });
+  at("main").hidden = !found.sensors.length;
+  await Promise.all([refreshHealth(), refreshWatch(), refreshModel(), refreshHistory()]);
+}
+
+async function refreshHealth() {
+  const health = await ask("/health", [503]);
+  setClock(health.now);
+  change({ health });
+}
+
+const lacking = new Set(); // routes that this service does not have
+async function refreshRoute(path, key) {
+  if (lacking.has(path)) return;
+  const [status, found] = await askIfThere(path);
+  if (status === 404) lacking.add(path);
+  change({ [key]: found });
+}
+
+const refreshModel = () => refreshRoute("/model", "model");
+
+let watchedAt = -Infinity;
+async function refreshWatch() {
+  if (performance.now() - watchedAt < WATCH_MS) return;
+  watchedAt = performance.now();
+  await refreshRoute("/watch", "watch");
+}
+
+async function historyOf(id) {
+  const found = await ask(`/sensors?sensor=${encodeURIComponent(id)}`);
+  return { id, times: found.times.map(seconds), readings: found.sensors[0].readings };
+}
+
+function refreshWatchNow() {
+  watchedAt = -Infinity;
+  return refreshWatch();
+}
+
+async function refreshHistory() {
+  const id = chosenId();
+  if (id === undefined) return;
+  const history = await historyOf(id);
+  if (chosenId() === id) change({ history });
+}
+
+// A page on a wall stays open for weeks: what is a usual reading changes.
+async function refreshRange() {
+  const { range } = await ask("/sensors?steps=1");
+  change({ range: range ?? null });
+}
+
+// One refresh at a time; what is asked for meanwhile follows afterwards.
+const wanted = new Set();
+let refreshing = false;
+async function refresh(...what) {
+  for (const one of what) wanted.add(one);
+  if (refreshing) return;
+  refreshing = true;
+  while (wanted.size) {
+    const now = [...wanted];
+    wanted.clear();
+    await Promise.allSettled(now.map((one) => one())); // the stream notices if the connection is lost
+  }
+  refreshing = false;
+}
+
+// ---- what comes -----------------------------------------------------------------------------------------
+
+// A forecast is shown together with the reading that it follows, unless that takes too long.
+let received = null;
+async function receive(forecast) {
+  received = forecast;
+  remember(forecast);
+  if (seconds(forecast.made) > serviceNow()) setClock(forecast.made);
+  const late = new Promise((resolve) => setTimeout(resolve, PATIENCE_MS, null));
+  const history = await Promise.race([historyOf(chosenId()).catch(() => null), late]);
+  if (received !== forecast) return; // there is a newer one
+  change({ forecast, ahead: Math.min(state.ahead, forecast.times.length), history: history?.id === chosenId() ? history : state.history });
+  watchAge();
+  refresh(refreshWatch);
+}
+
+// The service knows best whether its forecast may be used; without it, the time tells.
+function watchAge() {
+  const until = seconds(state.forecast?.validUntil), now = serviceNow();
+  const passed = until !== null && now !== null && now > until;
+  change({ stale: state.connection.state === "live" ? state.health?.status === "stale" || passed : passed });
+}
+
+async function follow() {
+  for (let failures = 0; ; ) {
+    try {
+      await load();
+      for await (const [kind, content] of events(() => change({ connection: { state: "live" } }))) {
+        failures = 0;
+        if (kind === "forecast") receive(content);
+        else if (kind === "alarms") refresh(refreshWatchNow);
+      }
+      throw new Error("it has ended");
+    } catch (problem) {
+      if (problem.status === 401) await tokenGiven();
+      else await pause(problem, Math.min(LONGEST_WAIT, 500 * 2 ** failures++));
+    }
+  }
+}
+
+// Wait before the next try; the user or the network coming back end the wait.
+async function pause(problem, milliseconds) {
+  lacking.clear(); // another version of the service may come back
+  change({ connection: { state: "lost", why: problem.status ? problem.message : reason(problem) } });
+  await new Promise((resolve) => {
+    const done = () => {
+      clearTimeout(timer);
+      at("retry").removeEventListener("click", done);
+      removeEventListener("online", done);
+      resolve();
+    };
+    const timer = setTimeout(done, milliseconds);
+    at("retry").addEventListener("click", done);
+    addEventListener("online", done);
+  });
+}
+
+function reason(problem) {
+  if (problem.name === "AbortError" || problem.name === "TimeoutError") return "it does not answer";
+  return problem.name === "TypeError" ? "it cannot be reached" : problem.message;
+}
+
+// ---- the token --------------------------------------------------------------------------------------------
+
+async function tokenGiven() {
+  change({ connection: { state: "token" } });
+  const dialog = at("token-dialog"), form = at("token-form"), wrong = at("token-wrong");
+  wrong.hidden = !hasToken();
+  wrong.textContent = "That is not the token of this service.";
+  at("token").value = "";
+  if (!dialog.open) dialog.showModal();
+  at("token").focus();
+  await new Promise((resolve) => form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    keepToken(at("token").value.trim());
+    resolve();
+  }, { once: true }));
+  dialog.close();
+}
+at("token-dialog").addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to show without
+
+// ---- time -------------------------------------------------------------------------------------------------
+
+part(["sensor"], () => refresh(refreshHistory));
+setInterval(() => {
+  if (!document.hidden && state.connection.state === "live") refresh(refreshHealth, refreshHistory, refreshWatch, refreshModel);
+}, REFRESH_MS);
+setInterval(() => refresh(refreshRange), RANGE_MS);
+setInterval(() => {
+  watchAge();
+  change({ tick: state.tick + 1 });
+}, 1000);
+document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));
+change({ theme: document.documentElement.dataset.theme });
+follow();

@@ -1,0 +1,179 @@
+// How the service is: the tiles above the map, the banner, and who is late, what is wrong, which model it is.
+
+import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span } from "./format.js";
+import { ORDER, quality } from "./sensor.js";
+import { change, late, newest, part, serviceNow, state } from "./state.js";
+
+const MOST_ROWS = 40; // in a list
+
+// ---- the connection -----------------------------------------------------------------------------------
+
+const SAYS = { connecting: "connecting", live: "live", lost: "connection lost", token: "token needed" };
+
+part(["connection", "stale", "health"], () => {
+  const shown = state.connection.state === "live" && state.stale ? "stale" : state.connection.state;
+  const pill = at("connection");
+  const before = pill.dataset.state;
+  pill.dataset.state = shown;
+  at("connection-text").textContent = SAYS[shown] ?? shown;
+  if (before !== shown && ["live", "lost"].includes(shown) && ["live", "lost", "stale"].includes(before)) at("said").textContent = SAYS[shown];
+});
+
+part(["connection", "stale", "health", "tick"], () => {
+  const [kind, sentence] = trouble();
+  at("banner").hidden = !sentence;
+  at("banner").dataset.kind = kind;
+  at("retry").hidden = state.connection.state !== "lost";
+  if (at("banner-text").textContent !== sentence) at("banner-text").textContent = sentence;
+});
+
+function trouble() {
+  const { connection, health, forecast } = state;
+  if (connection.state === "lost") {
+    const shown = forecast ? ` What you see is as of ${clockTime(newest())}.` : "";
+    return ["bad", `No connection to the service (${connection.why}); the page tries again by itself.${shown}`];
+  }
+  if (connection.state !== "live") return ["", ""];
+  const problems = Object.entries(health?.problems ?? {}).map(([name, sentence]) => `${name}: ${sentence}`);
+  if (state.stale) {
+    const until = moment(seconds(forecast?.validUntil), serviceNow());
+    return ["bad", [`The forecasts are out of date: they could be used until ${until}, and no newer ones have been made.`, ...problems].join(" ")];
+  }
+  if (!forecast) return ["fair", "The service has not made a forecast yet."];
+  return problems.length ? ["warn", `Something does not work: ${problems.join("; ")}`] : ["", ""];
+}
+
+// ---- tiles ----------------------------------------------------------------------------------------------
+
+function tile(name, value, under, kind = "") {
+  return element("div", { class: `tile ${kind}` }, element("dt", {}, name), element("dd", {}, element("strong", {}, value), element("span", { class: "under" }, ...[under].flat())));
+}
+
+function forecastTile() {
+  const step = newest(), until = seconds(state.forecast?.validUntil);
+  const under = state.stale ? `stale since ${moment(until, step)}` : `next one by ${moment(until, step)}`;
+  return tile("Newest forecast", clockTime(step), under, state.stale ? "bad" : "");
+}
+
+function sensorTile() {
+  const counts = new Map();
+  for (const { quality: name } of Object.values(state.forecast?.sensors ?? {})) counts.set(name, (counts.get(name) ?? 0) + 1);
+  const parts = [...counts].sort(([a], [b]) => ORDER.indexOf(a) - ORDER.indexOf(b));
+  const words = parts.map(([name, amount]) => `${amount} ${name}`).join(", ");
+  const bar = element("span", { class: "bar", role: "img", "aria-label": words, title: words });
+  for (const [name, amount] of parts) {
+    const piece = element("i", { class: quality(name)[0] });
+    piece.style.flexGrow = amount;
+    bar.append(piece);
+  }
+  const full = counts.get("full") ?? 0;
+  return tile("Sensors", String(state.sensors.length), [`${full} with all readings`, bar]);
+}
+
+function errorTile({ rmse, coverage }) {
+  const [narrowest] = Object.entries(coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
+  const words = narrowest ? `${share(narrowest[1])} in the ${narrowest[0]} % interval` : "of all sensors";
+  return tile("RMSE lately", number(rmse), isNumber(rmse) ? words : "too few readings yet");
+}
+
+const switches = () => [...(state.model?.switches ?? [])].sort((a, b) => seconds(b.time) - seconds(a.time));
+
+// How long ago by the clock that the time was written with: a time with an offset is the machine's own.
+function ago(text) {
+  const then = seconds(text);
+  const now = /(Z|[+-]\d\d:?\d\d)$/.test(text ?? "") ? Date.now() / 1000 : serviceNow();
+  return then === null || now === null || now < then ? null : now - then;
+}
+
+const agoWords = (text) => (ago(text) === null ? moment(seconds(text), null) : `${span(ago(text))} ago`);
+
+function modelTile() {
+  const [last] = switches();
+  const age = ago(state.model.trained);
+  const under = last ? `last switch ${agoWords(last.time)}` : "no switch so far";
+  return tile("Model age", age === null ? "–" : span(age), under);
+}
+
+function lateTile() {
+  const found = late();
+  const [first] = found;
+  const under = !first ? "all readings have arrived" : first.last === null ? `${first.id}, no reading` : `${first.id}, by ${span(newest() - first.last)}`;
+  return tile("Late", String(found.length), under, found.length ? "warn" : "");
+}
+
+function alarmTile() {
+  const alarms = state.watch.alarms ?? [];
+  return tile("Alarms", String(alarms.length), alarms.length ? [alarms[0].kind, alarms[0].sensor].filter(Boolean).join(": ") : "nothing is wrong", alarms.length ? "bad" : "");
+}
+
+part(["forecast", "sensors", "watch", "model", "stale", "tick"], () => {
+  const made = [forecastTile(), sensorTile(), lateTile()];
+  if (state.watch?.overall) made.push(errorTile(state.watch.overall));
+  if (state.watch) made.push(alarmTile());
+  if (state.model) made.push(modelTile());
+  at("tiles").replaceChildren(...made);
+});
+
+part(["model", "health"], () => {
+  const run = state.model?.run ?? state.health?.run?.split(/[\\/]/).at(-1) ?? "";
+  at("about").textContent = [run && `run ${run}`, state.model?.method].filter(Boolean).join(", ");
+});
+
+part(["forecast"], () => {
+  at("zone").textContent = state.forecast?.step.endsWith("Z") ? "Times are in UTC." : "Times are the local times of the readings.";
+});
+
+part(["watch", "stale", "connection"], () => {
+  const alarms = state.watch?.alarms?.length ?? 0;
+  const trouble = state.connection.state === "lost" ? "(lost) " : state.stale ? "(stale) " : alarms ? `(${alarms}) ` : "";
+  document.title = `${trouble}Live forecasts`;
+});
+
+// ---- lists ----------------------------------------------------------------------------------------------
+
+// Lists are only built anew when they differ, so that whoever uses the keyboard does not lose their place.
+const listed = new Map();
+function list(id, rows, draw) {
+  const content = JSON.stringify(rows);
+  if (listed.get(id) === content) return;
+  listed.set(id, content);
+  const place = [...at(id).querySelectorAll("button")].indexOf(document.activeElement);
+  const more = rows.length > MOST_ROWS ? [element("li", { class: "hint" }, `and ${rows.length - MOST_ROWS} more`)] : [];
+  at(id).replaceChildren(...rows.slice(0, MOST_ROWS).map(draw), ...more);
+  if (place >= 0) at(id).querySelectorAll("button")[Math.min(place, rows.length - 1)]?.focus();
+}
+
+const chooser = (index, name) =>
+  index < 0 ? element("b", {}, name) : element("button", { type: "button", class: "name", onclick: () => change({ sensor: index }) }, name);
+
+part(["forecast", "sensors"], () => {
+  const found = late(), step = newest();
+  at("late-hint").hidden = step === null;
+  at("late-hint").textContent = found.length
+    ? `${count(found.length, "sensor has", "sensors have")} sent no reading for ${clockTime(step)}.`
+    : `Every sensor has sent its reading for ${clockTime(step)}.`;
+  list("late", found.map(({ id, index, last }) => [id, index, last === null ? "no reading" : `${span(step - last)} late`]), ([id, index, words]) =>
+    element("li", {}, chooser(index, id), element("span", {}, words)));
+});
+
+let alarmsBefore = 0;
+part(["watch", "sensors"], () => {
+  const alarms = state.watch?.alarms ?? [];
+  at("alarms-card").hidden = !state.watch;
+  at("alarms-hint").hidden = alarms.length > 0;
+  const index = new Map(state.sensors.map(({ id }, i) => [id, i]));
+  const rows = alarms.map(({ sensor, kind, since, text }) => [sensor, index.get(sensor) ?? -1, kind, text, moment(seconds(since), newest())]);
+  if (rows.length > alarmsBefore) at("said").textContent = `Alarm: ${rows[0][3]}`;
+  alarmsBefore = rows.length;
+  list("alarms", rows, ([sensor, place, kind, text, since]) =>
+    element("li", { class: "alarm" }, element("span", {}, element("span", { class: "badge bad" }, kind), " ", sensor === null ? "" : chooser(place, sensor), element("small", {}, ` since ${since}`)), element("span", { class: "text" }, text)));
+});
+
+part(["model", "sensors", "tick"], () => {
+  const { model } = state;
+  at("model-card").hidden = !model;
+  const pairs = !model ? [] : [["Run", model.run], ["Method", model.method], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Switches so far", String(switches().length)]];
+  at("model").replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  list("switches", switches().slice(0, 8), (made) =>
+    element("li", { class: "alarm" }, element("span", {}, element("b", {}, `${made.from} → ${made.to}`), element("small", {}, ` ${moment(seconds(made.time), null)}`)), element("span", { class: "text" }, made.why ?? "")));
+});

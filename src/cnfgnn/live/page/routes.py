@@ -1,0 +1,71 @@
+"""The page in a browser: a few files that hold no data, and the rules that the browser enforces for them.
+
+The page asks for everything else as JSON, from where it came from itself:
+
+/sensors    the sensors, where they are, and their last readings
+/events     forecasts as they are made (`/forecasts` has the last one)
+/health     whether the service works
+/watch      errors and alarms; the page does without if it is not there
+/model      which model is in use since when; the page does without if it is not there
+
+Whoever answers these can serve the page: add `page_routes()` to the routes, and let `PAGE_PATHS` be asked for
+without a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+SCRIPT, STYLE, HTML = "text/javascript", "text/css", "text/html"
+OWN, OF_REPORTS = files("cnfgnn.live.page") / "assets", files("cnfgnn.report") / "assets"
+# The colours and the shape of cards, buttons and tables are those of `cnfgnn report`.
+ASSETS = {
+    "/": (OWN / "index.html", HTML),
+    "/page/base.css": (OF_REPORTS / "page.css", STYLE),
+    "/page/theme.js": (OF_REPORTS / "theme.js", SCRIPT),
+    "/page/colours.js": (OF_REPORTS / "colours.js", SCRIPT),
+    "/page/live.css": (OWN / "live.css", STYLE),
+} | {
+    f"/page/{name}.js": (OWN / f"{name}.js", SCRIPT)
+    for name in ("main", "service", "state", "format", "map", "places", "chart", "sensor", "panels")
+}
+PAGE_PATHS = tuple(ASSETS)
+HEADERS = {
+    # Nothing from elsewhere, nothing inline, nothing that is made from text; nobody may frame the page.
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            "script-src 'self'",
+            "style-src 'self'",
+            "img-src data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes() -> list[Route]:
+    """The page at `/`, and its files."""
+    return [Route(path, _file(source.read_bytes(), kind)) for path, (source, kind) in ASSETS.items()]
+
+
+def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return Response(content, headers=HEADERS, media_type=f"{kind}; charset=utf-8")
+
+    return answer
