@@ -28,6 +28,7 @@ from cnfgnn.live.recent import Cell, RecentReadings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.tracking import open_tracking
 from cnfgnn.live.web import Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
@@ -107,6 +108,7 @@ class LiveProcess:
             Zone(data.readings.utc, settings.zone),
             Schedule(recent.step, _deadline(settings, recent.step), engine.history),
             settings.latest or state / "latest.csv",
+            open_tracking(engine, data, recent.until(recent.newest), store),
         )
         self.web = Web(service, options, settings.most_bytes)
         self.folder: FolderSource | None = None
