@@ -15,7 +15,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live import tracking as module
 from cnfgnn.live.clock import Zone
-from cnfgnn.live.engine import Engine, rows_of
+from cnfgnn.live.engine import Engine
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.start import LiveSettings
 from cnfgnn.live.store import ReadingStore
@@ -72,7 +72,7 @@ def test_live_ranges_are_those_of_the_command(tmp_path: Path) -> None:
 def test_a_restarted_watch_is_the_same_as_an_undisturbed_one(
     small_run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything is compared to the last bit, with states that are written now and then, and steps between."""
+    """All of it is compared to the last bit, with states that are written now and then, and steps between."""
     monkeypatch.setattr(module, "STEPS_BETWEEN_STATES", 4)
     with opened(small_run, tmp_path / "undisturbed") as (engine, undisturbed):
         for rows in range(KNOWN, KNOWN + 11):
@@ -142,7 +142,7 @@ def test_a_damaged_state_is_named(small_run: SmallRun, tmp_path: Path) -> None:
         pass
 
 
-# ---- how ranges go out --------------------------------------------------------------------------------------
+# ---- how ranges go out ------------------------------------------------------------------------------------
 
 
 def forecast_with_ranges() -> Forecast:
@@ -178,7 +178,7 @@ def test_ranges_are_in_json_csv_and_observations() -> None:
 
 def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRun, tmp_path: Path) -> None:
     settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=250)
-    with serving(small_run.run, settings) as (process, client):
+    with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 6):
             sent = small_run.full_row(row)
             assert client.post(sent).status == 200
@@ -196,4 +196,6 @@ def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRu
         assert watched["overall"]["count"] > 0
         assert 0 <= watched["overall"]["coverage"]["80"] <= watched["overall"]["coverage"]["95"] <= 1
         exposed = client.get("/metrics").body.decode()
-        assert f"cnfgnn_live_coverage{{level=\"80\"}} {watched['overall']['coverage']['80']:.4f}"[:40] in exposed
+        assert (
+            f'cnfgnn_live_coverage{{level="80"}} {watched["overall"]["coverage"]["80"]:.4f}'[:40] in exposed
+        )

@@ -32,6 +32,7 @@ LEAST_RUN = 12  # equal readings in a row that may be a frozen sensor ...
 LONGER_RUN = 2  # ... and how many times as long as ever before
 LARGER_ERRORS = 3.0  # times the usual mean absolute error, of this sensor and beside the others
 LOW_COVERAGE = 70.0  # per cent of readings within the ranges of 80 %, over all sensors
+BETTER_AGAIN = 0.05  # skill at which the alarm that there is none ends
 CALMER = 0.75  # of a limit: an alarm about errors ends below it
 
 SUMS = ("count", "squared", "absolute", "usual", "squared_last", *(f"inside_{level}" for level in LEVELS))
@@ -217,7 +218,7 @@ class Watch:
         everyone, skill, coverage = (self.since_overall[k : k + 1] for k in range(len(OVERALL)))
         everyone[:] = self.last_row.max() if is_silent.all() else -1
         known = numbers.skill if some and numbers.skill is not None else 0.0
-        _keep(skill, np.array([known < 0]), np.array([known > 0]), row)
+        _keep(skill, np.array([known < 0]), np.array([known > BETTER_AGAIN]), row)
         share = numbers.coverage[LEVELS[0]]
         share = 100.0 if share is None or not some else 100 * share
         _keep(coverage, np.array([share < LOW_COVERAGE]), np.array([share > LOW_COVERAGE + 2]), row)
