@@ -1,4 +1,4 @@
-"""The files in deploy/: a real Prometheus scrapes the service and applies its rules; systemd takes the unit."""
+"""The files in deploy/ work: with a real Prometheus that scrapes the service, and with systemd."""
 
 from __future__ import annotations
 

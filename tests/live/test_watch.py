@@ -29,10 +29,9 @@ def readings_of_city() -> Floats:
 class LastValue:
     """Forecasts of the last value, with ranges that hold most of them: errors are what the watch judges."""
 
-    def __init__(self, values: Floats, noise: float = 3.0) -> None:
+    def __init__(self, values: Floats) -> None:
         self.values, n = values, values.shape[1]
-        self.watch = Watch([f"s{k}" for k in range(n)], HORIZON, STEP, HISTORY, np.full((HORIZON, n), noise))
-        self.noise = noise
+        self.watch = Watch([f"s{k}" for k in range(n)], HORIZON, STEP, HISTORY, has_ranges=True)
         self.watch.begin(range(FIRST), values[:FIRST])
         self.last, self.last_row = np.full(n, np.nan), np.full(n, -1)
         for row in range(FIRST):
@@ -89,7 +88,7 @@ def test_numbers_are_those_of_the_last_day() -> None:
 
 
 def test_skill_says_how_much_better_than_the_last_value_a_forecast_is() -> None:
-    watch = Watch(["a"], 1, STEP, HISTORY, None)
+    watch = Watch(["a"], 1, STEP, HISTORY, has_ranges=False)
     truth = np.arange(60.0)[:, None]
     for row in range(60):
         step = Step(row, truth[row], truth[row], np.array([row]), truth[row][:, None] + 0.75)
@@ -104,16 +103,15 @@ def test_skill_says_how_much_better_than_the_last_value_a_forecast_is() -> None:
 
 
 def with_faults(values: Floats) -> Floats:
-    """Four sensors with a fault each; the other eight are as they were."""
+    """Three sensors with a fault each; the other nine are as they were."""
     faulty, days = values.copy(), np.arange(len(values) - FIRST) / DAY
     faulty[FIRST + 50 : FIRST + 90, 1] = np.nan
     faulty[FIRST + 50 : FIRST + 90, 3] = 51.5
     faulty[FIRST:, 5] -= 25 * np.minimum(1, days)
-    faulty[FIRST:, 7] += np.random.default_rng(3).normal(0, 35, len(days))
     return faulty
 
 
-FAULTS = {"s1": "silent", "s3": "frozen", "s5": "drift", "s7": "errors"}
+FAULTS = {"s1": "silent", "s3": "frozen", "s5": "drift"}
 
 
 def test_readings_that_are_in_order_raise_no_false_alarm() -> None:
@@ -143,8 +141,6 @@ def test_planted_faults_are_named_soon_and_nothing_else_is() -> None:
     assert told["s3"][0] == (61, f"frozen since {(FIRST + 50) * STEP}: it has sent 51.5 12 times in a row")
     assert told["s5"][0][0] <= 3 * DAY
     assert "below what it usually reads at these hours, and the others do not" in told["s5"][0][1]
-    assert told["s7"][0][0] <= DAY
-    assert "times as large as usual" in told["s7"][0][1]
 
 
 def test_when_no_sensor_sends_anything_there_is_one_alarm() -> None:
@@ -195,7 +191,7 @@ def test_memory_does_not_grow_and_a_state_gives_the_same_reports() -> None:
 
 def test_without_a_week_of_readings_the_watch_learns_what_is_usual_as_it_goes() -> None:
     values = readings_of_city().copy()
-    watch = Watch([f"s{k}" for k in range(values.shape[1])], HORIZON, STEP, HISTORY, None)
+    watch = Watch([f"s{k}" for k in range(values.shape[1])], HORIZON, STEP, HISTORY, has_ranges=False)
     watch.begin(range(DAY), values[:DAY])
     for row in range(DAY, FIRST + 1):
         assert not watch.drift.is_ready
@@ -210,7 +206,7 @@ def test_without_a_week_of_readings_the_watch_learns_what_is_usual_as_it_goes() 
 
 def test_metrics_name_a_bounded_number_of_sensors() -> None:
     n = MOST_ALARMS + 20
-    watch = Watch([f"s{k}" for k in range(n)], 1, STEP, HISTORY, None)
+    watch = Watch([f"s{k}" for k in range(n)], 1, STEP, HISTORY, has_ranges=False)
     watch.begin([0], np.ones((1, n)))
     for row in range(1, 20):
         readings = np.where(np.arange(n) == 0, float(row), np.nan)

@@ -140,8 +140,7 @@ def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: Read
     """
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
     intervals, of = engine.owner.intervals, _name_of(engine.run, engine.ids)
-    usual = None if intervals is None else intervals.usual
-    watch = Watch(engine.ids, engine.horizon, step, engine.history, usual)
+    watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=intervals is not None)
     journal = Journal(store.path, of, len(engine.ids), engine.horizon)
     tracking = Tracking(intervals, watch, journal)
     try:

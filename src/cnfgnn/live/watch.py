@@ -1,8 +1,8 @@
 """How good forecasts have been of late, and which sensors need somebody to look at them.
 
 Errors, coverage and skill are those of the last day. Alarms follow a handful of rules, which docs/live.md
-lists: a sensor is silent, frozen, has drifted, or has errors that are larger than usual; and forecasts as a
-whole are worse than the last value, or leave too many readings outside their ranges.
+lists: a sensor is silent, is frozen, or has drifted; and forecasts as a whole are worse than the last value,
+or leave too many readings outside their ranges.
 
 Rows are numbers of time steps since 1970, and -1 stands for none; n sensors, t steps ahead, w rows that count
 as a day. Memory does not grow with time. The state is a dictionary of arrays, and what follows from a state
@@ -30,13 +30,11 @@ LEAST_ROWS, MOST_ROWS = 12, 2016  # of a day
 LEAST_COUNT = 24  # forecasts that a number rests on at least
 LEAST_RUN = 12  # equal readings in a row that may be a frozen sensor ...
 LONGER_RUN = 2  # ... and how many times as long as ever before
-LARGER_ERRORS = 3.0  # times the usual mean absolute error, of this sensor and beside the others
 LOW_COVERAGE = 70.0  # per cent of readings within the ranges of 80 %, over all sensors
 BETTER_AGAIN = 0.05  # skill at which the alarm that there is none ends
-CALMER = 0.75  # of a limit: an alarm about errors ends below it
 
-SUMS = ("count", "squared", "absolute", "usual", "squared_last", *(f"inside_{level}" for level in LEVELS))
-KINDS = ("silent", "frozen", "drift", "errors")  # of a sensor
+SUMS = ("count", "squared", "squared_last", *(f"inside_{level}" for level in LEVELS))
+KINDS = ("silent", "frozen", "drift")  # of a sensor
 OVERALL = ("silent", "skill", "coverage")  # of all sensors together
 
 
@@ -107,13 +105,13 @@ class Watch:
     """Watches n sensors with a reading every `step` seconds, and forecasts of t steps.
 
     silent_after  steps without a reading after which a sensor is silent
-    usual         (t n)  the mean absolute error of forecasts in the run's validation split, if it is known
+    has_ranges    whether forecasts have ranges, so that there is a coverage
     """
 
     def __init__(
-        self, ids: Sequence[str], horizon: int, step: int, silent_after: int, usual: Floats | None
+        self, ids: Sequence[str], horizon: int, step: int, silent_after: int, has_ranges: bool
     ) -> None:
-        self.ids, self.step, self.silent_after, self.usual = tuple(ids), step, silent_after, usual
+        self.ids, self.step, self.silent_after, self.has_ranges = tuple(ids), step, silent_after, has_ranges
         n, t = len(ids), horizon
         rows = min(max(DAY // step, LEAST_ROWS), MOST_ROWS)
         self.row = -1  # the last row that was observed
@@ -194,8 +192,7 @@ class Watch:
         known = np.isfinite(errors) & np.isfinite(of_last)
         low, high = self.bounds[slot, :, :, 0], self.bounds[slot, :, :, 1]  # (t l n)
         inside = (step.readings >= low) & (step.readings <= high)
-        usual = np.zeros_like(errors) if self.usual is None else self.usual
-        terms = [known, errors**2, np.abs(errors), usual, of_last**2, *np.moveaxis(inside, 1, 0)]
+        terms = [known, errors**2, of_last**2, *np.moveaxis(inside, 1, 0)]
         self.sums[step.row % len(self.sums)] = np.stack(
             [np.where(known, term, 0.0).sum(axis=0) for term in terms], axis=-1
         )
@@ -204,17 +201,15 @@ class Watch:
     # ---- alarms -------------------------------------------------------------------------------------
 
     def _raise_alarms(self, row: int) -> None:
-        silent, frozen, drift, errors = self.since
+        silent, frozen, drift = self.since
         is_silent = row - self.last_row >= self.silent_after
         silent[:] = np.where(is_silent, self.last_row, -1)
         is_frozen = self.run_length >= np.maximum(LEAST_RUN, LONGER_RUN * self.longest_run)
         frozen[:] = np.where(is_frozen, self.run_since, -1)
         _keep(drift, self.drift.has_drifted, self.drift.is_back, row)
         total = self.sums.sum(axis=0)
-        larger, limit = self._error_ratios(total)
-        enough = total[:, 0] >= len(self.sums) * len(self.made) / 4
-        _keep(errors, enough & (larger > limit), ~enough | (larger < CALMER * limit), row)
-        numbers, some = self._numbers(total.sum(axis=0)), bool(enough.any())
+        some = bool((total[:, 0] >= len(self.sums) * len(self.made) / 4).any())
+        numbers = self._numbers(total.sum(axis=0))
         everyone, skill, coverage = (self.since_overall[k : k + 1] for k in range(len(OVERALL)))
         everyone[:] = self.last_row.max() if is_silent.all() else -1
         known = numbers.skill if some and numbers.skill is not None else 0.0
@@ -223,17 +218,6 @@ class Watch:
         share = 100.0 if share is None or not some else 100 * share
         _keep(coverage, np.array([share < LOW_COVERAGE]), np.array([share > LOW_COVERAGE + 2]), row)
 
-    def _error_ratios(self, total: Floats) -> tuple[Floats, float]:
-        """(n,): mean absolute errors in multiples of the usual ones, and the limit for an alarm.
-
-        On a day that is hard to forecast for everybody, a sensor is compared with the others.
-        """
-        absolute, usual = total[:, SUMS.index("absolute")], total[:, SUMS.index("usual")]
-        if not (usual > 0).any():
-            return np.zeros_like(usual), LARGER_ERRORS
-        larger = absolute / np.where(usual > 0, usual, np.inf)
-        return larger, LARGER_ERRORS * max(1.0, float(np.median(larger[usual > 0])))
-
     # ---- what is known ------------------------------------------------------------------------------
 
     def report(self, write: Callable[[float], str]) -> Report:
@@ -241,45 +225,43 @@ class Watch:
         total = self.sums.sum(axis=0)
         sensors = {sensor: self._numbers(sums) for sensor, sums in zip(self.ids, total, strict=True)}
         overall = self._numbers(total.sum(axis=0))
-        return Report(overall, sensors, tuple(self._alarms(total, overall, write)))
+        return Report(overall, sensors, tuple(self._alarms(overall, write)))
 
     def _numbers(self, sums: Floats) -> Numbers:
-        count, squared, _, _, squared_last, *inside = sums.tolist()
+        count, squared, squared_last, *inside = sums.tolist()
         if count < LEAST_COUNT:
             return Numbers(int(count), None, None, dict.fromkeys(LEVELS))
         rmse, of_last = (squared / count) ** 0.5, (squared_last / count) ** 0.5
-        has_ranges = self.usual is not None
-        shares = {k: part / count if has_ranges else None for k, part in zip(LEVELS, inside, strict=True)}
+        shares = {
+            k: part / count if self.has_ranges else None for k, part in zip(LEVELS, inside, strict=True)
+        }
         return Numbers(int(count), rmse, 1 - rmse / of_last if of_last > 0 else None, shares)
 
-    def _alarms(self, total: Floats, overall: Numbers, write: Callable[[float], str]) -> list[Alarm]:
+    def _alarms(self, overall: Numbers, write: Callable[[float], str]) -> list[Alarm]:
         found = []
         for kind, row in zip(OVERALL, self.since_overall.tolist(), strict=True):
             if row >= 0:
                 text = _overall_sentence(kind, overall, write(row * self.step))
                 found.append(Alarm(None, kind, row * self.step, text))
-        larger, _ = self._error_ratios(total)
         for number, kind in enumerate(KINDS):
             if kind == "silent" and self.since_overall[0] >= 0:
                 continue  # of all of them: once is enough
             for column in np.flatnonzero(self.since[number] >= 0).tolist():
                 row = int(self.since[number, column])
-                text = self._sentence(kind, column, float(larger[column]), write(row * self.step))
+                text = self._sentence(kind, column, write(row * self.step))
                 found.append(Alarm(self.ids[column], kind, row * self.step, text))
         return found
 
-    def _sentence(self, kind: str, column: int, larger: float, since: str) -> str:
+    def _sentence(self, kind: str, column: int, since: str) -> str:
         if kind == "silent":
             return f"silent since {since}: no reading that can be used"
         if kind == "frozen":
             value, length = self.run_value[column], self.run_length[column]
             return f"frozen since {since}: it has sent {value:.6g} {length} times in a row"
-        if kind == "drift":
-            distance = self.drift.distance[column]
-            side = "above" if distance > 0 else "below"
-            usual = f"{abs(distance):.3g} {side} what it usually reads at these hours, and the others do not"
-            return f"drifted since {since}: its readings of two days lie {usual}"
-        return f"errors since {since}: those of its forecasts are {larger:.1f} times as large as usual"
+        distance = self.drift.distance[column]
+        side = "above" if distance > 0 else "below"
+        usual = f"{abs(distance):.3g} {side} what it usually reads at these hours, and the others do not"
+        return f"drifted since {since}: its readings of two days lie {usual}"
 
     # ---- keeping ------------------------------------------------------------------------------------
 
