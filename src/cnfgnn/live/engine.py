@@ -58,6 +58,8 @@ class Engine:
         ahead = Windows.next(rows, d.history, d.horizon)
         self.experiment = restore_best(run, replace(data, readings=with_rows_ahead(newest, d.horizon)), ahead)
         [(_, self.owner)] = self.experiment.owners
+        # As the run calibrated them, if it did. The service adapts them, and needs none of the owner.
+        self.intervals, self.owner.intervals = self.owner.intervals, None
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
         self._copy = CopyOfRows(run.config, copies) if run.config.privacy.blur else None

@@ -139,7 +139,7 @@ def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: Read
     readings  the newest ones that the service holds, as they arrived
     """
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-    intervals, of = engine.owner.intervals, _name_of(engine.run, engine.ids)
+    intervals, of = engine.intervals, _name_of(engine.run, engine.ids)
     watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=intervals is not None)
     journal = Journal(store.path, of, len(engine.ids), engine.horizon)
     tracking = Tracking(intervals, watch, journal)
@@ -180,7 +180,7 @@ def _adapted(engine: Engine, data: Dataset, step: int) -> Intervals:
     rows = len(readings.times)
     extended = replace(data, readings=with_rows_ahead(readings, horizon))
     adapt_intervals(engine.run, extended, rows, engine.experiment)
-    intervals = engine.owner.intervals
+    intervals, engine.owner.intervals = engine.owner.intervals, None
     assert intervals is not None
     intervals.renumber(int(readings.times[0].astype("datetime64[s]").astype(np.int64)) // step)
     return intervals

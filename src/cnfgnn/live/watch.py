@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,19 +77,36 @@ class Numbers:
     skill: float | None
     coverage: Mapping[int, float | None]
 
+    @classmethod
+    def of(cls, sums: Floats, has_ranges: bool) -> Numbers:
+        count, squared, squared_last, *inside = sums.tolist()
+        if count < LEAST_COUNT:
+            return cls(int(count), None, None, dict.fromkeys(LEVELS))
+        rmse, of_last = (squared / count) ** 0.5, (squared_last / count) ** 0.5
+        shares = {k: part / count if has_ranges else None for k, part in zip(LEVELS, inside, strict=True)}
+        return cls(int(count), rmse, 1 - rmse / of_last if of_last > 0 else None, shares)
+
     def json(self) -> dict[str, Any]:
         shares = {str(level): _rounded(share) for level, share in self.coverage.items()}
         told = {"rmse": _rounded(self.rmse), "skill": _rounded(self.skill)}
         return told | {"coverage": shares, "count": self.count}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Report:
-    """What the watch has seen so far."""
+    """What the watch has seen so far; `sums` (n, SUMS) are those of the last day."""
 
+    ids: tuple[str, ...]
+    sums: Floats
+    has_ranges: bool
     overall: Numbers
-    sensors: Mapping[str, Numbers]
     alarms: tuple[Alarm, ...]
+
+    @cached_property
+    def sensors(self) -> Mapping[str, Numbers]:
+        """The numbers of each sensor; made when somebody asks for them, not at every step."""
+        of = zip(self.ids, self.sums, strict=True)
+        return {sensor: Numbers.of(sums, self.has_ranges) for sensor, sums in of}
 
     def json(self, write: Callable[[float], str]) -> dict[str, Any]:
         """As `GET /watch` answers."""
@@ -209,7 +227,7 @@ class Watch:
         _keep(drift, self.drift.has_drifted, self.drift.is_back, row)
         total = self.sums.sum(axis=0)
         some = bool((total[:, 0] >= len(self.sums) * len(self.made) / 4).any())
-        numbers = self._numbers(total.sum(axis=0))
+        numbers = Numbers.of(total.sum(axis=0), self.has_ranges)
         everyone, skill, coverage = (self.since_overall[k : k + 1] for k in range(len(OVERALL)))
         everyone[:] = self.last_row.max() if is_silent.all() else -1
         known = numbers.skill if some and numbers.skill is not None else 0.0
@@ -223,19 +241,8 @@ class Watch:
     def report(self, write: Callable[[float], str]) -> Report:
         """Numbers and alarms as they are now; `write` writes a time."""
         total = self.sums.sum(axis=0)
-        sensors = {sensor: self._numbers(sums) for sensor, sums in zip(self.ids, total, strict=True)}
-        overall = self._numbers(total.sum(axis=0))
-        return Report(overall, sensors, tuple(self._alarms(overall, write)))
-
-    def _numbers(self, sums: Floats) -> Numbers:
-        count, squared, squared_last, *inside = sums.tolist()
-        if count < LEAST_COUNT:
-            return Numbers(int(count), None, None, dict.fromkeys(LEVELS))
-        rmse, of_last = (squared / count) ** 0.5, (squared_last / count) ** 0.5
-        shares = {
-            k: part / count if self.has_ranges else None for k, part in zip(LEVELS, inside, strict=True)
-        }
-        return Numbers(int(count), rmse, 1 - rmse / of_last if of_last > 0 else None, shares)
+        overall = Numbers.of(total.sum(axis=0), self.has_ranges)
+        return Report(self.ids, total, self.has_ranges, overall, tuple(self._alarms(overall, write)))
 
     def _alarms(self, overall: Numbers, write: Callable[[float], str]) -> list[Alarm]:
         found = []
