@@ -102,8 +102,11 @@ def events(host: str) -> Iterator[str]:
     connection = http.client.HTTPConnection(host, timeout=60)
     connection.request("GET", "/events")
     stream = connection.getresponse()
+    kind = b""
     for line in stream:
-        if line.startswith(b"data: "):
+        if line.startswith(b"event: "):
+            kind = line[7:].strip()
+        elif line.startswith(b"data: ") and kind == b"forecast":
             yield json.loads(line[6:])["step"]
 
 

@@ -14,9 +14,11 @@ from cnfgnn.live import limits
 from cnfgnn.live.clock import Zone
 from cnfgnn.live.engine import KEPT_ROWS
 from cnfgnn.live.forecasts import QUALITIES
-from cnfgnn.live.metrics import Metrics
+from cnfgnn.live.metrics import MOST_ALARMS, Metrics
 from cnfgnn.live.observations import read_csv, read_json
 from cnfgnn.live.recent import Arrived, Verdict
+from cnfgnn.live.tracking import STEPS_BETWEEN_STATES
+from cnfgnn.live.watch import KINDS, OVERALL
 
 PAGE = (Path(__file__).parents[2] / "docs" / "live.md").read_text()
 ZONE = Zone(utc=True)
@@ -63,11 +65,16 @@ def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
     assert f"under way {limits.MOST_BYTES_AT_ONCE >> 20} MiB" in PAGE
     assert f"{limits.UPLOADS_PER_SECOND:g} uploads a second" in PAGE
     assert f"{limits.UPLOADS_AT_ONCE:,} in a burst" in PAGE
+    for kind in (*KINDS, *OVERALL):
+        assert f"| **{kind}**" in PAGE
+    assert f"at most {MOST_ALARMS};" in PAGE
+    assert f"all of it every {STEPS_BETWEEN_STATES} steps" in PAGE
     exposed = Metrics(lambda: 0.0, lambda: False).text().decode()
     for name in set(re.findall(r"cnfgnn_live_\w+", PAGE)):
         assert re.search(rf"^# TYPE {name} ", exposed, re.MULTILINE), name
     command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts}
-    replayed = {"--speed", "--from", "--to"}
-    for name in set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", PAGE)) - replayed - {"--data-binary"}:
+    elsewhere = {"--from", "--to", "--data-binary", "--intervals", "--config", "--build-arg"}
+    elsewhere |= {"--system", "--home-dir", "--now", "--rm", "--days", "--rounds", "--rows"}
+    for name in set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", PAGE)) - elsewhere:
         assert name in options, name

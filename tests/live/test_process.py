@@ -55,6 +55,9 @@ def test_kill_9_loses_no_reading_and_changes_no_forecast(small_run: SmallRun, tm
                 assert killed.client.post(sent).status == 200
             expected = undisturbed.client.forecast_after(sent["time"])
             assert values_of(killed.client.forecast_after(sent["time"])) == values_of(expected)
+            assert all("intervals" in told for told in expected["sensors"].values())
+            assert killed.client.get("/watch").json == undisturbed.client.get("/watch").json
+        assert undisturbed.client.get("/watch").json["overall"]["rmse"] > 0
         killed.end(signal.SIGKILL)
         with sqlite3.connect(tmp_path / "killed" / "live.sqlite") as database:
             kept = {(t, s): v for t, s, v in database.execute("SELECT time, sensor, value FROM readings")}

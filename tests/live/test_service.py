@@ -283,33 +283,6 @@ def test_readings_that_cannot_be_written_are_not_taken(
     on_bench(test)
 
 
-def test_ranges_learn_from_readings_and_go_out_with_forecasts(on_bench: OnBench) -> None:
-    class Recorded:
-        def __init__(self) -> None:
-            self.told: list[tuple[int, list[float], bool]] = []
-
-        def observe(self, row: int, readings: np.ndarray, observed: np.ndarray) -> None:
-            self.told.append((row, readings.tolist(), bool(observed.all())))
-
-        def issue(self, row: int, forecasts: np.ndarray) -> dict[str, np.ndarray]:
-            assert row == self.told[-1][0]
-            return {"low_80": forecasts - 1, "high_80": forecasts + 1}
-
-    async def test(bench: Bench) -> None:
-        intervals = bench.service.intervals = Recorded()
-        for row in (KNOWN, KNOWN + 1):
-            bench.clock.moment = bench.time(row) + 1
-            await bench.service.take(bench.cells(row), "test")
-            made = await bench.forecast_of(row)
-        sent = [[float(np.float32(cell.value)) for cell in bench.cells(row)] for row in (KNOWN, KNOWN + 1)]
-        numbers = [bench.time(row) // STEP for row in (KNOWN, KNOWN + 1)]
-        assert intervals.told == [(numbers[0], sent[0], True), (numbers[1], sent[1], True)]
-        assert made.csv(0).splitlines()[0].endswith(b"stale,low_80,high_80")
-        assert b'"low_80": [' in made.json(0)
-
-    on_bench(test)
-
-
 # ---- clocks and times -------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def test_forecasts_say_how_old_they_are_and_until_when_they_may_be_used(client: 
     assert made["step"] <= made["made"] < made["validUntil"]
     assert len(made["times"]) == HORIZON
     told = made["sensors"]["s0"]
-    assert set(told) == {"quality", "lastReading", "values"}
+    assert set(told) == {"quality", "lastReading", "values", "intervals"}
 
 
 def test_csv_has_the_same_forecasts_as_json(client: Client) -> None:
@@ -89,6 +89,13 @@ def test_csv_has_the_same_forecasts_as_json(client: Client) -> None:
             assert row["quality"] == made["sensors"][row["sensor"]]["quality"]
             assert (row["made"], row["valid_until"]) == (made["made"], made["validUntil"])
             assert row["stale"] == "no"
+            intervals = made["sensors"][row["sensor"]].get("intervals", {})
+            for level in ("80", "95"):
+                for side in ("low", "high"):
+                    told = str(row[f"{side}_{level}"])
+                    assert (float(told) if told else None) == (
+                        intervals[level][side][ahead] if intervals else None
+                    )
 
 
 def test_some_sensors_can_be_asked_for(client: Client) -> None:
@@ -116,11 +123,14 @@ def test_events_tell_every_forecast_the_moment_it_is_made(
     wait_for(lambda: b"cnfgnn_live_streams 0.0" in client.get("/metrics").body, "the stream's end")
 
 
-def next_event(stream: http.client.HTTPResponse) -> dict[str, object]:
+def next_event(stream: http.client.HTTPResponse, kind: str = "forecast") -> dict[str, object]:
+    name = ""
     while True:
         line = stream.readline()
         assert line, "the stream has ended"
-        if line.startswith(b"data: "):
+        if line.startswith(b"event: "):
+            name = line.removeprefix(b"event: ").decode().strip()
+        if line.startswith(b"data: ") and name == kind:
             return dict(json.loads(line.removeprefix(b"data: ")))
 
 

@@ -8,8 +8,10 @@ subscribes has the last one at once; a status topic says whether the service is 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import MOST_BYTES
 from cnfgnn.live.observations import MalformedInput, datastream_of, read_json
 from cnfgnn.live.service import Busy, LiveService
+from cnfgnn.live.watch import Alarm
 
 READINGS = "v1.1/+/Observations"
 FORECASTS = "cnfgnn"
@@ -57,6 +60,10 @@ class BrokerSettings:
     def status(self) -> str:
         return f"{self.forecasts}/status"
 
+    @property
+    def alarms(self) -> str:
+        return f"{self.forecasts}/alarms"
+
 
 class Broker:
     """The connection to a broker; it comes back by itself, and the service does not wait for it."""
@@ -74,6 +81,7 @@ class Broker:
         """Connect as soon as possible, in the background."""
         self.loop = asyncio.get_running_loop()
         self.service.listeners.append(self.publish)
+        self.service.alarm_listeners.append(self.publish_alarms)
         place = urlsplit(self.settings.url)
         port = place.port or (8883 if place.scheme == "mqtts" else 1883)
         self.service.problems["broker"] = f"{place.hostname}:{port} is not connected yet"
@@ -105,6 +113,8 @@ class Broker:
         client.publish(self.settings.status, "online", qos=1, retain=True)
         if self.service.latest is not None:
             self.publish(self.service.latest)
+        if self.service.report is not None:
+            self.publish_alarms(self.service.report.alarms)
 
     def _disconnected(self, client: mqtt.Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
         self.service.metrics.broker.set(0)
@@ -149,6 +159,13 @@ class Broker:
     def _publish(self, made: Forecast) -> None:
         for sensor, observation in made.observations():
             self.client.publish(self.settings.topic(sensor), observation, qos=0, retain=True)
+
+    def publish_alarms(self, alarms: Sequence[Alarm]) -> None:
+        """Publish the alarms that there are now, as a list; it is retained, and empty if there is none."""
+        if self.client.is_connected():
+            listed = [alarm.json(self.service.zone.write) for alarm in alarms]
+            told = json.dumps({"alarms": listed}, allow_nan=False)
+            self._publisher.submit(self.client.publish, self.settings.alarms, told, 1, True)
 
 
 def _client(settings: BrokerSettings) -> mqtt.Client:

@@ -59,9 +59,12 @@ class Engine:
         ahead = Windows.next(rows, d.history, d.horizon)
         self.experiment = restore_best(run, replace(data, readings=with_rows_ahead(newest, d.horizon)), ahead)
         [(_, self.owner)] = self.experiment.owners
+        # As the run calibrated them, if it did. The service adapts them, and needs none of the owner.
+        self.intervals, self.owner.intervals = self.owner.intervals, None
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
         self._copy = CopyOfRows(run.config, copies) if run.config.privacy.blur else None
+        self._last: tuple[Readings, Readings, Readings] | None = None
         if new and store is not None:
             self._remember(store)
 
@@ -75,8 +78,7 @@ class Engine:
 
         The readings are as they arrived, on a regular grid, and at least as long as the history.
         """
-        observed = mask_codes(readings, self.config.data)
-        truth = mask_outliers(observed, self.config.data)
+        observed, truth = self._masked(readings)
         nodes = self.owner.nodes
         own = self._window(truth, self.owner.data)
         if self._copy is None:
@@ -94,6 +96,17 @@ class Engine:
         assert forecasts is not None
         values: Floats = forecasts.cpu().numpy()
         return values
+
+    def cleaned(self, readings: Readings) -> Readings:
+        """The readings as forecasts use them: codes for "missing" and outliers are missing."""
+        return self._masked(readings)[1]
+
+    def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
+        """Without codes, and without outliers either; those that were asked for last are remembered."""
+        if self._last is None or self._last[0] is not readings:
+            observed = mask_codes(readings, self.config.data)
+            self._last = readings, observed, mask_outliers(observed, self.config.data)
+        return self._last[1:]
 
     def _window(self, readings: Readings, before: PreparedSeries) -> PreparedSeries:
         """The last window of the readings, preceded by one row: each sensor's last reading before it, which

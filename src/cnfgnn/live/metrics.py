@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter as Counted
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.recent import Verdict
+from cnfgnn.live.watch import KINDS, LEVELS, OVERALL, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_ALARMS = 100  # that are named, so that a broken network does not flood Prometheus with series
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -66,6 +70,7 @@ class Metrics:
         Gauge(
             "cnfgnn_live_stale", "Whether the last forecast is too old to be used.", registry=registry
         ).set_function(lambda: float(stale()))
+        self._add_watch(registry)
         for verdict in Verdict:
             self.readings.labels("http", verdict.value)
 
@@ -78,5 +83,54 @@ class Metrics:
         for quality, count in forecast.counts().items():
             self.quality.labels(quality).set(count)
 
+    def _add_watch(self, registry: CollectorRegistry) -> None:
+        self.rmse = Gauge(
+            "cnfgnn_live_rmse",
+            "Error of the forecasts of the last day, all sensors and steps ahead.",
+            registry=registry,
+        )
+        self.skill = Gauge(
+            "cnfgnn_live_skill",
+            "By which share that error is smaller than the error of the last value.",
+            registry=registry,
+        )
+        self.coverage = Gauge(
+            "cnfgnn_live_coverage",
+            "Share of the readings of the last day within their ranges.",
+            ["level"],
+            registry=registry,
+        )
+        self.alarms = Gauge(
+            "cnfgnn_live_alarms", "Sensors with an alarm, by its kind.", ["kind"], registry=registry
+        )
+        self.alarm = Gauge(
+            "cnfgnn_live_alarm",
+            f"1 for each alarm, of at most {MOST_ALARMS} of them; without a sensor if it is about all.",
+            ["sensor", "kind"],
+            registry=registry,
+        )
+        for gauge in (self.rmse, self.skill, *(self.coverage.labels(str(level)) for level in LEVELS)):
+            gauge.set(math.nan)  # unknown
+        for kind in dict.fromkeys((*KINDS, *OVERALL)):
+            self.alarms.labels(kind)
+
+    def watched(self, report: Report) -> None:
+        """Show what the watch has seen."""
+        overall = report.overall
+        self.rmse.set(_number(overall.rmse))
+        self.skill.set(_number(overall.skill))
+        for level, share in overall.coverage.items():
+            self.coverage.labels(str(level)).set(_number(share))
+        counts = Counted(alarm.kind for alarm in report.alarms)
+        for kind in dict.fromkeys((*KINDS, *OVERALL)):
+            self.alarms.labels(kind).set(counts[kind])
+        self.alarm.clear()
+        for alarm in report.alarms[:MOST_ALARMS]:
+            self.alarm.labels(alarm.sensor or "", alarm.kind).set(1)
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

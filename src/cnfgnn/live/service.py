@@ -29,7 +29,6 @@ from cnfgnn.live.forecasts import (
     QUALITIES,
     Floats,
     Forecast,
-    Intervals,
     fallback,
     last_reading_times,
     quality_of,
@@ -38,6 +37,8 @@ from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.tracking import Tracking
+from cnfgnn.live.watch import Alarm, Report
 
 REFUSALS_NAMED = 20  # in an answer; the others are only counted
 LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
@@ -85,8 +86,9 @@ class Batch(NamedTuple):
 class LiveService:
     """One run on one machine, from the first reading to the last.
 
-    listeners  called in the event loop with every new forecast
-    problems   what does not work at the moment, in a sentence for each part
+    listeners        called in the event loop with every new forecast
+    alarm_listeners  called in the event loop with all alarms whenever one begins or ends
+    problems         what does not work at the moment, in a sentence for each part
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class LiveService:
         zone: Zone,
         schedule: Schedule,
         latest_file: Path | None = None,
-        intervals: Intervals | None = None,
+        tracking: Tracking | None = None,
     ) -> None:
         self.engine, self.recent, self.store, self.clock, self.zone = engine, recent, store, clock, zone
-        self.schedule, self.latest_file, self.intervals = schedule, latest_file, intervals
+        self.schedule, self.latest_file, self.tracking = schedule, latest_file, tracking
         self.latest: Forecast | None = None
+        self.report: Report | None = None if tracking is None else tracking.report(zone.write)
+        self.alarm_listeners: list[Callable[[Sequence[Alarm]], None]] = []
         self.started = clock.now()
         self.listeners: list[Callable[[Forecast], None]] = []
         self.problems: dict[str, str] = {}
@@ -206,6 +210,8 @@ class LiveService:
     def _close(self) -> None:
         for threads in (self._model, self._disk, self._files):
             threads.shutdown()
+        if self.tracking is not None:
+            self.tracking.close()
         self.store.close()
 
     async def _forecast(self) -> None:
@@ -234,15 +240,36 @@ class LiveService:
         readings = recent.until(step)
         recent.made = step
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._model, self._compute, step, readings)
+        made, report = await loop.run_in_executor(self._model, self._compute, step, readings)
         self.latest = made
         self.metrics.forecast_made(made, time.perf_counter() - begun)
-        for listener in self.listeners:
-            listener(made)
-        loop.run_in_executor(self._files, self._write_latest, made)
+        try:
+            for listener in self.listeners:
+                listener(made)
+            if report is not None:
+                self._tell_alarms(report)
+        finally:
+            loop.run_in_executor(self._files, self._write_latest, made)
+            await loop.run_in_executor(self._model, self._keep)
 
-    def _compute(self, step: int, readings: Readings) -> Forecast:
-        """In the model's thread: the forecast after a step. If the model fails, there is still a fallback."""
+    def _tell_alarms(self, report: Report) -> None:
+        """Log which alarms have begun and ended, and tell whoever listens."""
+        before = {} if self.report is None else _by_kind(self.report)
+        now = _by_kind(report)
+        self.report = report
+        self.metrics.watched(report)
+        for key, alarm in now.items():
+            if key not in before:
+                log.warning("alarm: %s%s", "" if alarm.sensor is None else f"{alarm.sensor}: ", alarm.text)
+        for sensor, kind in before.keys() - now.keys():
+            log.warning("over: %s%s", "" if sensor is None else f"{sensor}: ", kind)
+        if before.keys() != now.keys():
+            for listener in self.alarm_listeners:
+                listener(report.alarms)
+
+    def _compute(self, step: int, readings: Readings) -> tuple[Forecast, Report | None]:
+        """In the model's thread: the forecast after a step, and what the watch has seen. If the model fails,
+        there is still a fallback."""
         engine, recent = self.engine, self.recent
         graph = engine.graph if engine.has_network else None
         quality = quality_of(readings, graph, engine.history)
@@ -255,7 +282,9 @@ class LiveService:
             self.failed("model", error)
             values = np.full_like(simple, np.nan)
         lacking = np.asarray(~np.isfinite(values).all(axis=1))
+        by_model = np.where(lacking[:, None], np.nan, values)
         values = np.where(lacking[:, None], simple, values)
+        ranges, report = self._track(readings, by_model)
         forecast = Forecast(
             ids=recent.ids,
             zone=self.zone,
@@ -266,18 +295,36 @@ class LiveService:
             values=values,
             quality=np.where(lacking, QUALITIES.index("fallback"), quality),
             last_reading=last_reading_times(readings),
-            ranges=self._ranges(readings, values),
+            ranges=ranges,
         )
         _ = forecast.sensors_json  # every request needs it: not in the event loop
-        return forecast
+        return forecast, report
 
-    def _ranges(self, readings: Readings, values: Floats) -> Mapping[str, Floats]:
-        """The ranges of a forecast, after they have learned from the readings of its step."""
-        if self.intervals is None:
-            return {}
+    def _track(self, readings: Readings, by_model: Floats) -> tuple[Mapping[int, Floats], Report | None]:
+        """Learn from a step: the ranges of its forecasts, and what the watch has seen."""
+        if self.tracking is None:
+            return {}, None
         row = int(readings.times[-1].astype("datetime64[s]").astype(np.int64)) // self.recent.step
-        self.intervals.observe(row, readings.values[-1].astype(np.float64), ~readings.missing[-1])
-        return self.intervals.issue(row, values)
+        try:
+            ranges = self.tracking.step(row, self.engine.cleaned(readings), by_model)
+            report = self.tracking.report(self.zone.write)
+        except Exception as error:  # forecasts are worth more than their ranges
+            self.failed("watch", error)
+            return {}, None
+        try:
+            self.tracking.write()
+            self.problems.pop("watch", None)
+        except Exception as error:  # a full disk does not end the service
+            self.failed("watch", error)
+        return ranges, report
+
+    def _keep(self) -> None:
+        """In the model's thread, after a forecast has gone out: keep what was learned."""
+        if self.tracking is not None:
+            try:
+                self.tracking.keep()
+            except Exception as error:  # a full disk does not end the service
+                self.failed("watch", error)
 
     def _write_latest(self, made: Forecast) -> None:
         """In a thread of its own: write latest.csv."""
@@ -312,3 +359,7 @@ class LiveService:
         if self.problems.get(part) != sentence:
             log.warning("%s: %s", part, sentence)
         self.problems[part] = sentence
+
+
+def _by_kind(report: Report) -> dict[tuple[str | None, str], Alarm]:
+    return {(alarm.sensor, alarm.kind): alarm for alarm in report.alarms}

@@ -29,6 +29,7 @@ from cnfgnn.live.recent import Cell, RecentReadings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.tracking import open_tracking
 from cnfgnn.live.web import Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
@@ -109,6 +110,7 @@ class LiveProcess:
             Zone(data.readings.utc, settings.zone),
             Schedule(recent.step, _deadline(settings, recent.step), engine.history),
             settings.latest or state / "latest.csv",
+            open_tracking(engine, data, recent.until(recent.newest), store),
         )
         positions = data.readings.positions
         shown = SensorList(recent, service.clock, service.zone, engine.graph, positions, engine.config.data)

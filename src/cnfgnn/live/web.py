@@ -4,7 +4,8 @@ GET  /           the page (its files are in /page)
 GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
 POST /readings   JSON or CSV; answered once the readings are on disk
 GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
-GET  /events     every forecast the moment it is made (server-sent events)
+GET  /events     every forecast the moment it is made, and alarms as they change (server-sent events)
+GET  /watch      how good forecasts have been of late, and alarms
 GET  /health     200 if the last forecast may be used, 503 otherwise
 GET  /metrics    for Prometheus
 """
@@ -16,7 +17,7 @@ import hmac
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
+from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import (
     MOST_BYTES,
@@ -45,6 +47,7 @@ from cnfgnn.live.page.routes import PAGE_PATHS, page_routes
 from cnfgnn.live.page.sensors import MOST_STEPS, SensorList
 from cnfgnn.live.recent import Arrived
 from cnfgnn.live.service import Busy, LiveService, Receipt
+from cnfgnn.live.watch import Alarm
 
 JSON, CSV, EVENTS = "application/json", "text/csv", "text/event-stream"
 OPEN_PATHS = ("/health", *PAGE_PATHS)  # without a token: they tell no reading and no forecast
@@ -86,6 +89,7 @@ class Web:
             Route("/readings", self.readings, methods=["POST"]),
             Route("/forecasts", self.forecasts),
             Route("/events", self.events),
+            Route("/watch", self.watch),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
@@ -229,6 +233,7 @@ class Web:
         self._streams.add(queue)
         self.service.metrics.streams.set(len(self._streams))
         stopping = asyncio.create_task(self.service.stopping.wait())
+        told: tuple[Alarm, ...] = ()
         try:
             yield b": forecasts follow as they are made\n\n"
             while not stopping.done():
@@ -236,6 +241,10 @@ class Web:
                 await asyncio.wait({getting, stopping}, timeout=KEEP_ALIVE, return_when="FIRST_COMPLETED")
                 if getting.done():
                     yield _event(getting.result(), self.service.clock.now())
+                    alarms = () if self.service.report is None else self.service.report.alarms
+                    if [_key(alarm) for alarm in alarms] != [_key(alarm) for alarm in told]:
+                        yield _alarm_event(alarms, self.service.zone)
+                        told = alarms
                 else:
                     getting.cancel()
                     yield b": still there\n\n"
@@ -249,6 +258,11 @@ class Web:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(made)
+
+    async def watch(self, request: Request) -> Response:
+        if self.service.report is None:
+            return error(503, "nothing is watched yet", {"Retry-After": "1"})
+        return answer(self.service.report.json(self.service.zone.write))
 
     # ---- health -------------------------------------------------------------------------------------
 
@@ -278,6 +292,7 @@ def health_of(service: LiveService) -> dict[str, Any]:
         "validUntil": write(made.valid_until),
         "ageSeconds": round(now - made.made, 3),
         "quality": made.counts(),
+        "alarms": 0 if service.report is None else len(service.report.alarms),
         "run": str(service.engine.run.folder),
         "round": service.engine.run.progress.best.r_g,
     }
@@ -329,6 +344,16 @@ class Guard:
 
 def _event(made: Forecast, now: float) -> bytes:
     return b"id: %d\nevent: forecast\ndata: %s\n\n" % (made.step, made.json(now))
+
+
+def _alarm_event(alarms: Sequence[Alarm], zone: Zone) -> bytes:
+    told = json.dumps({"alarms": [alarm.json(zone.write) for alarm in alarms]}, allow_nan=False)
+    return f"event: alarms\ndata: {told}\n\n".encode()
+
+
+def _key(alarm: Alarm) -> tuple[str | None, str, int]:
+    """What tells an alarm from others; its sentence has numbers that change."""
+    return alarm.sensor, alarm.kind, alarm.since
 
 
 def _none_was_usable(receipt: Receipt) -> bool:

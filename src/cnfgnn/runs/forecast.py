@@ -40,7 +40,7 @@ def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.Data
     extended = replace(data, readings=with_rows_ahead(data.readings, d.horizon))
     experiment = restore_best(run, extended, Windows.next(rows, d.history, d.horizon))
     if levels:
-        _adapt_intervals(run, extended, rows, experiment)
+        adapt_intervals(run, extended, rows, experiment)
     experiment.strategy.forecast()
     n = len(data.readings.ids)
     values = torch.full((n, d.horizon), torch.nan, dtype=torch.float64)
@@ -74,7 +74,7 @@ def forecast_frame(
     return pd.DataFrame(columns, index=times)
 
 
-def _adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experiment) -> None:
+def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experiment) -> None:
     """Give the owners of an experiment intervals that have followed all errors since the validation split.
 
     The model forecasts again what it would have forecast at each step since then. Readings that it was

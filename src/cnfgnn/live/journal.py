@@ -1,0 +1,101 @@
+"""What ranges and the watch have learned, on disk: a state, and every step since then.
+
+A state is megabytes, a step some kilobytes. So each step is written when it happens, and the whole state once
+in a while; a restarted service reads the state and takes the steps again. They are in the database of the
+readings. A step is written before its forecast goes out, without waiting for the disk to confirm it: it
+survives kill -9, and a power cut may take the last ones, after which the watch goes on from what it has.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.live.watch import Step
+
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS learned (one INTEGER PRIMARY KEY CHECK (one = 1), of TEXT NOT NULL,"
+    " state BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS steps (row INTEGER PRIMARY KEY, step BLOB NOT NULL)",
+)
+PATIENCE = 10.0  # seconds that a step waits while readings are being written
+
+State = Mapping[str, npt.NDArray[Any]]
+
+
+class Journal:
+    """The state and the steps of one model, named by `of`; those of another one are not used."""
+
+    def __init__(self, path: Path, of: str, sensors: int, horizon: int) -> None:
+        self.path, self.of, self._shape = path, of, (sensors, 3 + horizon)
+        with self._explained():
+            self._database = sqlite3.connect(
+                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            for table in TABLES:
+                self._database.execute(table)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def read(self) -> tuple[State, list[Step]] | None:
+        """The last state and the steps since then; None if there is none of this model."""
+        with self._explained():
+            found = self._database.execute("SELECT of, state FROM learned").fetchone()
+            if found is None or found[0] != self.of:
+                return None
+            steps = self._database.execute("SELECT row, step FROM steps ORDER BY row").fetchall()
+        try:
+            return load(found[1]), [self._step(row, step) for row, step in steps]
+        except (SafetensorError, ValueError) as error:
+            raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
+
+    def write_state(self, state: State) -> None:
+        """Keep a state; the steps before it are no longer needed."""
+        plain = {name: np.array(array, order="C") for name, array in state.items()}
+        with self._transaction():
+            self._database.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, save(plain)))
+            self._database.execute("DELETE FROM steps")
+
+    def add(self, steps: Sequence[Step]) -> None:
+        """Keep steps that have been taken since the last state."""
+        with self._transaction():
+            self._database.executemany(
+                "INSERT OR REPLACE INTO steps VALUES (?, ?)", [(step.row, _bytes(step)) for step in steps]
+            )
+
+    def _step(self, row: int, stored: bytes) -> Step:
+        numbers = np.frombuffer(stored, dtype="<f8").reshape(self._shape)
+        last_row = numbers[:, 2].astype(np.int64)
+        return Step(row, numbers[:, 0].copy(), numbers[:, 1].copy(), last_row, numbers[:, 3:].copy())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._database.execute("BEGIN IMMEDIATE")
+            with self._database:
+                yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors of SQLite as errors that name the file."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(self.path, f"what was learned from readings: {error}") from error
+
+
+def _bytes(step: Step) -> bytes:
+    columns = [step.readings, step.last, step.last_row.astype(np.float64)]
+    numbers: bytes = np.column_stack([*columns, step.forecasts]).astype("<f8").tobytes()
+    return numbers

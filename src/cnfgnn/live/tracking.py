@@ -1,0 +1,209 @@
+"""What is learned while the service runs: how wide ranges must be, and how good forecasts are.
+
+Both learn from the same steps, and both are kept in the journal, so that a restarted service goes on with
+the ranges, errors and alarms that an undisturbed one would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from cnfgnn.algorithm.intervals import Intervals, bounds_of
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import Readings
+from cnfgnn.live.engine import Engine, last_rows
+from cnfgnn.live.journal import Journal, State
+from cnfgnn.live.store import ReadingStore
+from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import ADAPTING, adapt_intervals, with_rows_ahead
+
+STEPS_BETWEEN_STATES = 288  # a restart takes at most so many steps again
+INTERVALS, WATCH = "intervals.", "watch."  # before the names of arrays in the journal
+ISSUED = "issued"
+
+
+class Tracking:
+    """The ranges, if the run has them, and the watch.
+
+    issued  the row of the last forecast that counts; a restarted service may make it again
+    """
+
+    def __init__(self, intervals: Intervals | None, watch: Watch, journal: Journal) -> None:
+        self.intervals, self.watch, self.journal = intervals, watch, journal
+        self.issued = -1
+        self._since_state = 0
+        self._unwritten: list[Step] = []
+
+    def step(self, row: int, readings: Readings, forecasts: Floats) -> dict[int, Floats]:
+        """The ranges (2 n t) of the forecasts (n t) after a row, by level, after everything has learned from
+        the readings up to it.
+
+        readings   as the model uses them; the last row is `row`
+        forecasts  by the model; NaN where it has none, and then there are no ranges either
+        """
+        if row <= self.issued:  # made again after a restart: it was learned from before
+            return self._ranges(forecasts)
+        steps = self._steps_until(row, readings, forecasts)
+        ranges: dict[int, Floats] = {}
+        for step in steps:
+            ranges = self.take(step)
+        self._since_state += len(steps)
+        self._unwritten = [*self._unwritten, *steps][-STEPS_BETWEEN_STATES:]
+        return ranges
+
+    def write(self) -> None:
+        """Write the steps that have been taken; those that cannot be written are tried again."""
+        if self._unwritten:
+            self.journal.add(self._unwritten)
+            self._unwritten = []
+
+    def take(self, step: Step) -> dict[int, Floats]:
+        """Learn from one step."""
+        observed = np.isfinite(step.readings)
+        if step.row > self.watch.row:
+            self.watch.observe(step)
+        ranges: dict[int, Floats] = {}
+        if self.intervals is not None:
+            if self.intervals.row is None or step.row > self.intervals.row:
+                self.intervals.observe(step.row, step.readings, observed)
+            ranges = _of_levels(self.intervals.issue(step.row, step.forecasts))
+        self.watch.issue(step, ranges)
+        self.issued = step.row
+        return ranges
+
+    def keep(self) -> None:
+        """Keep the whole state if many steps have been taken since the last time."""
+        if self._since_state >= STEPS_BETWEEN_STATES:
+            self.journal.write_state(self.state())
+            self._since_state, self._unwritten = 0, []
+
+    def report(self, write: Callable[[float], str]) -> Report:
+        return self.watch.report(write)
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _ranges(self, forecasts: Floats) -> dict[int, Floats]:
+        return {} if self.intervals is None else _of_levels(self.intervals.ranges(forecasts))
+
+    def _steps_until(self, row: int, readings: Readings, forecasts: Floats) -> list[Step]:
+        """This step, and before it those that passed without a forecast: their readings may be known now."""
+        values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
+        first = row - len(values) + 1
+        known = max(self.watch.row, self.issued)
+        last, last_row = _last_readings(values, first)
+        none = np.full_like(forecasts, np.nan)
+        skipped = range(max(known + 1, first), row)
+        passed = [
+            Step(number, values[number - first], np.full_like(last, np.nan), last_row.clip(max=number), none)
+            for number in skipped
+        ]
+        return [*passed, Step(row, values[-1], last, last_row, forecasts)]
+
+    # ---- keeping ------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Everything that was learned."""
+        kept = {WATCH + name: array for name, array in self.watch.state().items()}
+        if self.intervals is not None:
+            kept |= {INTERVALS + name: tensor.numpy() for name, tensor in self.intervals.state().items()}
+        return kept | {ISSUED: np.array(self.issued)}
+
+    def resume(self, state: State, steps: list[Step]) -> None:
+        """Go on from a state and the steps that were taken after it."""
+        of_intervals = {
+            name.removeprefix(INTERVALS): torch.from_numpy(np.array(array))
+            for name, array in state.items()
+            if name.startswith(INTERVALS)
+        }
+        self.intervals = Intervals.of(of_intervals) if of_intervals else None
+        of_watch = {k.removeprefix(WATCH): v for k, v in state.items() if k.startswith(WATCH)}
+        self.watch.load(of_watch)
+        self.issued = int(state[ISSUED])
+        for step in steps:
+            self.take(step)
+        self._since_state = len(steps)
+
+
+def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: ReadingStore) -> Tracking:
+    """What was learned before, or a beginning.
+
+    data      as they are in the files: intervals first adapt to all readings since the validation split
+    readings  the newest ones that the service holds, as they arrived
+    """
+    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    intervals, of = engine.intervals, _name_of(engine.run, engine.ids)
+    watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=intervals is not None)
+    journal = Journal(store.path, of, len(engine.ids), engine.horizon)
+    tracking = Tracking(intervals, watch, journal)
+    try:
+        kept = journal.read()
+        if kept is not None:
+            tracking.resume(*kept)
+        else:
+            if intervals is not None:
+                tracking.intervals = _adapted(engine, data, step)
+            _begin(tracking, engine.cleaned(readings), step)
+            journal.write_state(tracking.state())
+    except BaseException:
+        journal.close()
+        raise
+    return tracking
+
+
+def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
+    """Show the watch all rows but the newest, which may be incomplete."""
+    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    rows = (seconds // step).tolist()
+    values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
+    with_any = np.flatnonzero(np.isfinite(values).any(axis=1))
+    begun = int(with_any[0]) if len(with_any) else len(rows) - 1
+    tracking.watch.begin(rows[begun:-1], values[begun:-1])
+    if tracking.intervals is not None:  # readings that the database has and the files do not
+        observed = np.isfinite(values).T
+        tracking.intervals.catch_up(rows[-2], values.T, observed, first=rows[0])
+
+
+def _adapted(engine: Engine, data: Dataset, step: int) -> Intervals:
+    """The run's intervals after all errors since its validation split, at most the latest `ADAPTING`."""
+    history, horizon = engine.history, engine.horizon
+    readings = data.readings
+    if set(engine.ids) <= set(engine.run.data.sensors):  # nothing is computed from older readings
+        readings = last_rows(readings, ADAPTING + history)
+    rows = len(readings.times)
+    extended = replace(data, readings=with_rows_ahead(readings, horizon))
+    adapt_intervals(engine.run, extended, rows, engine.experiment)
+    intervals, engine.owner.intervals = engine.owner.intervals, None
+    assert intervals is not None
+    intervals.renumber(int(readings.times[0].astype("datetime64[s]").astype(np.int64)) // step)
+    return intervals
+
+
+def _last_readings(values: Floats, first: int) -> tuple[Floats, Ints]:
+    """(n,) each: the last reading of each sensor, and its row; NaN and -1 if there is none."""
+    there: Bools = np.isfinite(values)
+    place = len(values) - 1 - np.argmax(there[::-1], axis=0)
+    any_reading = there.any(axis=0)
+    last = values[place, np.arange(values.shape[1])]
+    return np.where(any_reading, last, np.nan), np.where(any_reading, first + place, -1)
+
+
+def _of_levels(bounds: Floats) -> dict[int, Floats]:
+    return {level: bounds_of(bounds, level) for level in LEVELS}
+
+
+def _name_of(run: Run, ids: tuple[str, ...]) -> str:
+    """What tells a model and its sensors from others."""
+    about: Mapping[str, object] = {
+        "begun": run.events()[0],
+        "round": run.progress.best.tag,
+        "sensors": ids,
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()

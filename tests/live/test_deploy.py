@@ -1,0 +1,154 @@
+"""The files in deploy/ work: with a real Prometheus that scrapes the service, and with systemd."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnfgnn.live.metrics import Metrics
+from cnfgnn.live.start import LiveSettings
+from tests.live.small_service import KNOWN, SmallRun, serving, wait_for
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+needs_prometheus = pytest.mark.skipif(
+    PROMETHEUS is None or PROMTOOL is None, reason="Prometheus is not installed (apt-get install prometheus)"
+)
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd is not installed (apt-get install systemd)"
+)
+
+
+def ran(*command: object, cwd: Path | None = None) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# ---- Prometheus -------------------------------------------------------------------------------------------
+
+
+def test_rules_ask_for_metrics_that_the_service_has() -> None:
+    exposed = Metrics(lambda: 0.0, lambda: False).text().decode()
+    rules = (DEPLOY / "prometheus" / "alerts.yml").read_text()
+    names = set(re.findall(r"cnfgnn_live_\w+", rules))
+    assert len(names) >= 7
+    for name in names:
+        assert re.search(rf"^# TYPE {name.removesuffix('_bucket')} ", exposed, re.MULTILINE), name
+
+
+@needs_prometheus
+def test_promtool_takes_the_rules_and_they_fire_when_they_should() -> None:
+    folder = DEPLOY / "prometheus"
+    assert "9 rules found" in ran(PROMTOOL, "check", "rules", "alerts.yml", cwd=folder)
+    assert "SUCCESS" in ran(PROMTOOL, "test", "rules", "alerts_test.yml", cwd=folder)
+    ran(PROMTOOL, "check", "config", "prometheus.yml", cwd=folder)
+
+
+@contextmanager
+def prometheus(folder: Path, target: str) -> Iterator[str]:
+    """A Prometheus with the example's settings, except that it is quicker; its address."""
+    shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
+    settings = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+    settings = settings.replace("15s", "1s").replace("127.0.0.1:8707", target)
+    (folder / "prometheus.yml").write_text(settings)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [str(PROMETHEUS), f"--config.file={folder / 'prometheus.yml'}", f"--web.listen-address={place}"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, f"--storage.tsdb.path={folder / 'data'}"], stdout=log, stderr=log, cwd=folder
+        )
+        try:
+            yield f"http://{place}"
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def asked(address: str, path: str) -> Any:
+    """The data that Prometheus answers with; None while it is not there yet."""
+    try:
+        with urllib.request.urlopen(f"{address}/api/v1/{path}", timeout=10) as response:
+            return json.load(response)["data"]
+    except OSError:
+        return None
+
+
+@needs_prometheus
+@pytest.mark.slow
+def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    settings = LiveSettings(data=small_run.folder, state=state, feed=True, speed=3000, deadline=100)
+    with serving(small_run.run, settings) as (_, client):
+        for row in range(KNOWN, KNOWN + 9):  # s2 is silent for longer than a history
+            sent = small_run.full_row(row)
+            del sent["values"]["s2"]
+            client.post(sent)
+            client.forecast_after(sent["time"])
+        with prometheus(tmp_path, client.host) as address:
+
+            def value(query: str) -> Any:
+                found = asked(address, f"query?query={query}")
+                return found["result"] if found and found["result"] else None
+
+            up = wait_for(lambda: value("up==1"), "the first scrape")
+            assert up[0]["metric"]["job"] == "cnfgnn-live"
+            [alarm] = wait_for(lambda: value("cnfgnn_live_alarm"), "the alarm")
+            assert (alarm["metric"]["sensor"], alarm["metric"]["kind"]) == ("s2", "silent")
+            assert value('cnfgnn_live_forecast_seconds_bucket{le="%2BInf"}')
+
+            def pending() -> Any:
+                alerts = (asked(address, "alerts") or {"alerts": []})["alerts"]
+                return [a for a in alerts if a["labels"]["alertname"] == "CnfgnnLiveSensor"]
+
+            [alert] = wait_for(pending, "the alert")
+            assert alert["state"] in ("pending", "firing")
+            assert alert["annotations"]["summary"].startswith("Sensor s2 (127.0.0.1:")
+            rules = asked(address, "rules")["groups"][0]["rules"]
+            assert {rule["health"] for rule in rules} == {"ok"}
+
+
+# ---- systemd ----------------------------------------------------------------------------------------------
+
+
+@needs_systemd
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """With the program in another place, because systemd checks that it is there."""
+    unit = (DEPLOY / "systemd" / "cnfgnn-live@.service").read_text()
+    program = Path(sys.executable).parent / "cnfgnn"
+    there = tmp_path / "cnfgnn-live@mine.service"
+    there.write_text(unit.replace("/opt/cnfgnn/bin/cnfgnn", str(program)))
+    said = ran("systemd-analyze", "verify", "--man=no", there)
+    assert "cnfgnn-live" not in said
+    report = ran("systemd-analyze", "security", "--offline=true", "--threshold=30", there)
+    exposure = float(re.findall(r"exposure level for \S+: ([\d.]+)", report)[0])
+    assert exposure <= 3.0
+
+
+def test_options_of_the_unit_and_the_container_are_those_of_the_command() -> None:
+    import typer.main
+
+    from cnfgnn.cli.main import app
+
+    command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts}
+    for file in ("systemd/cnfgnn-live@.service", "Containerfile"):
+        text = (DEPLOY / file).read_text()
+        start = next(line for line in text.splitlines() if line.startswith(("ExecStart", "ENTRYPOINT")))
+        used = set(re.findall(r"--[a-z][a-z-]*", start))
+        assert used
+        assert used <= options
