@@ -56,6 +56,8 @@ class Strategy(Protocol):
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
 
+    def go_on_from(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
+
     def save(self, tag: str, keep: Collection[str]) -> None: ...
 
     def restore(self, tag: str, to_learn: bool = True) -> None: ...
@@ -94,11 +96,13 @@ def federate(
     scaler: Scaler | None = None,
     all_nodes: tuple[Tensor, Clients] | None = None,
     memory_plan: MemoryPlan | None = None,
+    kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
     A resumed run passes its earlier `memory_plan`. `all_nodes` is the group that holds all nodes, if there is
-    one: a study of FMTL needs it.
+    one: a study of FMTL needs it. `kept_scaler` is the scale of the training that this one goes on from: its
+    weights belong to it.
     """
     method = check_method(config)
     if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and all_nodes is None:
@@ -109,7 +113,7 @@ def federate(
         )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, memory_plan = _agree(
-        transport, windows, config, method, seen, name, scaler, memory_plan
+        transport, windows, config, method, seen, name, scaler, memory_plan, kept_scaler
     )
     nodes, train_graph = everyone, graph
     if seen is not None:
@@ -145,11 +149,14 @@ def pool(
     name: str,
     store: Store,
     scaler: Scaler | None = None,
+    kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a centralised method: one owner holds all nodes."""
     method = check_method(config)
     compute = Compute.of(config.compute)
-    config, _, windows, scaler, _ = _agree(transport, windows, config, method, None, name, scaler)
+    config, _, windows, scaler, _ = _agree(
+        transport, windows, config, method, None, name, scaler, kept_scaler=kept_scaler
+    )
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
     strategy = Pooled(owners[0][1], edges, learner, config.training, store)
@@ -165,6 +172,7 @@ def _agree(
     name: str,
     scaler: Scaler | None,
     memory_plan: MemoryPlan | None = None,
+    kept_scaler: Scaler | None = None,
 ) -> tuple[Config, Nodes, Windows, Scaler, MemoryPlan]:
     """Take the census, keep the windows that at least one node has, and send all nodes scale and settings."""
     if scaler is None:
@@ -185,7 +193,7 @@ def _agree(
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:
         config = fit_to_windows(config, method, windows.count("train"))
-        scaler = Scaler.of(moments[training])
+        scaler = kept_scaler or Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}
