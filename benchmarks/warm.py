@@ -37,7 +37,7 @@ from cnfgnn.data.synthetic.city import city
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate, train
-from cnfgnn.runs.warm_start import Weights, go_on_from, settings_to_go_on
+from cnfgnn.runs.warm_start import Origin, Weights, go_on_from, settings_to_go_on
 
 DAY_SECONDS = 86_400
 
@@ -47,7 +47,7 @@ class Trained:
     """A training and what came of it: the error on the span after its readings, and its cost."""
 
     config: Config
-    cold_rounds: int
+    origin: Origin | None
     weights: Weights
     computed: dict[str, Tensor]  # from the readings: profiles and linear forecasters
     trust: Tensor | None
@@ -134,14 +134,15 @@ def _train(
     """Train on the readings until a row, nine tenths of them to learn from and the last tenth to choose the
     round by, and evaluate on the windows that follow."""
     base = base.with_changes({"data.shares": _shares(base, until, end)})
-    config, cold_rounds = base, 0
+    config, origin = base, None
     if before is not None:
         changes: dict[str, Any] = {"training.rounds": rounds} if rounds else {}
         changes["data.shares"] = base.data.shares
         changes |= {key: rate * base.setting(key) for key in ("training.client_lr", "training.server_lr")}
         config, cold_rounds = settings_to_go_on(
-            before.config, sorted(base.given), before.cold_rounds or None, end, changes
+            before.config, sorted(base.given), before.origin, end, changes
         )
+        origin = Origin("", 0, cold_rounds, "training.rounds" in base.given)
     begun = time.perf_counter()
     experiment = simulate(
         _until(data, end), config, kept_scaler=None if before is None else before.weights.scaler
@@ -161,10 +162,9 @@ def _train(
         "seconds": round(seconds, 1),
         "megabytes_per_node": round(progress.history[-1].training_bytes.per_node / 1e6, 2),
     }
-    cold_rounds = cold_rounds or experiment.config.training.rounds
     [(_, owner)] = experiment.owners
     weights = Weights.of(experiment, data.readings.ids)
-    return Trained(experiment.config, cold_rounds, weights, owner.data.state(), owner.trust, row)
+    return Trained(experiment.config, origin, weights, owner.data.state(), owner.trust, row)
 
 
 def _shares(config: Config, until: int, end: int) -> tuple[float, float, float]:

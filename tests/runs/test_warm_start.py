@@ -22,7 +22,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, begin_from, train_run
 from cnfgnn.runs.training_loop import evaluate_best, train
-from cnfgnn.runs.warm_start import Weights, go_on_from, settings_to_go_on
+from cnfgnn.runs.warm_start import Origin, Weights, go_on_from, settings_to_go_on
 from tests.commands import said
 from tests.conftest import network, small
 
@@ -188,6 +188,9 @@ def test_rounds_and_minibatches_that_nobody_chose_adapt_to_the_readings() -> Non
     few = preset("cnfgnn-plus").with_changes({"training.rounds": 24, "training.server_batch": 16})
     config, cold_rounds = settings_to_go_on(few.with_given(()), (), None, 40_000, {})
     assert (config.training.rounds, cold_rounds, config.training.server_batch) == (4, 12, 128)
+    origin = Origin("before", 1, 24)  # of a run that went on from another, with fewer readings
+    config, cold_rounds = settings_to_go_on(config, ("training.rounds",), origin, 40_000, {})
+    assert (config.training.rounds, cold_rounds) == (4, 12)
     config, cold_rounds = settings_to_go_on(few, sorted(few.given), None, 40_000, {})
     assert (config.training.rounds, cold_rounds, config.training.server_batch) == (8, 24, 16)
 

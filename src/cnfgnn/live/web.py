@@ -5,6 +5,7 @@ GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensor
 GET  /events     every forecast the moment it is made (server-sent events)
 GET  /health     200 if the last forecast may be used, 503 otherwise
 GET  /metrics    for Prometheus
+GET  /model      the model that forecasts are made with, and when and why it replaced another
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
 from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.learning import Learning
 from cnfgnn.live.limits import (
     MOST_BYTES,
     MOST_BYTES_AT_ONCE,
@@ -56,8 +58,15 @@ class TooLarge(Exception):
 class Web:
     """The handlers of one service; `token` is needed for all of them if it is not empty."""
 
-    def __init__(self, service: LiveService, options: ReadingOptions, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(
+        self,
+        service: LiveService,
+        options: ReadingOptions,
+        most_bytes: int = MOST_BYTES,
+        learning: Learning | None = None,
+    ) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
+        self.learning = learning
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
         self._streams: set[asyncio.Queue[Forecast]] = set()
@@ -73,6 +82,8 @@ class Web:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
+        if self.learning is not None:
+            routes.append(Route("/model", self.model))
         handlers: dict[Any, Any] = {HTTPException: _sentence, Exception: self._failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
         return Guard(app, token, any_host, self.service.metrics, [route.path for route in routes])
@@ -220,6 +231,10 @@ class Web:
     async def health(self, request: Request) -> Response:
         state = health_of(self.service)
         return answer(state, 200 if state["status"] == "ok" else 503)
+
+    async def model(self, request: Request) -> Response:
+        assert self.learning is not None
+        return answer(self.learning.as_json())
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})

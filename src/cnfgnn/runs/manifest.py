@@ -104,7 +104,8 @@ class Manifest:
 def _origin(stored: Mapping[str, Any] | None) -> Origin | None:
     if stored is None:
         return None
-    return Origin(str(stored["run"]), int(stored["round"]), int(stored["cold_rounds"]))
+    rounds_given = bool(stored.get("rounds_given", False))
+    return Origin(str(stored["run"]), int(stored["round"]), int(stored["cold_rounds"]), rounds_given)
 
 
 def _progress(stored: Mapping[str, Any]) -> Progress:

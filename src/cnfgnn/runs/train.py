@@ -12,7 +12,7 @@ import torch
 
 from cnfgnn.algorithm.experiment import Experiment, model_of
 from cnfgnn.algorithm.ledger import Ledger
-from cnfgnn.config.settings import DataConfig
+from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
@@ -23,7 +23,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, Result, Round, evaluate_best, train
-from cnfgnn.runs.warm_start import Origin, go_on_from, settings_to_go_on
+from cnfgnn.runs.warm_start import ROUNDS, Origin, go_on_from, settings_to_go_on
 from cnfgnn.version import __version__
 
 if TYPE_CHECKING:
@@ -91,16 +91,17 @@ def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, 
     """
     weights_of(earlier)  # an unusable run is refused before anything is written
     check_same_step(earlier, data)
-    origin = earlier.origin
-    config, cold_rounds = settings_to_go_on(
-        earlier.config,
-        earlier.manifest.given,
-        None if origin is None else origin.cold_rounds,
-        len(data.readings.times),
-        changes or {},
-    )
-    best = earlier.progress.best.r_g
-    return Run.create(folder, config, data, Origin(str(earlier.folder.absolute()), best, cold_rounds))
+    config, origin = _to_go_on(earlier, len(data.readings.times), changes or {})
+    return Run.create(folder, config, data, origin)
+
+
+def _to_go_on(earlier: Run, rows: int, changes: Mapping[str, Any]) -> tuple[Config, Origin]:
+    """The settings of a run that goes on from an earlier one, and what its manifest records about that."""
+    before, chosen = earlier.origin, earlier.manifest.given
+    config, cold_rounds = settings_to_go_on(earlier.config, chosen, before, rows, changes)
+    given = ROUNDS in chosen if before is None else before.rounds_given
+    folder, best = str(earlier.folder.absolute()), earlier.progress.best.r_g
+    return config, Origin(folder, best, cold_rounds, given)
 
 
 def train_run_with(

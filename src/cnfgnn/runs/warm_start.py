@@ -38,11 +38,13 @@ class Origin:
     run          the folder of the earlier run
     round        the round whose weights it began with
     cold_rounds  rounds of a training from the beginning: a third of them is enough, however often one goes on
+    rounds_given whether a person has chosen them; if not, they may adapt to the number of windows again
     """
 
     run: str
     round: int
     cold_rounds: int
+    rounds_given: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,20 +129,21 @@ def _load_own_models(experiment: Experiment, theta: Params, in_order: InOrder) -
 
 
 def settings_to_go_on(
-    earlier: Config, chosen: Sequence[str], cold_rounds: int | None, rows: int, changes: Mapping[str, Any]
+    earlier: Config, chosen: Sequence[str], origin: Origin | None, rows: int, changes: Mapping[str, Any]
 ) -> tuple[Config, int]:
     """The settings of a training that goes on, and the rounds of one from the beginning.
 
     They are the earlier run's, except for `changes`. `chosen` are those that a person had set for the earlier
     run; sizes of minibatches that nobody has set adapt to the number of windows again. Unless `changes` say
-    otherwise, there are a third of the rounds of a training from the beginning (`cold_rounds`, if the earlier
-    run itself went on from another).
+    otherwise, there are a third of the rounds of a training from the beginning. `origin` is the earlier run's,
+    which may itself have gone on from another.
     """
     check_same_architecture(earlier, changes)
     method = method_of(earlier.method)
     config = earlier.with_given(chosen)
-    if cold_rounds is not None:
-        config = _without_noting(config, {ROUNDS: cold_rounds})
+    if origin is not None:
+        kept = config.given if origin.rounds_given else config.given - {ROUNDS}
+        config = _without_noting(config.with_given(kept), {ROUNDS: origin.cold_rounds})
     if not method.in_paper:
         defaults = preset(method.name)
         config = _without_noting(config, {k: defaults.setting(k) for k in BATCHES if k not in config.given})
@@ -149,7 +152,7 @@ def settings_to_go_on(
     count = Windows.of(rows, d.history, d.horizon, d.shares).count("train")
     cold = fit_to_windows(config, method, count)
     if ROUNDS in changes:
-        return cold, max(cold_rounds or 1, cold.training.rounds)
+        return cold, cold.training.rounds if origin is None else origin.cold_rounds
     rounds = math.ceil(SHARE_OF_ROUNDS * cold.training.rounds)
     return cold.with_changes({ROUNDS: rounds}), cold.training.rounds
 
