@@ -35,7 +35,7 @@ PERIODS = {"hourly": 3600.0, "daily": 86_400.0, "weekly": 604_800.0}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 FOLLOWED_EVERY = 0.5  # seconds between looks at the record of models
 ENDS_WITHIN = 5.0  # seconds that a trainer has when the service ends
-LOWEST_PRIORITY = 19
+NICER, LOWEST_PRIORITY = 10, 19  # how much lower the trainer's priority is, on the scale of nice(1)
 LOG = "retrain.log"  # what the last trainer said
 
 Load = Callable[[str, Readings], Engine]
@@ -192,7 +192,8 @@ class Learning:
             )
         self.trainer = trainer
         with suppress(OSError):  # it may have ended already
-            os.setpriority(os.PRIO_PROCESS, trainer.pid, LOWEST_PRIORITY)
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, trainer.pid, min(own + NICER, LOWEST_PRIORITY))
         try:
             code = await trainer.wait()
         except asyncio.CancelledError:

@@ -92,8 +92,8 @@ def _retrained(run: Run, models: Models, settings: RetrainSettings, watcher: Wat
     begun = time.time()
     if len(plan.judged) < plan.least:
         text = (
-            f"{live} has not seen {len(plan.judged)} windows of the last {settings.hold_out:g} days;"
-            f" {plan.least} are needed to judge by"
+            f"{live} has not learned from {len(plan.judged)} windows of the last {settings.hold_out:g} days;"
+            f" {plan.least} are needed to judge by, and as many days before them to learn from"
         )
         return Training(begun, "too few readings", live, None, None, text)
     name = datetime.now(UTC).strftime("trained-%Y%m%dT%H%M%S")
@@ -169,7 +169,10 @@ def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
     total = len(readings.times) - d.history - d.horizon + 1
     held = max(1, round(hold_out * DAY_SECONDS / step))
-    rest = max(0.0, 1 - held / max(1, total))
+    least = max(1, round(LEAST_SHARE * held))
+    if 2 * held > total:  # more than half of the readings would be held out
+        return WindowPlan(d.shares, np.zeros(0, dtype=np.int64), least)
+    rest = 1 - held / total
     train = rest * d.shares[0] / (d.shares[0] + d.shares[1])
     shares = (train, rest - train, 1 - rest)
     own = Windows.of(len(readings.times), d.history, d.horizon, shares, readings.source)
@@ -177,7 +180,7 @@ def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     of_new, of_old = int(own.starts["test"][0]), first_row_after_training(old, readings)
     first = max(of_new, of_old) + d.horizon - 1
     judged = np.arange(max(0, first), total, dtype=np.int64)
-    return WindowPlan(shares, judged, max(1, round(LEAST_SHARE * held)))
+    return WindowPlan(shares, judged, least)
 
 
 def error_on(run: Run, data: Dataset, starts: Ints) -> float:

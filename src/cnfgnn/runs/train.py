@@ -91,11 +91,11 @@ def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, 
     """
     weights_of(earlier)  # an unusable run is refused before anything is written
     check_same_step(earlier, data)
-    config, origin = _to_go_on(earlier, len(data.readings.times), changes or {})
+    config, origin = to_go_on(earlier, len(data.readings.times), changes or {})
     return Run.create(folder, config, data, origin)
 
 
-def _to_go_on(earlier: Run, rows: int, changes: Mapping[str, Any]) -> tuple[Config, Origin]:
+def to_go_on(earlier: Run, rows: int, changes: Mapping[str, Any]) -> tuple[Config, Origin]:
     """The settings of a run that goes on from an earlier one, and what its manifest records about that."""
     before, chosen = earlier.origin, earlier.manifest.given
     config, cold_rounds = settings_to_go_on(earlier.config, chosen, before, rows, changes)

@@ -135,8 +135,8 @@ def settings_to_go_on(
 
     They are the earlier run's, except for `changes`. `chosen` are those that a person had set for the earlier
     run; sizes of minibatches that nobody has set adapt to the number of windows again. Unless `changes` say
-    otherwise, there are a third of the rounds of a training from the beginning. `origin` is the earlier run's,
-    which may itself have gone on from another.
+    otherwise, there are a third of the rounds of a training from the beginning. `origin` is what the earlier
+    run itself went on from, if it did.
     """
     check_same_architecture(earlier, changes)
     method = method_of(earlier.method)
