@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import Counter, Gauge
 
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
@@ -98,18 +97,7 @@ class Learning:
         self.trained = _trained(service.engine.run)
         self.record = models.read()
         self.trainer: asyncio.subprocess.Process | None = None
-        registry = service.metrics.registry
-        self.switches = Counter(
-            "cnfgnn_live_model_switches", "How often another model went live.", registry=registry
-        )
-        self.trainers = Counter(
-            "cnfgnn_live_trainers", "Trainers that ended, by how.", ["end"], registry=registry
-        )
-        Gauge(
-            "cnfgnn_live_model_trained_timestamp_seconds",
-            "When the live model was trained.",
-            registry=registry,
-        ).set_function(lambda: self.trained)
+        service.metrics.model_trained.set(self.trained)
 
     async def run(self) -> None:
         """Follow and train until cancelled."""
@@ -144,7 +132,8 @@ class Learning:
         await self.service.use(engine)
         before, self.model = self.model, model
         self.loaded, self.trained = time.time(), _trained(engine.run)
-        self.switches.inc()
+        self.service.metrics.switches.inc()
+        self.service.metrics.model_trained.set(self.trained)
         log.warning("model: %s instead of %s: %s", model, before, self.record.switches[-1].why)
 
     def _load(self, model: str, newest: Readings) -> Engine:
@@ -201,7 +190,7 @@ class Learning:
             raise
         finally:
             self.trainer = None
-        self.trainers.labels("finished" if code == 0 else "failed").inc()
+        self.service.metrics.trainers.labels("finished" if code == 0 else "failed").inc()
         if code == 0:
             log.warning("retrained: %s", _last_line(self.models.state / LOG))
         else:
