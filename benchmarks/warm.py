@@ -58,6 +58,10 @@ def main() -> None:
     keep_freed_memory()
     options = _options()
     data = _data(options)
+    if options.only:
+        data = data.select(data.readings.ids[: options.only])
+    if options.until:
+        data = _until(data, _rows(data, options.until))
     if options.write_npz:
         _write_npz(data, options.write_npz)
         return
@@ -97,6 +101,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--write-npz", type=Path)
+    parser.add_argument("--only", type=int, help="the first so many sensors")
+    parser.add_argument("--until", type=float, help="the first so many days")
     parser.add_argument("--days", type=float, default=14.0, help="of the synthetic city")
     parser.add_argument("--sensors", type=int, default=8, help="of the synthetic city")
     return parser.parse_args()

@@ -15,15 +15,16 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.federation.federated_run import terms_of
-from cnfgnn.federation.server_task import RUNS, Task
+from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.site_store import JoinRecord, OwnerStore, SiteStore
 from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, begin_from, train_run
 from tests.conftest import network, small
-from tests.federation.in_memory_federation import SITES, InMemoryFederation
+from tests.federation.in_memory_federation import SITES, InMemoryFederation, given_of
 
 ROWS = 150  # of the first training
+CONFIG = small("cnfgnn-private", **{"training.rounds": 1})
 
 
 def read_from_disk(folder: Path) -> Dataset:
@@ -100,3 +101,35 @@ def test_what_cannot_be_gone_on_from_is_one_sentence(tmp_path: Path) -> None:
     assert "none: is not a run" in status["problem"]
     status = sites.run_task(Task("train", "two", earlier="../../etc", wait=20.0))
     assert "--from: '../../etc' cannot be the name of a run" in status["problem"]
+
+
+@pytest.mark.slow
+def test_the_server_cannot_tell_what_the_true_readings_are(tmp_path: Path) -> None:
+    """Both trainings again, with corrected readings: a corrected reading keeps its copy, so that the server
+    has the same as before, to the last bit. What the owners have learned is not the same."""
+    data = network(rows=174)
+    sites = InMemoryFederation(tmp_path / "federation", data, blur=2.0)
+    later = {name: sites.readings(name) for name in SITES}
+    noise = np.random.default_rng(3)
+    kept: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+    for truth in ("first", "other"):
+        for name, frame in later.items():
+            corrected = frame if truth == "first" else frame + noise.normal(0, 1, frame.shape)
+            sites.write(name, corrected)
+        earlier, run = (f"{truth}-{part}" for part in ("one", "two"))
+        tasks = [
+            Task("train", earlier, settings=settings_of(CONFIG), given=given_of(CONFIG), wait=20.0),
+            Task("train", run, earlier=earlier, wait=20.0),
+        ]
+        for task in tasks:
+            status = sites.run_task(task)
+            assert status["state"] == "finished", status["problem"]
+        opened = Run.open(sites.server / RUNS / run)
+        owner = OwnerStore(sites.kits["west"], terms_of(opened).run)
+        tag = opened.progress.best.tag
+        kept[truth] = opened.store("server").read(tag), owner.read(tag)
+    (one, of_owner), (other, of_other_owner) = kept.values()
+    assert all(torch.equal(w, other[name]) for name, w in one.items())
+    personal = [name for name in of_owner if name.startswith(PERSONAL)]
+    assert personal
+    assert all(not torch.equal(of_owner[name], of_other_owner[name]) for name in personal)
