@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class Learning:
             since = time.time()
             try:
                 await self._train()
-            except OSError as error:
+            except Exception as error:  # the next period is another chance
                 self._failed(error)
 
     async def _train(self) -> None:
@@ -221,7 +221,17 @@ class Learning:
             ],
             "retrainEvery": self.settings.period,
             "training": self.trainer is not None,
-            "trainings": [{**asdict(t), "time": _written(t.time)} for t in record.trainings],
+            "trainings": [
+                {
+                    "time": _written(t.time),
+                    "outcome": t.outcome,
+                    "model": t.model,
+                    "oldError": t.old_error,
+                    "newError": t.new_error,
+                    "text": t.text,
+                }
+                for t in record.trainings
+            ],
         }
 
 

@@ -97,7 +97,10 @@ def _retrained(run: Run, models: Models, settings: RetrainSettings, watcher: Wat
         )
         return Training(begun, "too few readings", live, None, None, text)
     name = datetime.now(UTC).strftime("trained-%Y%m%dT%H%M%S")
-    new = begin_from(old, data, models.folder(name), {"data.shares": plan.shares})
+    changes = {**settings.changes, "data.shares": plan.shares}
+    if settings.data is not None:
+        changes["data.path"] = str(settings.data.absolute())
+    new = begin_from(old, data, models.folder(name), changes)
     train_run(new, data, watcher)
     new = Run.open(new.folder)
     errors = [error_on(model, data, plan.judged) for model in (old, new)]
