@@ -196,6 +196,20 @@ def test_the_naive_round_has_every_phase() -> None:
         work()
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_warm_starts_compares_three_models_on_the_same_days(tmp_path: Path) -> None:
+    file = tmp_path / "city.npz"  # for a machine that cannot read other formats
+    written = ran("warm.py", "--sensors", 3, "--days", 4, "--write-npz", file)
+    assert written.returncode == 0, written.stderr
+    found = ran("warm.py", file, "--first", 2, "--every", 1, "--set", "training.rounds=3")
+    assert found.returncode == 0, found.stderr
+    rows = [json.loads(line) for line in found.stdout.splitlines()[1:]]
+    assert [row["kind"] for row in rows] == ["cold", "cold", "not trained again", "warm"]
+    assert [row.get("rounds") for row in rows] == [3, 3, None, 1]
+    assert rows[3]["megabytes_per_node"] < rows[1]["megabytes_per_node"]
+    assert all(row["rmse"] > 0 for row in rows)
+
+
 def test_a_random_network_has_the_shape_asked_for() -> None:
     for sensors, edges in ((5, 25), (5, 20), (300, 2400), (1, 0)):
         data = random_network(sensors, 40, edges)

@@ -37,6 +37,7 @@ REQUESTS: list[Verb] = [
     verbs.Forecast(),
     verbs.Save("round-00001", "best round-00001"),
     verbs.Restore("best"),
+    verbs.Inherit("run", "best"),
     verbs.Weights(),
     verbs.Levels(),
     verbs.Encode("test"),
@@ -134,6 +135,7 @@ def test_a_site_that_rejoins_is_told_what_defines_its_state_and_no_more() -> Non
     assert caught_up(first, second, first) == ["embed"]
     assert caught_up(verbs.Load(), verbs.Save("round-00001", "")) == ["restore", "load"]
     assert caught_up(verbs.Load(), verbs.Embed(False), verbs.Restore("best")) == ["restore"]
+    assert caught_up(verbs.Restore("best"), verbs.Inherit("run", "best"), verbs.Load()) == ["inherit", "load"]
 
 
 def test_weights_that_nodes_have_trained_since_are_not_sent_again() -> None:

@@ -78,9 +78,9 @@ def readings_like(data: Dataset, values: np.ndarray) -> Readings:
     return replace(data.readings, values=values, missing=np.isnan(values))
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, within: float = WITHIN) -> Any:
     """Wait until something is true, and return it."""
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if found := condition():
             return found

@@ -123,6 +123,7 @@ def requests(draw: st.DrawFn) -> verbs.Verb:
         st.just(verbs.Forecast()),
         st.builds(verbs.Save, st.sampled_from(TAGS), st.sampled_from(["", " ".join(TAGS)])),
         st.builds(verbs.Restore, st.sampled_from(TAGS)),
+        st.builds(verbs.Inherit, st.sampled_from(TAGS), st.sampled_from(TAGS)),
         st.just(verbs.Weights()),
         st.builds(verbs.Encode, splits, st.none() | draws),
         st.builds(verbs.Backward, draws, st.integers(0, 5), st.booleans()),

@@ -5,9 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, for_rows
-from cnfgnn.algorithm.verbs import Census, Embed, Inform, Load, Prepare, Pull, Restore, Save, Verb
+from cnfgnn.algorithm.verbs import Census, Embed, Inform, Inherit, Load, Prepare, Pull, Restore, Save, Verb
 
-ORDER = (Prepare, Restore, Inform, Load, Pull, Embed)  # each continues from what the ones before it set up
+ORDER = (
+    Prepare,
+    Inherit,
+    Restore,
+    Inform,
+    Load,
+    Pull,
+    Embed,
+)  # each continues from what the ones before it set up
 
 
 class CatchUp:
@@ -26,6 +34,8 @@ class CatchUp:
                 self._calls = {Prepare: self._calls.get(Prepare, []), Restore: [call]}
             case Save(tag=tag):
                 self._calls[Restore] = [Restore(tag).call({}, "full")]
+            case Inherit():
+                self._calls = {Prepare: self._calls.get(Prepare, []), Inherit: [call]}
             case Load() | Pull() | Inform():
                 self._calls[type(request)] = [call]
             case Embed(for_evaluation=False, draw=draw):

@@ -20,7 +20,7 @@ from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
 from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
-from cnfgnn.algorithm.node_state import NodeState
+from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
 from cnfgnn.algorithm.randomness import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
@@ -37,7 +37,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.models.params import Params, models, own, rows, shared
+from cnfgnn.models.params import Params, models, own, part, rows, shared
 from cnfgnn.models.plus import levels, node_model
 
 
@@ -284,6 +284,15 @@ class Clients:
         self.data.restore(saved)
         self.h_G, self.regulariser = None, state.regulariser
         self.adam = state.optimiser(self.theta, self.series.nodes, self.settings.client_lr)
+
+    def inherit(self, run: str, tag: str) -> None:
+        """Begin with the weights of another run; nodes that took no part in it stay as they were prepared."""
+        theta = part(self.store.earlier(run, tag), THETA)
+        if not theta:
+            return
+        check_without_personal(theta, f"{tag} of {self.name}")
+        first = self.theta  # drawn from the seed
+        self.load({name: torch.where(w.isnan(), first[name].to(w), w) for name, w in theta.items()})
 
     # -------------------------------------------------------------------------------------------------
 

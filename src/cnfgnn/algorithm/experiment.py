@@ -57,6 +57,8 @@ class Strategy(Protocol):
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
 
+    def go_on_from(self, theta: Params, state: Mapping[str, Tensor]) -> None: ...
+
     def save(self, tag: str, keep: Collection[str]) -> None: ...
 
     def restore(self, tag: str, to_learn: bool = True) -> None: ...
@@ -97,11 +99,13 @@ def federate(
     all_nodes: tuple[Tensor, Clients] | None = None,
     memory_plan: MemoryPlan | None = None,
     inputs: InputCounts = NO_INPUTS,
+    kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a federated method over any transport; the server contributes the graph and nothing else.
 
     A resumed run passes its earlier `memory_plan`. `all_nodes` is the group that holds all nodes, if there is
-    one: a study of FMTL needs it.
+    one: a study of FMTL needs it. `kept_scaler` is the scale of the training that this one goes on from: its
+    weights belong to it.
     """
     method = check_method(config)
     if method.sharing == "neighbours" and config.training.fmtl_norm == "plain" and all_nodes is None:
@@ -112,7 +116,7 @@ def federate(
         )
     compute = Compute.of(config.compute)
     config, everyone, windows, scaler, memory_plan = _agree(
-        transport, windows, config, method, seen, name, scaler, memory_plan, inputs
+        transport, windows, config, method, seen, name, scaler, memory_plan, inputs, kept_scaler
     )
     nodes, train_graph = everyone, graph
     if seen is not None:
@@ -149,12 +153,13 @@ def pool(
     store: Store,
     scaler: Scaler | None = None,
     inputs: InputCounts = NO_INPUTS,
+    kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up a centralised method: one owner holds all nodes."""
     method = check_method(config)
     compute = Compute.of(config.compute)
     config, _, windows, scaler, _ = _agree(
-        transport, windows, config, method, None, name, scaler, inputs=inputs
+        transport, windows, config, method, None, name, scaler, inputs=inputs, kept_scaler=kept_scaler
     )
     learner = _learner(config, method, compute)
     edges = Edges.of(graph, compute.device, compute.dtype)
@@ -172,6 +177,7 @@ def _agree(
     scaler: Scaler | None,
     memory_plan: MemoryPlan | None = None,
     inputs: InputCounts = NO_INPUTS,
+    kept_scaler: Scaler | None = None,
 ) -> tuple[Config, Nodes, Windows, Scaler, MemoryPlan]:
     """Take the census, keep the windows that at least one node has, and send all nodes scale and settings."""
     if scaler is None:
@@ -192,7 +198,7 @@ def _agree(
             raise DataError(name, f"there are no {kind} windows with readings")
     if scaler is None:
         config = fit_to_windows(config, method, windows.count("train"))
-        scaler = Scaler.of(moments[training])
+        scaler = kept_scaler or Scaler.of(moments[training])
     has = {s: has[s][:, torch.from_numpy(kept[s])] for s in SPLITS}
     compute = Compute.of(config.compute)
     everyone.has = {s: h.to(compute.device) for s, h in has.items() if not h.all()}

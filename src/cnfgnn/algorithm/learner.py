@@ -123,8 +123,12 @@ class GraphLearner:
         state |= {f"adam.{name}": w for name, w in self.adam.state().items()}
         return {name: value.detach().clone() for name, value in state.items()}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Use the weights of a saved state; the optimiser stays as it is."""
         self.gn.load_state_dict(part(state, "gn."))
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.load_weights(state)
         self.adam.load(part(state, "adam."))
 
 

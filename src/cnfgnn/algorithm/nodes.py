@@ -140,6 +140,10 @@ class Nodes:
         """Go back to the state that was saved under this tag."""
         self._tell(verbs.Restore(tag))
 
+    def inherit(self, run: str, tag: str) -> None:
+        """Begin with the weights of another run: those that you saved under this tag."""
+        self._tell(verbs.Inherit(run, tag))
+
     # -------------------------------------------------------------------------------------------------
 
     def present(self, split: Split, windows: Tensor | slice = slice(None)) -> Tensor | None:

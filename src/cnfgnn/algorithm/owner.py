@@ -21,7 +21,7 @@ from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients, active, rows_of
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.intervals import Errors, Floats, Intervals, interval_sums
-from cnfgnn.algorithm.node_state import OwnerState
+from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
 from cnfgnn.data.series import PreparedSeries, Series
@@ -84,6 +84,8 @@ class Owner:
                 self._save(request)
             case verbs.Restore():
                 self._restore(request)
+            case verbs.Inherit():
+                self._inherit(request)
         return {}
 
     @staticmethod
@@ -306,6 +308,12 @@ class Owner:
         """Go on with the intervals of a checkpoint; with none if it has none."""
         kept = part(state, INTERVALS)
         self.intervals = Intervals.of(kept) if kept else None
+
+    def _inherit(self, request: verbs.Inherit) -> None:
+        """Begin with the personal weights of another run; they are zero for a node that took no part."""
+        kept = part(self.store.earlier(request.run, request.tag), PERSONAL)
+        if kept:
+            self.load({name: w.nan_to_num() for name, w in kept.items()})
 
     def _restore(self, request: verbs.Restore) -> None:
         """Go back to a saved state; without one, an owner goes on with what it has."""

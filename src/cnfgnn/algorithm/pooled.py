@@ -101,6 +101,15 @@ class Pooled:
         if self.gn is not None:
             self.gn.load(state)
 
+    def go_on_from(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+        """Begin a training with the weights of another one; the optimiser starts afresh."""
+        with torch.no_grad():
+            for name, w in theta.items():
+                self.theta[name].copy_(w)
+        if self.gn is not None:
+            self.gn.load_weights(state)
+        self._hand_over()
+
     def ready(self, split: Split) -> None:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
         if self.gn is None:

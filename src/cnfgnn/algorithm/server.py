@@ -112,6 +112,16 @@ class Server(ABC):
         if self.gn is not None:
             self.gn.load(state)
 
+    def go_on_from(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+        """Begin a training with the weights of another one; optimisers start afresh.
+
+        `theta` is what all nodes share; it is empty if each of them has begun with its own weights.
+        """
+        if theta:
+            self.theta_bar = self.nodes.load(theta)
+        if self.gn is not None:
+            self.gn.load_weights(state)
+
     def _embed_all(self, split: SplitName) -> None:
         """Send every node its h_G of a split, computed on the whole graph."""
         if self.everyone is not self.nodes:
@@ -207,6 +217,11 @@ class Alternating(Server):
             h_c, present = encoded[piece]
             h_G = self.gn.propagate(h_c, self.graph, present)
             self.nodes.embed(h_G.to(self.stored_dtype), draw=piece)
+
+    def go_on_from(self, theta: Params, state: Mapping[str, Tensor]) -> None:
+        super().go_on_from(theta, state)
+        if self.gn is not None:  # the nodes learned with embeddings: without, round 1 would undo that
+            self.embed(self.encode())
 
     def restore(self, tag: str, to_learn: bool = True) -> None:
         super().restore(tag, to_learn)

@@ -22,6 +22,10 @@ class Store(Protocol):
     def has(self, tag: str) -> bool:
         """Whether there is a state with this tag."""
 
+    def earlier(self, run: str, tag: str) -> dict[str, Tensor]:
+        """The weights in a state of another run, in the order of today's nodes: NaN for a node that took no
+        part in it. Empty if nothing is known of that run."""
+
 
 class MemoryStore:
     """The states of one party, which are gone when the process ends."""
@@ -41,6 +45,9 @@ class MemoryStore:
 
     def has(self, tag: str) -> bool:
         return tag in self.states
+
+    def earlier(self, run: str, tag: str) -> dict[str, Tensor]:
+        return {}
 
 
 class SiteMemoryStore(MemoryStore):

@@ -20,6 +20,7 @@ pull      anchor and weight
 forecast  levels of intervals
 save      tag
 restore   tag
+inherit   run and tag
 weights                                             theta
 levels                                              levels of all training windows
 encode    a minibatch or a split                    h_c
@@ -384,6 +385,17 @@ class Restore(Tell):
         nodes.restore(tag=self.tag)
 
 
+@dataclass(frozen=True)
+class Inherit(Tell):
+    """Begin with the weights of another run: those that you saved under this tag."""
+
+    run: Tag
+    tag: Tag
+
+    def tell(self, nodes: Clients, arrays: Params) -> None:
+        nodes.inherit(run=self.run, tag=self.tag)
+
+
 # ---- ask ------------------------------------------------------------------------------------------------
 
 
@@ -488,6 +500,7 @@ VERBS: Mapping[str, type[Verb]] = {
         Forecast,
         Save,
         Restore,
+        Inherit,
         Weights,
         Levels,
         Encode,

@@ -20,7 +20,9 @@ from cnfgnn.cli.settings import (
     MethodOption,
     SeedOption,
     SizeOption,
+    changes_to_go_on,
     levels_of,
+    refuse_with_from,
     refuse_with_resume,
     resolve,
 )
@@ -240,13 +242,18 @@ def train(
     seed: SeedOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the new run.")] = None,
     resume: Annotated[str | None, typer.Option(help="Resume the run of this name.")] = None,
+    earlier: Annotated[
+        str | None,
+        typer.Option("--from", help="The name of a run to go on from: its weights and settings."),
+    ] = None,
     wait: WaitOption = 60.0,
     record: RecordOption = False,
 ) -> None:
     """Train with the connected sites; the run folder is written to runs/ of the server's kit.
 
     The method is cnfgnn-private unless another one is asked for. Each site blurs its readings by its own
-    `blur`; nothing that the server sends changes it.
+    `blur`; nothing that the server sends changes it. With --from, a new run goes on from the weights of an
+    earlier one with the readings that sites have now, and takes a third of the rounds.
     """
     from cnfgnn.federation.recorded_task import check_recordable
     from cnfgnn.federation.server_task import Task, check_federated, settings_of
@@ -254,6 +261,7 @@ def train(
     if resume is not None:
         refuse_with_resume(
             {
+                "--from": earlier,
                 "--method": method,
                 "--like": like,
                 "--config": config,
@@ -264,6 +272,10 @@ def train(
             }
         )
         task = Task("train", resume, resume=True, wait=wait, record=record)
+    elif earlier is not None:
+        refuse_with_from({"--size": node_size, "--like": like})
+        run_name, wanted = _to_go_on(kit, earlier, name, method, config, changes, seed)
+        task = Task("train", run_name, settings=wanted, earlier=earlier, wait=wait, record=record)
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
         check_federated(settings)
@@ -272,8 +284,14 @@ def train(
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         run_name = name or _new_name(settings)
         task = Task("train", run_name, settings=chosen, given=given_keys, wait=wait, record=record)
+    result = _trained(kit, task)
+    _print_training(kit, task.run, result)
+
+
+def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
+    """Train to the end; Ctrl-C ends the command and says how to resume."""
     try:
-        result = _run_task(kit, task)
+        return _run_task(kit, task)
     except KeyboardInterrupt:
         from cnfgnn.federation.task_client import run_exists
 
@@ -282,7 +300,6 @@ def train(
         else:
             print("\nstopped before the run began")
         raise typer.Exit(130) from None
-    _print_training(kit, task.run, result)
 
 
 @federation_app.command()
@@ -420,6 +437,27 @@ def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _to_go_on(
+    kit: Path,
+    earlier: str,
+    name: str | None,
+    method: str | None,
+    config: Path | None,
+    changes: list[str] | None,
+    seed: int | None,
+) -> tuple[str, dict[str, Any]]:
+    """The name of a run that goes on from an earlier one, and what it changes of its settings; a mistake is
+    found here, before any site is asked."""
+    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.warm_start import check_same_architecture
+
+    before = Run.open(kit / RUNS / earlier).config
+    wanted = changes_to_go_on(before, None, method, config, changes or [], seed, None)
+    check_same_architecture(before, wanted)
+    return name or _new_name(before), wanted
 
 
 def _new_name(settings: Config) -> str:

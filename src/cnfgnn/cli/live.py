@@ -76,20 +76,33 @@ MqttOption = Annotated[
 ]
 
 
+RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="The folder or file of readings, which may grow; without it, that of the run."),
+]
+StateOption = Annotated[Path | None, typer.Option(help="Folder of the service's database; default RUN/live.")]
+LatestOption = Annotated[
+    Path | None, typer.Option(help="The file with the last forecast; default latest.csv in that folder.")
+]
+RetrainOption = Annotated[
+    str, typer.Option(help="How often to train beside the service: hourly, daily, weekly, or as in 6h, 2d.")
+]
+RetrainThreadsOption = Annotated[
+    int, typer.Option(min=1, max=1024, help="With --retrain: threads that it may compute with.")
+]
+HoldOutOption = Annotated[
+    float, typer.Option(help="Days at the end that a training beside the service is judged by.")
+]
+
+
 @live_app.command()
 def run(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="The folder or file of readings, which may grow; without it, that of the run."),
-    ] = None,
+    run: RunArgument,
+    data: DataOption = None,
     changes: ReadingOption = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder of the service's database; default RUN/live.")
-    ] = None,
-    latest: Annotated[
-        Path | None, typer.Option(help="The file with the last forecast; default latest.csv in that folder.")
-    ] = None,
+    state: StateOption = None,
+    latest: LatestOption = None,
     deadline: DeadlineOption = None,
     clock: ClockOption = "system",
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
@@ -101,13 +114,17 @@ def run(
     mqtt_readings: Annotated[str, typer.Option(help="The topic that readings are read from.")] = "",
     mqtt_forecasts: Annotated[str, typer.Option(help="What the topics of forecasts begin with.")] = "",
     poll: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the folder.")] = 1.0,
+    retrain: RetrainOption = "",
+    retrain_threads: RetrainThreadsOption = 1,
+    hold_out: HoldOutOption = 3.0,
 ) -> None:
     """Serve forecasts the moment readings arrive.
 
     Readings come from the folder's file as it grows, from new files beside it, by HTTP POST /readings and by
     MQTT. Forecasts are at GET /forecasts, in the stream GET /events, at the MQTT broker, in latest.csv, and
     on the page at /.
-    docs/live.md says what happens to readings that are late, repeated, wrong or missing.
+    docs/live.md says what happens to readings that are late, repeated, wrong or missing. With --retrain, a
+    process beside the service trains on, and its model goes live if it is better.
     """
     check_installed()
     if clock not in CLOCKS:
@@ -129,9 +146,47 @@ def run(
         mqtt=_broker(mqtt, mqtt_readings, mqtt_forecasts),
         poll=poll,
         changes=reading_changes(changes),
+        retrain=_period(retrain),
+        retrain_threads=retrain_threads,
+        hold_out=hold_out,
     )
     _log_to_stderr()
     run_live(Run.open(run), settings, say_where)
+
+
+@live_app.command("retrain")
+def retrain_once(
+    run: RunArgument,
+    data: DataOption = None,
+    changes: ReadingOption = None,
+    state: StateOption = None,
+    hold_out: HoldOutOption = 3.0,
+) -> None:
+    """Train once on the readings of the service, and go live if the new model is better.
+
+    This is what --retrain does again and again. The training goes on from the live model. The last days are
+    held out: both models are judged by them. A service that runs follows within a second.
+    """
+    check_installed()
+    from cnfgnn.live.models import Models
+    from cnfgnn.live.retrain import RetrainSettings, retrain
+    from cnfgnn.runs.folder import Run
+
+    settings = RetrainSettings(data, hold_out, reading_changes(changes))
+    models = Models(run, state or run / "live")
+    done = retrain(Run.open(run), models, settings, progress.watcher())
+    print(f"{done.outcome}: {done.text}")
+
+
+@live_app.command()
+def rollback(run: RunArgument, state: StateOption = None) -> None:
+    """Go back to the model that was live before the present one; a service that runs follows in a second."""
+    from cnfgnn.live.models import Models
+    from cnfgnn.runs.folder import Run
+
+    Run.open(run)
+    switch = Models(run, state or run / "live").rollback("rollback").switches[-1]
+    print(f"{switch.after} is live instead of {switch.before}")
 
 
 @live_app.command()
@@ -276,6 +331,12 @@ def _broker(url: str | None, readings: str, forecasts: str) -> BrokerSettings | 
         forecasts or broker.FORECASTS,
         password=os.environ.get(MQTT_PASSWORD),
     )
+
+
+def _period(text: str) -> float | None:
+    from cnfgnn.live.learning import period_of
+
+    return period_of(text) if text else None
 
 
 def _zone(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from cnfgnn.algorithm.methods import ALIASES, LIKES, METHODS, Like, preset
+from cnfgnn.algorithm.methods import ALIASES, LIKES, METHODS, Like, method_of, preset
 from cnfgnn.cli import progress
 from cnfgnn.config import toml
 from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE
@@ -114,6 +114,42 @@ def resolve(
     if device is not None:
         wanted["compute.device"] = device
     return configured.with_given(chosen).with_changes(wanted)
+
+
+def changes_to_go_on(
+    earlier: Config,
+    data: Path | None,
+    method: str | None,
+    config: Path | None,
+    changes: list[str],
+    seed: int | None,
+    device: str | None,
+) -> dict[str, Any]:
+    """What a run that goes on from an earlier one changes of its settings; the last one wins, as in
+    `resolve`."""
+    from_file = toml.read_changes(config) if config else {}
+    from_file.pop("size", None)
+    defaults = preset(str(from_file.pop("method", earlier.method)))
+    wanted = {key: v for key, v in from_file.items() if defaults.with_changes({key: v}) != defaults}
+    if method is not None or defaults.method != method_of(earlier.method).name:
+        wanted["method"] = method_of(method or defaults.method).name
+    wanted |= dict(toml.parse_change(text) for text in changes)
+    if data is not None:
+        wanted["data.path"] = str(data.absolute())
+    if seed is not None:
+        wanted["seed"] = seed
+    if device is not None:
+        wanted["compute.device"] = device
+    return wanted
+
+
+def refuse_with_from(options: Mapping[str, object]) -> None:
+    """Refuse options that were given together with --from; an option that was not given is None."""
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                option, "a run that goes on keeps the architecture of the one before: leave it out"
+            )
 
 
 def refuse_with_resume(options: Mapping[str, object]) -> None:

@@ -23,8 +23,10 @@ from cnfgnn.cli.settings import (
     ReadingOption,
     SeedOption,
     SizeOption,
+    changes_to_go_on,
     levels_of,
     reading_changes,
+    refuse_with_from,
     refuse_with_resume,
     resolve,
 )
@@ -65,21 +67,27 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the new run; it must not exist yet.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Run folder of an interrupted run to resume.")] = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option("--from", help="A run to go on from: its weights and settings, with newer readings."),
+    ] = None,
 ) -> None:
     """Train a method, or resume an interrupted run.
 
     DATA is a METR-LA or PEMS-BAY .h5 file, or a folder with readings.csv (a column of times such as
     2024-01-31 08:05, then one column per sensor, empty where a reading is missing) and sensors.csv (id,
     latitude, longitude) or edges.csv (from, to, weight or distance). `cnfgnn settings` lists what --set and
-    --config can change. A resumed run gives the same result as one that was never interrupted.
+    --config can change. A resumed run gives the same result as one that was never interrupted. With --from,
+    a new run begins with the weights of an earlier one and takes a third of the rounds; without DATA it reads
+    the earlier run's file or folder again, which may have grown.
     """
-    from cnfgnn.data.quality import findings
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.folder import Run
 
     if resume is not None:
         refuse_with_resume(
             {
+                "--from": earlier,
                 "--method": method,
                 "--size": node_size,
                 "--like": like,
@@ -92,16 +100,41 @@ def train(
         )
         run = Run.open(resume)
         readings = _data_of(run, data, None)
+    elif earlier is not None:
+        refuse_with_from({"--size": node_size, "--like": like})
+        before = Run.open(earlier)
+        wanted = changes_to_go_on(before.config, data, method, config, changes or [], seed, device)
+        run, readings = _begun_from(before, data, out, wanted)
     else:
         settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
         readings = open_data(settings, data)
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
-        _print_notes(findings(readings, settings.data))
-        _print_input_notes(readings, settings)
+        _print_findings(readings, settings)
     if run.finished:
         print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
         return
     _print_result(run, readings, _trained(run, readings))
+
+
+def _begun_from(
+    earlier: Run, data: Path | None, out: Path | None, changes: Mapping[str, Any]
+) -> tuple[Run, Dataset]:
+    """Begin a run that goes on from an earlier one, and say what that means for its sensors."""
+    from cnfgnn.data.source import open_data
+    from cnfgnn.runs.train import begin_from
+
+    readings = open_data(earlier.config.with_changes(changes), data)
+    run = begin_from(earlier, readings, out or _new_folder(earlier.config, readings), changes)
+    _print_findings(readings, run.config)
+    assert run.origin is not None
+    rounds = f"{run.config.training.rounds} rounds; from the beginning it would be {run.origin.cold_rounds}"
+    print(f"goes on from round {run.origin.round} of {earlier.folder}, {rounds}", file=sys.stderr)
+    known = set(earlier.data.sensors)
+    if new := [sensor for sensor in readings.readings.ids if sensor not in known]:
+        print(f"new sensors: {_listed(new)}", file=sys.stderr)
+    if gone := sorted(known - set(readings.readings.ids)):
+        print(f"sensors that are gone: {_listed(gone)}", file=sys.stderr)
+    return run, readings
 
 
 def _trained(run: Run, readings: Dataset) -> Result:
@@ -306,6 +339,13 @@ def _print_notes(found: Iterable[Finding]) -> None:
     """Print what looks wrong with the readings to stderr, apart from the output of the command."""
     for finding in found:
         print(f"note: {finding}", file=sys.stderr, flush=True)
+
+
+def _print_findings(readings: Dataset, config: Config) -> None:
+    from cnfgnn.data.quality import findings
+
+    _print_notes(findings(readings, config.data))
+    _print_input_notes(readings, config)
 
 
 def _print_input_notes(data: Dataset, config: Config) -> None:

@@ -39,7 +39,9 @@ class RunReadings:
         rows = rows_with_readings(self.current) if record is None else record.rows
         series = first_rows(self.current, rows)
         if record is None:
-            self.store.write_join_record(JoinRecord(rows, digest(series, self.terms)))
+            self.store.write_join_record(
+                JoinRecord(rows, digest(series, self.terms), tuple(self.store.sensors))
+            )
         elif record.sha256 != digest(series, self.terms):
             problem = "the readings in %s have changed since this site joined run %s"
             log.error(problem, self.source, self.terms.run)

@@ -37,10 +37,11 @@ from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
 from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
+from cnfgnn.models.params import part
 from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
-from cnfgnn.runs.train import train_run_with
+from cnfgnn.runs.train import to_go_on, train_run_with
 from cnfgnn.runs.training_loop import evaluate
 from cnfgnn.transports.remote.messages import Channel
 from cnfgnn.transports.remote.transport import Stopped
@@ -73,9 +74,13 @@ def _train(context: TaskContext) -> dict[str, Any]:
     terms, windows = terms_of(run), windows_of(run)
 
     def set_up() -> Experiment:
-        experiment = context.set_up(run, terms, windows, watcher.tick, scaler)
+        earlier = _run_to_go_on_from(run)
+        kept = None if earlier is None else earlier.scaler
+        experiment = context.set_up(run, terms, windows, watcher.tick, scaler, kept)
         if run.started:
             check_same_windows(run, experiment, context.missing_sites)
+        if earlier is not None:
+            _go_on_from(experiment, earlier)
         return experiment
 
     def about() -> dict[str, Any]:
@@ -92,7 +97,25 @@ def _train(context: TaskContext) -> dict[str, Any]:
     }
 
 
+def _run_to_go_on_from(run: Run) -> Run | None:
+    """The earlier run whose weights this one is about to begin with; None once it has some of its own."""
+    if run.origin is None or run.progress.last_tag is not None:
+        return None
+    return Run.open(Path(run.origin.run))
+
+
+def _go_on_from(experiment: Experiment, earlier: Run) -> None:
+    """Begin with the weights of an earlier run: sites and their owners with those that they have kept, the
+    server with the ones that all share and with the Graph Network's. Nothing else is sent."""
+    strategy, tag = strategy_of(experiment), earlier.progress.best.tag
+    state = earlier.store("server").read(tag)
+    strategy.nodes.inherit(terms_of(earlier).run, tag)
+    strategy.go_on_from(part(state, "theta_bar.", strategy.graph.weights.device), state)
+
+
 def _new_run(context: TaskContext) -> Run:
+    if context.task.earlier:
+        return _new_run_from(context)
     config = Config().with_changes(context.task.settings).with_given(context.task.given)
     check_federated(config)
     if context.task.record:
@@ -100,6 +123,24 @@ def _new_run(context: TaskContext) -> Run:
     span, warnings = training_span(context.spans)
     context.warn(warnings)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
+
+
+def _new_run_from(context: TaskContext) -> Run:
+    """A run that goes on from an earlier one of this server, with its settings and newer readings."""
+    earlier = Run.open(context.kit / RUNS / context.task.earlier)
+    federated_data(earlier)
+    if not earlier.progress.history:
+        raise RunError(earlier.folder, "has no finished round yet, so there is nothing to go on from")
+    span, warnings = training_span(context.spans)
+    context.warn(warnings)
+    if span.step != earlier.data.step_seconds:
+        problem = f"readings are {span.step} s apart, and run {context.task.earlier} was trained on"
+        raise DataError(context.project.name, f"{problem} {earlier.data.step_seconds} s")
+    config, origin = to_go_on(earlier, span.rows, context.task.settings)
+    check_federated(config)
+    if context.task.record:
+        check_recordable(config.method)
+    return Run.begin(context.folder, config, describe_data(context.project, context.graph, span), origin)
 
 
 def _resumed_run(context: TaskContext) -> Run:

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.node_state import PERSONAL, THETA
 from cnfgnn.algorithm.store import newest
 from cnfgnn.data.quality import Ranges
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
@@ -17,6 +19,7 @@ from cnfgnn.federation.site_errors import AnyError, for_server
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.warm_start import InOrder
 
 STATES = "states"
 JOINED = "joined.json"
@@ -30,24 +33,29 @@ class JoinRecord(NamedTuple):
 
     rows: int  # how many of the run's time steps the readings reach
     sha256: str  # a digest of the copy
+    sensors: tuple[
+        str, ...
+    ] = ()  # in the order of the rows of its states; earlier versions did not write them
 
 
 class SiteStore(FolderStore):
     """The states of one run. Reading a missing tag gives the newest earlier state, see `newest`.
 
     Its errors are sent to the server: they are logged at the site in full and raised without local paths.
+    `sensors` are the site's, in the order of the rows.
     """
 
-    def __init__(self, kit: Path, run: str) -> None:
+    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = ()) -> None:
         super().__init__(kit / STATES / run)
-        self.kit = kit
+        self.kit, self.sensors = kit, sensors
 
     def read_join_record(self) -> JoinRecord | None:
         """What the site joined the run with; None if it has not joined it yet."""
         path = self.folder / JOINED
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return JoinRecord(int(content["rows"]), str(content["sha256"]))
+            sensors = tuple(str(sensor) for sensor in content.get("sensors", ()))
+            return JoinRecord(int(content["rows"]), str(content["sha256"]), sensors)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -89,6 +97,16 @@ class SiteStore(FolderStore):
         except CnfgnnError as error:
             raise self._reported("restore", error) from None
 
+    def earlier(self, run: str, tag: str) -> dict[str, Tensor]:
+        joined = SiteStore(self.kit, run).read_join_record()
+        if joined is None:
+            return {}
+        return _in_order(self.of_run(run).read(tag), joined.sensors, self.sensors)
+
+    def of_run(self, run: str) -> SiteStore:
+        """Where the same party keeps its states of another run."""
+        return SiteStore(self.kit, run)
+
     def _reported(self, verb: str, error: AnyError) -> AnyError:
         """Tell the site's owner about an error, and return it as the server may see it."""
         logging.getLogger(__name__).error("%r failed: %s", verb, error)
@@ -108,9 +126,12 @@ class OwnerStore(SiteStore):
     They have a folder of their own, and the store of the nodes does not lead to it.
     """
 
-    def __init__(self, kit: Path, run: str) -> None:
-        super().__init__(kit, f"{run}/{OWNER}")
+    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = ()) -> None:
+        super().__init__(kit, f"{run}/{OWNER}", sensors)
         self._intervals = SiteStore(kit, f"{run}/{OWNER}/{INTERVALS}")
+
+    def of_run(self, run: str) -> SiteStore:
+        return OwnerStore(self.kit, run)
 
     def read_ranges(self) -> Ranges:
         """Each sensor's lowest and highest true reading in training; empty if it is not known."""
@@ -127,6 +148,20 @@ class OwnerStore(SiteStore):
     def write_intervals(self, tag: str, state: Mapping[str, Tensor]) -> None:
         """Keep adapted intervals in place of those that were kept before."""
         self._intervals.write(tag, state, ())
+
+
+def _in_order(state: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]) -> dict[str, Tensor]:
+    """The rows of sensors that are still there, in today's order; weights that all share stay as they are.
+
+    A version that did not record its sensors had those of today if there are as many rows.
+    """
+    before = before or now
+    in_order = InOrder(before, now)
+    weights = {name: w for name, w in state.items() if name.startswith((THETA, PERSONAL))}
+    if any(len(w) not in (1, len(before)) for w in weights.values()):
+        return {}
+    shared = {name: w for name, w in weights.items() if len(w) == 1 and name.startswith(THETA)}
+    return shared | {name: in_order(w, torch.nan) for name, w in weights.items() if name not in shared}
 
 
 def _range(pair: Sequence[float] | None) -> tuple[float, float] | None:

@@ -53,6 +53,7 @@ class Task:
     split: str = "test"
     intervals: Sequence[int] = ()  # levels in per cent that sites write beside their forecasts
     record: bool = False  # keep the hidden states that sites send, so that they can be attacked
+    earlier: str = ""  # the name of the run that a new training goes on from; `settings` are changes to its
 
 
 class TaskContext:
@@ -66,6 +67,8 @@ class TaskContext:
             raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
         if task.do != "train" or task.resume:
             Run.open(self.folder)  # fail before waiting for sites if there is no such run
+        if task.earlier and not TAG.fullmatch(task.earlier):
+            raise ConfigError("--from", f"{task.earlier!r} cannot be the name of a run")
         self.project = read_server(kit)
         self.ids = self.project.sensors
         self.positions, self.graph = load_network(
@@ -126,9 +129,16 @@ class TaskContext:
         return self.links.keys() - self.spans.keys()
 
     def set_up(
-        self, run: Run, terms: Terms, windows: Windows, tick: Callable[[], None], scaler: Scaler | None
+        self,
+        run: Run,
+        terms: Terms,
+        windows: Windows,
+        tick: Callable[[], None],
+        scaler: Scaler | None,
+        kept_scaler: Scaler | None = None,
     ) -> Experiment:
-        """Connect to the sites and prepare them for the run."""
+        """Connect to the sites and prepare them for the run. `kept_scaler` is the scale of the run that a new
+        one goes on from."""
         config = run.config
         transport = self._connect(terms, config)
         graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
@@ -146,6 +156,7 @@ class TaskContext:
             scaler,
             memory_plan=memory_plan_of(run),
             inputs=inputs_of(run, self.span.inputs),
+            kept_scaler=kept_scaler,
         )
         for site, plan in zip(transport.parties, self.project.sites, strict=True):
             needed = state_bytes(experiment, len(plan.sensors))

@@ -66,6 +66,7 @@ class Metrics:
         self.broker = Gauge(
             "cnfgnn_live_broker_connected", "Whether the MQTT broker is connected.", registry=registry
         )
+        self._add_model(registry)
         Gauge("cnfgnn_live_time_seconds", "The service's clock.", registry=registry).set_function(clock)
         Gauge(
             "cnfgnn_live_stale", "Whether the last forecast is too old to be used.", registry=registry
@@ -73,6 +74,23 @@ class Metrics:
         self._add_watch(registry)
         for verdict in Verdict:
             self.readings.labels("http", verdict.value)
+
+    def _add_model(self, registry: CollectorRegistry) -> None:
+        """What is counted about the model and its successors."""
+        self.switches = Counter(
+            "cnfgnn_live_model_switches", "How often another model went live.", registry=registry
+        )
+        self.trainers = Counter(
+            "cnfgnn_live_trainers",
+            "Trainers beside the service that ended, by how.",
+            ["end"],
+            registry=registry,
+        )
+        self.model_trained = Gauge(
+            "cnfgnn_live_model_trained_timestamp_seconds",
+            "When the live model was trained.",
+            registry=registry,
+        )
 
     def forecast_made(self, forecast: Forecast, seconds: float) -> None:
         self.forecasts.inc()

@@ -89,6 +89,7 @@ class LiveService:
     listeners        called in the event loop with every new forecast
     alarm_listeners  called in the event loop with all alarms whenever one begins or ends
     problems         what does not work at the moment, in a sentence for each part
+    on_switch        called in the model's thread with an engine that replaces the one before
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class LiveService:
         self.started = clock.now()
         self.listeners: list[Callable[[Forecast], None]] = []
         self.problems: dict[str, str] = {}
+        self.on_switch: list[Callable[[Engine], None]] = []
         self.metrics = Metrics(clock.now, lambda: self.is_stale)
         self.stopping = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -251,6 +253,17 @@ class LiveService:
         finally:
             loop.run_in_executor(self._files, self._write_latest, made)
             await loop.run_in_executor(self._model, self._keep)
+
+    async def use(self, engine: Engine) -> None:
+        """Make the next forecast, and those after it, with another model. The one that is being made is made
+        with the old model; no step is missed."""
+
+        def switch() -> None:
+            self.engine = engine
+            for listener in self.on_switch:
+                listener(engine)
+
+        await asyncio.get_running_loop().run_in_executor(self._model, switch)
 
     def _tell_alarms(self, report: Report) -> None:
         """Log which alarms have begun and ended, and tell whoever listens."""

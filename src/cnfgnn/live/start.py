@@ -17,15 +17,19 @@ import uvicorn
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs
+from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs, last_rows
 from cnfgnn.live.folder_source import FolderSource, state_of
+from cnfgnn.live.learning import Learning, LearningSettings, Load, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
+from cnfgnn.live.models import Models
 from cnfgnn.live.page.sensors import SensorList
 from cnfgnn.live.recent import Cell, RecentReadings
+from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState, ReadingStore
@@ -52,6 +56,8 @@ class LiveSettings:
     feed       whether the readings are a recording, whose times set the clock
     speed      of the recording
     zone       of the clock, if the times of the readings have no zone
+    retrain    seconds between two retrainings; None: none
+    hold_out   days at the end that a retraining does not learn from, but is judged by
     """
 
     data: Path | None = None
@@ -68,6 +74,9 @@ class LiveSettings:
     poll: float = 1.0
     most_bytes: int = MOST_BYTES
     changes: dict[str, str] = field(default_factory=dict)
+    retrain: float | None = None
+    retrain_threads: int = 1
+    hold_out: float = HOLD_OUT
 
     def check(self) -> None:
         """Refuse settings that cannot be meant."""
@@ -78,8 +87,15 @@ class LiveSettings:
             raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
         if not 0 < self.speed <= 100_000:
             raise ConfigError("--speed", f"must be above 0 and at most 100000, not {self.speed:g}")
+        self.learning.retraining.check()
         if self.speed != 1 and not self.feed:
             raise ConfigError("--speed", "is for a recording: use it with --clock feed")
+
+    @property
+    def learning(self) -> LearningSettings:
+        """How the service keeps learning."""
+        retraining = RetrainSettings(self.data, self.hold_out, self.changes)
+        return LearningSettings(self.retrain, self.retrain_threads, retraining)
 
 
 class LiveProcess:
@@ -100,7 +116,9 @@ class LiveProcess:
         settings = self.settings
         options, data, begun_with = _opened(run, settings)
         path = settings.data or Path(run.config.data.path)
-        engine = Engine(run, data, store=FolderStore(state / "new-sensors"))
+        models = Models(run.folder, state)
+        load = _loader(models, data)
+        model, engine = first_model(models, load, data.readings)
         recent = _recent(data, store, begun_with is not None and zeros_are_missing(path))
         self.service = service = LiveService(
             engine,
@@ -112,9 +130,10 @@ class LiveProcess:
             settings.latest or state / "latest.csv",
             open_tracking(engine, data, recent.until(recent.newest), store),
         )
+        self.learning = Learning(service, models, model, load, settings.learning)
         positions = data.readings.positions
         shown = SensorList(recent, service.clock, service.zone, engine.graph, positions, engine.config.data)
-        self.web = Web(service, options, settings.most_bytes, sensors=shown)
+        self.web = Web(service, options, settings.most_bytes, self.learning, shown)
         self.folder: FolderSource | None = None
         if begun_with is not None:
             self.folder = FolderSource(service, path, options, begun_with, settings.poll)
@@ -141,7 +160,8 @@ class LiveProcess:
         )
         server = _Server(config)
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
-        others = [] if self.folder is None else [asyncio.create_task(self.folder.run())]
+        others = [asyncio.create_task(self.learning.run())]
+        others += [] if self.folder is None else [asyncio.create_task(self.folder.run())]
         if self.broker is not None:
             self.broker.start()
         while not server.started and not http.done():
@@ -201,6 +221,21 @@ def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, 
         )
         raise ConfigError("data.target", problem)
     return options, replace(data, readings=data.readings.on_grid()), begun_with
+
+
+def _loader(models: Models, data: Dataset) -> Load:
+    """Makes the engine of a model from its name and readings of the sensors of `data`."""
+    network = replace(data, readings=last_rows(data.readings, 1))  # not all readings: it lasts
+
+    def load(model: str, readings: Readings) -> Engine:
+        folder = models.state / "new-sensors"
+        known = FolderStore(folder if model == models.first else folder / model)
+        at_hand = replace(
+            network.readings, times=readings.times, values=readings.values, missing=readings.missing
+        )
+        return Engine(Run.open(models.folder(model)), replace(network, readings=at_hand), store=known)
+
+    return load
 
 
 def _recent(data: Dataset, store: ReadingStore, zeros_missing: bool) -> RecentReadings:

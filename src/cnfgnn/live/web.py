@@ -8,6 +8,7 @@ GET  /events     every forecast the moment it is made, and alarms as they change
 GET  /watch      how good forecasts have been of late, and alarms
 GET  /health     200 if the last forecast may be used, 503 otherwise
 GET  /metrics    for Prometheus
+GET  /model      the model that forecasts are made with, and when and why it replaced another
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
 from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.learning import Learning
 from cnfgnn.live.limits import (
     MOST_BYTES,
     MOST_BYTES_AT_ONCE,
@@ -72,9 +74,11 @@ class Web:
         service: LiveService,
         options: ReadingOptions,
         most_bytes: int = MOST_BYTES,
+        learning: Learning | None = None,
         sensors: SensorList | None = None,
     ) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
+        self.learning = learning
         self.sensor_list = sensors or SensorList(service.recent, service.clock, service.zone)
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
@@ -93,6 +97,8 @@ class Web:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
+        if self.learning is not None:
+            routes.append(Route("/model", self.model))
         handlers: dict[Any, Any] = {HTTPException: _sentence, Exception: self._failed}
         app = Starlette(routes=[*routes, *page_routes()], exception_handlers=handlers)
         return Guard(app, token, any_host, self.service.metrics, [route.path for route in routes])
@@ -269,6 +275,10 @@ class Web:
     async def health(self, request: Request) -> Response:
         state = health_of(self.service)
         return answer(state, 200 if state["status"] == "ok" else 503)
+
+    async def model(self, request: Request) -> Response:
+        assert self.learning is not None
+        return answer(self.learning.as_json())
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})

@@ -49,6 +49,10 @@ class FolderStore:
         """Whether there is a checkpoint of that tag."""
         return self._path(tag).is_file()
 
+    def earlier(self, run: str, tag: str) -> dict[str, Tensor]:
+        """Nothing: a run of the simulator gives weights to another one by itself (`runs/warm_start.py`)."""
+        return {}
+
     def _path(self, tag: str) -> Path:
         return self.folder / f"{tag}.safetensors"
 

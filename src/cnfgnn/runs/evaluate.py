@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,6 +24,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import seen_sensors, simulate
 from cnfgnn.runs.training_loop import evaluate
+from cnfgnn.runs.warm_start import InOrder, Weights
 
 
 def open_run_data(run: Run) -> Dataset:
@@ -54,10 +55,7 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     """
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet")
-    step = step_seconds(data)
-    if step != run.data.step_seconds:
-        problem = f"readings come every {step} s, but {run.folder} was trained on one every"
-        raise DataError(data.readings.source, f"{problem} {run.data.step_seconds} s")
+    check_same_step(run, data)
     config = run.config.with_changes({"training.seen": 1.0})  # every sensor takes part now
     if config.model.takes_inputs:
         data = replace(data, readings=with_inputs(data.readings, run.data.inputs, str(run.folder)))
@@ -73,7 +71,7 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     device = experiment.owners[0][1].nodes.compute.device
     experiment.strategy.load_trained({name: w.to(device) for name, w in shared(theta).items()}, state)
     personal = part(of_owner, PERSONAL) or {name: w for name, w in theta.items() if is_personal(name)}
-    in_order = _InOrder(_trained_sensors(run), data.readings.ids)
+    in_order = InOrder(_trained_sensors(run), data.readings.ids)
     for rows, owner in experiment.owners:
         owner.load({name: in_order(w, 0.0)[rows] for name, w in personal.items()})
         if TRUST in of_owner:
@@ -90,8 +88,33 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
     return experiment
 
 
+def check_same_step(run: Run, data: Dataset) -> None:
+    """Refuse readings at another pace than the run was trained on."""
+    step = step_seconds(data)
+    if step != run.data.step_seconds:
+        problem = f"readings come every {step} s, but {run.folder} was trained on one every"
+        raise DataError(data.readings.source, f"{problem} {run.data.step_seconds} s")
+
+
+def weights_of(run: Run) -> Weights:
+    """What a new training can go on from: the weights of the run's best round."""
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet, so there is nothing to go on from")
+    if run.data.federation is not None:
+        problem = "is a run of a federation, whose sites keep what they learned"
+        raise RunError(run.folder, f"{problem}: use cnfgnn federation train --from")
+    state = run.store("server").read(run.progress.best.tag)
+    of_nodes = _saved_by(run, "site-0", state)
+    of_owner = _saved_by(run, "owner-0", state)
+    theta = part(state, "theta_bar.") or part(of_nodes, THETA)
+    if method_of(run.config.method).federated:
+        check_without_personal(part(of_nodes, THETA), str(run.folder))
+    personal = part(of_owner, PERSONAL) or {name: w for name, w in theta.items() if is_personal(name)}
+    return Weights(_trained_sensors(run), shared(theta), personal, state, run.scaler)
+
+
 def _computed(
-    state: Mapping[str, Tensor], in_order: _InOrder, rows: Tensor, own_windows: bool
+    state: Mapping[str, Tensor], in_order: InOrder, rows: Tensor, own_windows: bool
 ) -> dict[str, Tensor]:
     """The linear forecasters and the scales of further inputs in a saved state, and the profiles unless these
     are the run's own windows; for the sensors in these rows."""
@@ -135,20 +158,6 @@ def _saved_by(run: Run, party: str, otherwise: Mapping[str, Tensor]) -> Mapping[
     centralised method has only the server's."""
     store, tag = run.store(party), run.progress.best.tag
     return store.read(tag) if store.has(tag) else otherwise
-
-
-class _InOrder:
-    """Puts rows of the sensors that trained into the order of other sensors, some of them unknown."""
-
-    def __init__(self, trained: Sequence[str], sensors: Sequence[str]) -> None:
-        row_of = {sensor: row for row, sensor in enumerate(trained)}
-        self.rows = torch.tensor([row_of.get(sensor, -1) for sensor in sensors])
-
-    def __call__(self, w: Tensor, unknown: float) -> Tensor:
-        """(n ...), with this value for sensors that did not train."""
-        ordered = w.new_full((len(self.rows), *w.shape[1:]), unknown)
-        ordered[self.rows >= 0] = w[self.rows[self.rows >= 0]]
-        return ordered
 
 
 def _trained_sensors(run: Run) -> list[str]:

@@ -37,6 +37,7 @@ from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.manifest import Manifest
 from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.training_loop import Progress
+from cnfgnn.runs.warm_start import Origin
 
 # Behaviour of runs that were begun before there was a setting for it.
 DEFAULTS_OF_OLD_RUNS: Mapping[str, Any] = {"data.outliers": "keep"}
@@ -55,18 +56,19 @@ class Run:
     # ---- begin and open -----------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, folder: Path, config: Config, data: Dataset) -> Run:
-        """Begin a run on a data set."""
-        return cls.begin(folder, config, describe(_used(data, config)))
+    def create(cls, folder: Path, config: Config, data: Dataset, origin: Origin | None = None) -> Run:
+        """Begin a run on a data set; with `origin`, it goes on from another run."""
+        return cls.begin(folder, config, describe(_used(data, config)), origin)
 
     @classmethod
-    def begin(cls, folder: Path, config: Config, data: DataDescription) -> Run:
+    def begin(cls, folder: Path, config: Config, data: DataDescription, origin: Origin | None = None) -> Run:
         """Begin a run on data that may be elsewhere; a folder that exists and is not empty is refused."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(folder, "already exists; a run never overwrites another, so choose another folder")
         created = tuple(path for path in (folder, *folder.absolute().parents) if not path.exists())
         make_folder(folder)
-        run = cls(folder, config, Manifest(data, given=tuple(sorted(config.given))), created)
+        manifest = Manifest(data, given=tuple(sorted(config.given)), origin=origin)
+        run = cls(folder, config, manifest, created)
         run._write_config()
         run.manifest.write(folder)  # last: a folder without a manifest is not a run
         return run
@@ -109,6 +111,11 @@ class Run:
     def finished(self) -> bool:
         """Whether training has ended and the best round was evaluated on the test split."""
         return self.manifest.finished
+
+    @property
+    def origin(self) -> Origin | None:
+        """The run that this one goes on from, if any."""
+        return self.manifest.origin
 
     @property
     def progress(self) -> Progress:

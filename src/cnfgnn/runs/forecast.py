@@ -81,7 +81,7 @@ def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experime
     trained on do not count.
     """
     d = run.config.data
-    first = max(_first_row_after_training(run, extended.readings), rows - d.history - ADAPTING, 0)
+    first = max(first_row_after_training(run, extended.readings), rows - d.history - ADAPTING, 0)
     starts = np.arange(first, rows - d.history, dtype=np.int64)
     windows = Windows.next(rows, d.history, d.horizon)
     past = restore_best(run, extended, replace(windows, starts={**windows.starts, "test": starts}))
@@ -101,7 +101,7 @@ def _why_none(run: Run) -> str:
     return "an older version trained it: train it again"
 
 
-def _first_row_after_training(run: Run, readings: Readings) -> int:
+def first_row_after_training(run: Run, readings: Readings) -> int:
     """The row of these readings at which the first test window of the run's training begins."""
     d = run.config.data
     windows = Windows.of(run.data.rows, d.history, d.horizon, d.shares, run.data.name)

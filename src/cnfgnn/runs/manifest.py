@@ -17,6 +17,7 @@ from cnfgnn.files import write_whole
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.training_loop import Phase, Progress, Round
+from cnfgnn.runs.warm_start import Origin
 
 FORMAT = 1  # of the run folder; a higher number was written by a newer version
 FILE = "manifest.json"
@@ -30,6 +31,7 @@ class Manifest:
     finished  whether training has ended and the best round was evaluated on the test split
     scaler    scale of the readings, known once training has started
     given     the settings that a person has set; the others may adapt to the data when training starts
+    origin    the run that this one goes on from; None if it was trained from the beginning
     """
 
     data: DataDescription
@@ -38,6 +40,7 @@ class Manifest:
     finished: bool = False
     scaler: Scaler | None = None
     given: tuple[str, ...] = ()
+    origin: Origin | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -79,7 +82,7 @@ class Manifest:
         elif finished:
             raise ValueError("finished without a round")
         given = tuple(str(key) for key in stored.get("given", ()))
-        return cls(data, progress, events, finished, scaler, given)
+        return cls(data, progress, events, finished, scaler, given, _origin(stored.get("from")))
 
     def write(self, folder: Path) -> None:
         """Replace the manifest of a run folder; a crash leaves the old one or the new one."""
@@ -93,7 +96,16 @@ class Manifest:
         }
         if self.scaler is not None:
             stored["scaler"] = vars(self.scaler)
+        if self.origin is not None:
+            stored["from"] = vars(self.origin)
         write_whole(folder / FILE, json.dumps(stored, indent=1, allow_nan=False).encode())
+
+
+def _origin(stored: Mapping[str, Any] | None) -> Origin | None:
+    if stored is None:
+        return None
+    rounds_given = bool(stored.get("rounds_given", False))
+    return Origin(str(stored["run"]), int(stored["round"]), int(stored["cold_rounds"]), rounds_given)
 
 
 def _progress(stored: Mapping[str, Any]) -> Progress:

@@ -44,6 +44,7 @@ def simulate(
     scaler: Scaler | None = None,
     copies: Copies | None = None,
     tells: bool = True,
+    kept_scaler: Scaler | None = None,
 ) -> Experiment:
     """Set up `config.method` on a data set, ready for its first round.
 
@@ -54,6 +55,7 @@ def simulate(
     scaler   the scale of a trained model; without it, the scale is computed from the readings
     copies   where blurred copies come from; without it, they are drawn with a key that follows from the seed
     tells    whether owners add the sums of true errors to their scores
+    kept_scaler  the scale of the training that a new one goes on from
 
     Inductive training puts seen and unseen nodes into separate groups.
     """
@@ -67,13 +69,7 @@ def simulate(
     rows = _grouped(groups, seen, len(truth.ids))
     if not method.federated and len(rows) > 1:
         raise ConfigError("method", f"{method.name} pools all readings and cannot run on separate groups")
-    owners = []
-    for k, group in enumerate(rows):
-        series = Series.of(copy, group)
-        own_series = series if copy is truth else Series.of(truth, group)
-        nodes = Clients(series, compute, store(f"site-{k}"), f"site-{k}", tick)
-        owner = Owner(nodes, own_series, store(f"owner-{k}"), tells)
-        owners.append((torch.from_numpy(group), owner))
+    owners = [_owner(k, group, truth, copy, compute, store, tick, tells) for k, group in enumerate(rows)]
     transport = InProcess(owners)
     if windows is None:
         d = config.data
@@ -83,10 +79,39 @@ def simulate(
         server = store("server")
         all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
         experiment = federate(
-            transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes, None, inputs
+            transport,
+            graph,
+            windows,
+            config,
+            seen,
+            data.name,
+            server,
+            tick,
+            scaler,
+            all_nodes,
+            inputs=inputs,
+            kept_scaler=kept_scaler,
         )
         return replace(experiment, owners=owners)
-    return pool(transport, owners, graph, windows, config, data.name, store("server"), scaler, inputs)
+    parties = (transport, owners, graph, windows, config, data.name, store("server"))
+    return pool(*parties, scaler, inputs, kept_scaler)
+
+
+def _owner(
+    k: int,
+    group: np.ndarray,
+    truth: Readings,
+    copy: Readings,
+    compute: Compute,
+    store: Callable[[str], Store],
+    tick: Callable[[], None],
+    tells: bool,
+) -> tuple[Tensor, Owner]:
+    """The owner of the nodes in some rows, and these rows."""
+    series = Series.of(copy, group)
+    own_series = series if copy is truth else Series.of(truth, group)
+    nodes = Clients(series, compute, store(f"site-{k}"), f"site-{k}", tick)
+    return torch.from_numpy(group), Owner(nodes, own_series, store(f"owner-{k}"), tells)
 
 
 def truth_and_copy(

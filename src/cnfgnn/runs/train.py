@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,17 +12,19 @@ import torch
 
 from cnfgnn.algorithm.experiment import Experiment, model_of
 from cnfgnn.algorithm.ledger import Ledger
-from cnfgnn.config.settings import DataConfig
+from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import findings, training_ranges
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.models.params import size
+from cnfgnn.runs.evaluate import check_same_step, weights_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, Result, Round, evaluate_best, train
+from cnfgnn.runs.warm_start import ROUNDS, Origin, go_on_from, settings_to_go_on
 from cnfgnn.version import __version__
 
 if TYPE_CHECKING:
@@ -60,14 +62,47 @@ class Unwatched:
 def train_run(run: Run, data: Dataset, watcher: Watcher) -> Result:
     """Train a run in the simulator to its end and evaluate its best round on the test split.
 
-    An interrupted run resumes bit for bit as if it had never stopped.
+    An interrupted run resumes bit for bit as if it had never stopped. A run with an origin begins with the
+    weights of that run.
     """
     run.check_same_data(data)
 
     def set_up() -> Experiment:
-        return simulate(data, run.config, store=run.store, tick=watcher.tick)
+        if run.origin is None:
+            return simulate(data, run.config, store=run.store, tick=watcher.tick)
+        if run.progress.last_tag is not None:
+            return simulate(data, run.config, store=run.store, tick=watcher.tick, kept_scaler=run.scaler)
+        weights = weights_of(Run.open(Path(run.origin.run)))
+        experiment = simulate(
+            data, run.config, store=run.store, tick=watcher.tick, kept_scaler=weights.scaler
+        )
+        go_on_from(experiment, weights, data.readings.ids)
+        return experiment
 
     return train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
+
+
+def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, Any] | None = None) -> Run:
+    """Begin a run that goes on from the best round of an earlier one, with newer readings and its settings.
+
+    Raises:
+        ConfigError: The changes ask for another architecture.
+        DataError: The readings come at another pace.
+        RunError: The earlier run has no weights to go on from, or the folder is not empty.
+    """
+    weights_of(earlier)  # an unusable run is refused before anything is written
+    check_same_step(earlier, data)
+    config, origin = to_go_on(earlier, len(data.readings.times), changes or {})
+    return Run.create(folder, config, data, origin)
+
+
+def to_go_on(earlier: Run, rows: int, changes: Mapping[str, Any]) -> tuple[Config, Origin]:
+    """The settings of a run that goes on from an earlier one, and what its manifest records about that."""
+    before, chosen = earlier.origin, earlier.manifest.given
+    config, cold_rounds = settings_to_go_on(earlier.config, chosen, before, rows, changes)
+    given = ROUNDS in chosen if before is None else before.rounds_given
+    folder, best = str(earlier.folder.absolute()), earlier.progress.best.r_g
+    return config, Origin(folder, best, cold_rounds, given)
 
 
 def train_run_with(
@@ -89,7 +124,7 @@ def train_run_with(
             experiment = set_up()
             if not run.started:
                 run.save_config(experiment.config)  # before the run counts as started
-                run.append("start", **_start_event(experiment, describe_data()))
+                run.append("start", **_start_event(experiment, describe_data()), **_origin_event(run))
                 run.commit(progress, experiment.scaler)
         except CnfgnnError:
             run.discard_if_unused()
@@ -188,6 +223,19 @@ def _start_event(experiment: Experiment, data: dict[str, Any]) -> dict[str, Any]
         },
         "seen": None if experiment.seen is None else experiment.seen.tolist(),
     }
+
+
+def _origin_event(run: Run) -> dict[str, Any]:
+    """What the first event of a run says about the one that it goes on from."""
+    if run.origin is None:
+        return {}
+    try:
+        before = Run.open(Path(run.origin.run)).data.sensors
+    except CnfgnnError:  # a federation's may be gone at this place; its sites have their states
+        before = run.data.sensors
+    new = [sensor for sensor in run.data.sensors if sensor not in set(before)]
+    gone = [sensor for sensor in before if sensor not in set(run.data.sensors)]
+    return {"from": {**vars(run.origin), "new_sensors": new, "sensors_gone": gone}}
 
 
 def _round_event(done: Round, sensors: Sequence[str], seconds: float) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class SiteNodes:
         keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         try:
-            store, current = SiteStore(self.kit, terms.run), self.data.series(terms)
+            store, current = SiteStore(self.kit, terms.run, self.plan.sensors), self.data.series(terms)
         except CnfgnnError as error:
             self._report("join", error)
             raise for_server(error, self.kit, self.data.source) from None
