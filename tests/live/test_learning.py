@@ -36,7 +36,7 @@ from tests.live.small_service import (
 
 HELD = 0.1  # days that are held out: 29 steps
 SETTINGS = RetrainSettings(hold_out=HELD)
-PATIENCE = 240.0  # seconds: the trainer has a low priority, and the machine may have much to do
+PATIENCE = 240.0  # seconds: the machine may have much to do
 PATIENT = ("--clock", "feed", "--deadline", "250")
 
 
@@ -286,7 +286,7 @@ def learning() -> Iterator[list[LiveCommand]]:
 
 
 def started(small: SmallRun, state: Path, services: list[LiveCommand], period: str) -> LiveCommand:
-    options = ("--retrain", period, "--hold-out", HELD)
+    options = ("--retrain", period, "--hold-out", HELD, "--retrain-nice", 1)
     services.append(
         LiveCommand(small.run.folder, "--data", small.folder, "--state", state, *PATIENT, *options)
     )
@@ -300,7 +300,7 @@ def test_a_trainer_that_is_killed_disturbs_nobody_and_the_next_one_goes_live(
     state = tmp_path / "state"
     service = started(own_run, state, learning, "2s")
     trainer = trainer_of(service)
-    wait_for(lambda: priority(trainer) == min(priority(service.process.pid) + 10, 19), "its low priority")
+    wait_for(lambda: priority(trainer) == min(priority(service.process.pid) + 1, 19), "its low priority")
     os.kill(trainer, signal.SIGKILL)
     service.client.post(own_run.full_row(170))
     service.client.forecast_after(own_run.row(170)["time"])

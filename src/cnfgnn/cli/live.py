@@ -91,6 +91,9 @@ RetrainOption = Annotated[
 RetrainThreadsOption = Annotated[
     int, typer.Option(min=1, max=1024, help="With --retrain: threads that it may compute with.")
 ]
+RetrainNiceOption = Annotated[
+    int, typer.Option(min=0, max=19, help="With --retrain: how much lower its priority is, as in nice(1).")
+]
 HoldOutOption = Annotated[
     float, typer.Option(help="Days at the end that a training beside the service is judged by.")
 ]
@@ -116,6 +119,7 @@ def run(
     poll: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the folder.")] = 1.0,
     retrain: RetrainOption = "",
     retrain_threads: RetrainThreadsOption = 1,
+    retrain_nice: RetrainNiceOption = 10,
     hold_out: HoldOutOption = 3.0,
 ) -> None:
     """Serve forecasts the moment readings arrive.
@@ -148,6 +152,7 @@ def run(
         changes=reading_changes(changes),
         retrain=_period(retrain),
         retrain_threads=retrain_threads,
+        retrain_nice=retrain_nice,
         hold_out=hold_out,
     )
     _log_to_stderr()

@@ -34,7 +34,7 @@ PERIODS = {"hourly": 3600.0, "daily": 86_400.0, "weekly": 604_800.0}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 FOLLOWED_EVERY = 0.5  # seconds between looks at the record of models
 ENDS_WITHIN = 5.0  # seconds that a trainer has when the service ends
-NICER, LOWEST_PRIORITY = 10, 19  # how much lower the trainer's priority is, on the scale of nice(1)
+NICER, LOWEST_PRIORITY = 10, 19  # how much lower the trainer's priority is, unless told, as in nice(1)
 LOG = "retrain.log"  # what the last trainer said
 
 Load = Callable[[str, Readings], Engine]
@@ -60,10 +60,12 @@ class LearningSettings:
 
     period   seconds between the beginnings of two retrainings; None: nothing is trained
     threads  that the trainer may compute with
+    nicer    how much lower its priority is than the service's, on the scale of nice(1)
     """
 
     period: float | None = None
     threads: int = 1
+    nicer: int = NICER
     retraining: RetrainSettings = field(default_factory=RetrainSettings)
 
     def command(self, run: Path, state: Path) -> list[str]:
@@ -182,7 +184,7 @@ class Learning:
         self.trainer = trainer
         with suppress(OSError):  # it may have ended already
             own = os.getpriority(os.PRIO_PROCESS, 0)
-            os.setpriority(os.PRIO_PROCESS, trainer.pid, min(own + NICER, LOWEST_PRIORITY))
+            os.setpriority(os.PRIO_PROCESS, trainer.pid, min(own + self.settings.nicer, LOWEST_PRIORITY))
         try:
             code = await trainer.wait()
         except asyncio.CancelledError:

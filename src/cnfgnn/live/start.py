@@ -24,7 +24,7 @@ from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs, last_rows
 from cnfgnn.live.folder_source import FolderSource, state_of
-from cnfgnn.live.learning import Learning, LearningSettings, Load, first_model
+from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
 from cnfgnn.live.page.sensors import SensorList
@@ -76,6 +76,7 @@ class LiveSettings:
     changes: dict[str, str] = field(default_factory=dict)
     retrain: float | None = None
     retrain_threads: int = 1
+    retrain_nice: int = NICER
     hold_out: float = HOLD_OUT
 
     def check(self) -> None:
@@ -95,7 +96,7 @@ class LiveSettings:
     def learning(self) -> LearningSettings:
         """How the service keeps learning."""
         retraining = RetrainSettings(self.data, self.hold_out, self.changes)
-        return LearningSettings(self.retrain, self.retrain_threads, retraining)
+        return LearningSettings(self.retrain, self.retrain_threads, self.retrain_nice, retraining)
 
 
 class LiveProcess:
