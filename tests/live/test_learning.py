@@ -196,6 +196,14 @@ def test_it_trains_on_what_the_service_has_stored(small_run: SmallRun, tmp_path:
 # ---- the service -----------------------------------------------------------------------------------------
 
 
+def ranges_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
+    """The ranges are those that the command would write: those of the new model, not of the one before."""
+    table = forecast_run(run, data, [80])
+    for sensor, told in found["sensors"].items():
+        low = np.array(told["intervals"]["80"]["low"], dtype=float)
+        np.testing.assert_allclose(low, table[f"{sensor} low 80"].to_numpy(), rtol=1e-3, atol=1e-3)
+
+
 def forecast_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
     """Check that a forecast is the one that a run makes of these readings."""
     expected = forecast_run(run, data)
@@ -212,6 +220,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         assert (told["run"], told["switches"], told["rollbackTo"]) == (own_run.run.folder.name, [], None)
         client.post(own_run.full_row(170))
         client.forecast_after(own_run.row(170)["time"])
+        before = client.get("/watch").json["alarms"]
         models, training = retrained(own_run, state, replace(SETTINGS, data=own_run.folder))
         assert training.outcome == "better", training.text
         wait_for(lambda: client.get("/model").json["run"] == training.model, "the new model")
@@ -222,6 +231,8 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         found = client.forecast_after(own_run.row(171)["time"])
         data = readings_at_hand(own_run.run, state, replace(SETTINGS, data=own_run.folder))
         forecast_of(Run.open(models.folder(training.model)), data, found)
+        ranges_of(Run.open(models.folder(training.model)), data, found)
+        assert client.get("/watch").json["alarms"] == before
         assert b"cnfgnn_live_skipped_steps_total 0.0" in client.get("/metrics").body
         assert "is live instead of" in said("live", "rollback", own_run.run.folder, "--state", state)
         wait_for(lambda: client.get("/model").json["run"] == own_run.run.folder.name, "the rollback")

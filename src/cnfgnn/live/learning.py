@@ -17,16 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.engine import Engine
 from cnfgnn.live.models import Models, Record
 from cnfgnn.live.retrain import RetrainSettings
 from cnfgnn.live.service import LiveService
+from cnfgnn.live.tracking import adapted_intervals
 from cnfgnn.process_setup import PARENT
 from cnfgnn.runs.folder import Run
 
@@ -37,7 +40,15 @@ ENDS_WITHIN = 5.0  # seconds that a trainer has when the service ends
 NICER, LOWEST_PRIORITY = 10, 19  # how much lower the trainer's priority is, unless told, as in nice(1)
 LOG = "retrain.log"  # what the last trainer said
 
-Load = Callable[[str, Readings], Engine]
+
+class Loaded(NamedTuple):
+    """The engine of a model, and the data that it was made with."""
+
+    engine: Engine
+    data: Dataset
+
+
+Load = Callable[[str, Readings], Loaded]
 
 log = logging.getLogger(__name__)
 
@@ -126,21 +137,22 @@ class Learning:
     async def _switch(self, model: str) -> None:
         try:
             recent = self.service.recent
-            engine = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
+            engine, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
         except CnfgnnError as error:
             self._failed(error)
             await asyncio.to_thread(self._go_back, model, str(error))
             return
-        await self.service.use(engine)
+        await self.service.use(engine, intervals)
         before, self.model = self.model, model
         self.loaded, self.trained = time.time(), _trained(engine.run)
         self.service.metrics.switches.inc()
         self.service.metrics.model_trained.set(self.trained)
         log.warning("model: %s instead of %s: %s", model, before, self.record.switches[-1].why)
 
-    def _load(self, model: str, newest: Readings) -> Engine:
+    def _load(self, model: str, newest: Readings) -> tuple[Engine, Intervals | None]:
         torch.set_num_threads(1)  # in this thread: forecasts go on meanwhile
-        return self.load(model, newest)
+        engine, data = self.load(model, newest)
+        return engine, adapted_intervals(engine, data)
 
     def _go_back(self, model: str, problem: str) -> None:
         """Record that a model cannot be loaded: the one that is loaded stays live."""
@@ -242,7 +254,7 @@ def first_model(models: Models, load: Load, readings: Readings) -> tuple[str, En
     record: Record = models.read()
     while True:
         try:
-            return record.live, load(record.live, readings)
+            return record.live, load(record.live, readings).engine
         except RunError as error:
             if len(record.line) == 1:
                 raise

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
@@ -254,12 +255,17 @@ class LiveService:
             loop.run_in_executor(self._files, self._write_latest, made)
             await loop.run_in_executor(self._model, self._keep)
 
-    async def use(self, engine: Engine) -> None:
-        """Make the next forecast, and those after it, with another model. The one that is being made is made
-        with the old model; no step is missed."""
+    async def use(self, engine: Engine, intervals: Intervals | None = None) -> None:
+        """Make the next forecast, and those after it, with another model and its intervals. The one that is
+        being made is made with the old model; no step is missed."""
 
         def switch() -> None:
             self.engine = engine
+            if self.tracking is not None:
+                try:
+                    self.tracking.use(engine, intervals)
+                except Exception as error:  # a full disk does not keep a better model away
+                    self.failed("watch", error)
             for listener in self.on_switch:
                 listener(engine)
 

@@ -24,7 +24,7 @@ from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs, last_rows
 from cnfgnn.live.folder_source import FolderSource, state_of
-from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, first_model
+from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
 from cnfgnn.live.page.sensors import SensorList
@@ -228,13 +228,14 @@ def _loader(models: Models, data: Dataset) -> Load:
     """Makes the engine of a model from its name and readings of the sensors of `data`."""
     network = replace(data, readings=last_rows(data.readings, 1))  # not all readings: it lasts
 
-    def load(model: str, readings: Readings) -> Engine:
+    def load(model: str, readings: Readings) -> Loaded:
         folder = models.state / "new-sensors"
         known = FolderStore(folder if model == models.first else folder / model)
         at_hand = replace(
             network.readings, times=readings.times, values=readings.values, missing=readings.missing
         )
-        return Engine(Run.open(models.folder(model)), replace(network, readings=at_hand), store=known)
+        newest = replace(network, readings=at_hand)
+        return Loaded(Engine(Run.open(models.folder(model)), newest, store=known), newest)
 
     return load
 

@@ -84,6 +84,13 @@ class Tracking:
             self.journal.write_state(self.state())
             self._since_state, self._unwritten = 0, []
 
+    def use(self, engine: Engine, intervals: Intervals | None) -> None:
+        """Go on with another model of the same sensors: with its ranges, and with the same watch."""
+        self.intervals, self.watch.has_ranges = intervals, intervals is not None
+        self.journal.of = _name_of(engine.run, engine.ids)
+        self.journal.write_state(self.state())
+        self._since_state, self._unwritten = 0, []
+
     def report(self, write: Callable[[float], str]) -> Report:
         return self.watch.report(write)
 
@@ -148,8 +155,7 @@ def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: Read
         if kept is not None:
             tracking.resume(*kept)
         else:
-            if intervals is not None:
-                tracking.intervals = _adapted(engine, data, step)
+            tracking.intervals = adapted_intervals(engine, data)
             _begin(tracking, engine.cleaned(readings), step)
             journal.write_state(tracking.state())
     except BaseException:
@@ -171,10 +177,14 @@ def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
         tracking.intervals.catch_up(rows[-2], values.T, observed, first=rows[0])
 
 
-def _adapted(engine: Engine, data: Dataset, step: int) -> Intervals:
-    """The run's intervals after all errors since its validation split, at most the latest `ADAPTING`."""
+def adapted_intervals(engine: Engine, data: Dataset) -> Intervals | None:
+    """The run's intervals, if it has any, after all errors in the data since its validation split, at most
+    the latest `ADAPTING`."""
+    if engine.intervals is None:
+        return None
     history, horizon = engine.history, engine.horizon
     readings = data.readings
+    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
     if set(engine.ids) <= set(engine.run.data.sensors):  # nothing is computed from older readings
         readings = last_rows(readings, ADAPTING + history)
     rows = len(readings.times)
