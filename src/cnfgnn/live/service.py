@@ -24,7 +24,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
 from cnfgnn.live.clock import Clock, Zone
-from cnfgnn.live.engine import Engine
+from cnfgnn.live.engine import LiveModel
 from cnfgnn.live.forecasts import (
     QUALITIES,
     Floats,
@@ -32,7 +32,6 @@ from cnfgnn.live.forecasts import (
     Intervals,
     fallback,
     last_reading_times,
-    quality_of,
 )
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
@@ -91,7 +90,7 @@ class LiveService:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LiveModel,
         recent: RecentReadings,
         store: ReadingStore,
         clock: Clock,
@@ -244,8 +243,6 @@ class LiveService:
     def _compute(self, step: int, readings: Readings) -> Forecast:
         """In the model's thread: the forecast after a step. If the model fails, there is still a fallback."""
         engine, recent = self.engine, self.recent
-        graph = engine.graph if engine.has_network else None
-        quality = quality_of(readings, graph, engine.history)
         times = [step + recent.step * ahead for ahead in range(1, engine.horizon + 1)]
         simple = fallback(readings, engine.weekly_profiles, times)
         try:
@@ -264,7 +261,7 @@ class LiveService:
             made=self.clock.now(),
             valid_until=self.schedule.valid_until(step),
             values=values,
-            quality=np.where(lacking, QUALITIES.index("fallback"), quality),
+            quality=np.where(lacking, QUALITIES.index("fallback"), engine.quality(readings)),
             last_reading=last_reading_times(readings),
             ranges=self._ranges(readings, values),
         )

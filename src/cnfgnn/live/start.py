@@ -17,6 +17,7 @@ import uvicorn
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
@@ -87,7 +88,7 @@ class LiveProcess:
         settings.check()
         self.settings = settings
         with ExitStack() as opened:  # a port or a database that is in use is known before the run is read
-            self.socket = opened.enter_context(_listening(settings.host, settings.port))
+            self.socket = opened.enter_context(listening(settings.host, settings.port))
             state = settings.state or run.folder / "live"
             store = opened.enter_context(closing(ReadingStore(state)))
             self._build(run, store, state)
@@ -98,7 +99,8 @@ class LiveProcess:
         options, data, begun_with = _opened(run, settings)
         path = settings.data or Path(run.config.data.path)
         engine = Engine(run, data, store=FolderStore(state / "new-sensors"))
-        recent = _recent(data, store, begun_with is not None and zeros_are_missing(path))
+        zeros_missing = begun_with is not None and zeros_are_missing(path)
+        recent = recent_readings(data.readings, store, zeros_missing)
         self.service = service = LiveService(
             engine,
             recent,
@@ -190,9 +192,9 @@ def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, 
     return options, replace(data, readings=data.readings.on_grid()), begun_with
 
 
-def _recent(data: Dataset, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
+def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
     """The newest readings: those of the files, and on top of them those that the service has stored."""
-    recent = RecentReadings(data.readings, KEPT_ROWS, zeros_missing)
+    recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
     newest = max(recent.newest, store.newest() or 0)
     for seconds, sensor, value in store.readings(newest - KEPT_ROWS * recent.step):
         if sensor in recent.column_of:
@@ -210,7 +212,7 @@ def _deadline(settings: LiveSettings, step: int) -> float:
     return SHARE_OF_STEP * step if settings.deadline is None else settings.deadline
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 lets the system choose one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches off the waiting of TCP for more to send only if the protocol is named here.

@@ -243,8 +243,7 @@ def health_of(service: LiveService) -> dict[str, Any]:
         "validUntil": write(made.valid_until),
         "ageSeconds": round(now - made.made, 3),
         "quality": made.counts(),
-        "run": str(service.engine.run.folder),
-        "round": service.engine.run.progress.best.r_g,
+        **service.engine.about,
     }
     if service.is_stale:
         state["status"] = "stale"

@@ -77,6 +77,16 @@ class Link:
         self._heard = time.monotonic()
         return answer.fields
 
+    def due(self, after: int, joined: bool, timeout: float) -> Mapping[str, Any]:
+        """What a live site reports once a time step after this one is due, or after a moment.
+
+        joined  whether the site takes part: if not, it need not wait for the others
+        """
+        request = pack("due", session=self.session, after=after, joined=joined)
+        answer = self._accepted(unpack(self.channel.ask(self.site, request, timeout)), "due")
+        self._heard = time.monotonic()
+        return answer.fields
+
     def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> bytearray:
         """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
         number, sent = next(self._numbers), pieces(request, self.piece)
@@ -106,11 +116,11 @@ class Link:
             raise Malformed("the answer is longer than announced")
         return answer
 
-    def _accepted(self, note: Note) -> Note:
+    def _accepted(self, note: Note, *kinds: str) -> Note:
         """The same note if the site carried out what it was sent; otherwise an error."""
         if note.kind == "lost":
             raise Lost(legible(note.fields.get("reason", "")))
-        if note.kind not in ("done", "noted"):
+        if note.kind not in (kinds or ("done", "noted")):
             raise Malformed(f"the site answered {legible(note.kind, 40)!r}")
         return note
 
