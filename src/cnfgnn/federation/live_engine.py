@@ -32,7 +32,8 @@ from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
-GRACE = 3.0  # seconds after a step's deadline in which its embedding may still come
+GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
+# half of that for a site that does not answer
 SILENT_AFTER = 6.0  # seconds without a sign of the server after which it counts as unreachable
 OLDEST_EMBEDDING = 12  # steps: an older embedding is not used any more
 
@@ -81,7 +82,8 @@ class SiteEngine:
         self._changed = threading.Condition()
         self._due, self._present = 0, 0  # the newest step that is due, and how many sensors have a reading
         self._embedding: Embedding | None = None
-        self._heard, self._joined = -math.inf, False  # the server, and whether it counts on this site
+        self._heard = -math.inf  # when the server last asked something
+        self._joined, self._done = False, 0  # whether it counts on this site, and the last step it has done
         self._kind: Quality = "full"  # of the last forecast
 
     # ---- for the service ----------------------------------------------------------------------------
@@ -159,7 +161,8 @@ class SiteEngine:
         until = time.monotonic() + self.patience(step) + GRACE
         while not self.closed and (self._embedding is None or self._embedding.step < step):
             left = until - time.monotonic()
-            if left <= 0 or not self._server_is_there() or not self._joined:
+            comes = self._server_is_there() and self._joined and self._done < step
+            if left <= 0 or not comes:
                 return
             self._changed.wait(min(left, 0.25))
 
@@ -168,10 +171,14 @@ class SiteEngine:
 
     # ---- for the server's requests ------------------------------------------------------------------
 
-    def hear(self, joined: bool) -> None:
-        """The server has asked something; `joined` if it counts on this site for the next step."""
+    def hear(self, joined: bool, done: int = 0) -> None:
+        """The server has asked something.
+
+        joined  whether it counts on this site for the next step
+        done    the last step whose embeddings it has sent
+        """
         with self._changed:
-            self._heard, self._joined = time.monotonic(), joined
+            self._heard, self._joined, self._done = time.monotonic(), joined, done
             self._changed.notify_all()
 
     def wait_until_due(self, after: int) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """A site while the federation is live: its nodes answer for each step, and its owner serves the forecasts.
 
-The process of the task holds both. The nodes have the blurred copy of the newest readings, which their owner
-hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and gives
-forecasts out at the site; `live_engine` connects it with the server's requests.
+One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
+their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
+gives forecasts out at the site; `live_engine` connects it with the server's requests.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.live_engine import Ready, SiteEngine
+from cnfgnn.federation.live_relay import LIVE
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_copies import LiveCopies
@@ -51,8 +52,8 @@ from cnfgnn.live.start import LiveProcess, LiveSettings, listening, recent_readi
 from cnfgnn.live.store import FileState, ReadingStore
 from cnfgnn.live.web import Web
 from cnfgnn.models.params import Params
+from cnfgnn.transports.remote.messages import Note
 
-LIVE = "live"  # folder in the kit
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 LEAST_TOKEN = 16  # characters
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
@@ -155,6 +156,7 @@ class LiveSiteNodes(SiteNodes):
 
     def __init__(self, kit: Path, live: LiveTerms) -> None:
         self.live = live
+        self.ended = threading.Event()  # whether the server's operator has ended the task
         self.engine: SiteEngine | None = None
         self.service: SiteService | None = None
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
@@ -172,14 +174,17 @@ class LiveSiteNodes(SiteNodes):
         nodes = LiveClients(joined, compute, joined.store, plan.name, self.memory)
         return LiveOwner(self, nodes, data, joined.terms, joined, self.kit, plan.tell_errors)
 
-    def due(self, after: int, joined: bool) -> Mapping[str, Any]:
+    def due(self, note: Note) -> Mapping[str, Any]:
         """For the server: the newest step that is due at this site, and whether the site can take part."""
+        after, done, joined = note.whole("after"), note.whole("done"), note.fields.get("joined") is True
+        if note.fields.get("ends") is True:
+            self.ended.set()
         engine = self.engine
         if engine is None:
-            time.sleep(0.1)
+            self.ended.wait(0.1)
             return {"step": 0, "present": 0, "ready": False}
-        engine.hear(joined)
-        step, present = engine.wait_until_due(after)
+        engine.hear(joined, done)
+        step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
         return {"step": step, "present": present, "ready": True}
 
     def is_ready(self, ready: Ready, nodes: LiveClients) -> None:
@@ -188,6 +193,7 @@ class LiveSiteNodes(SiteNodes):
         assert self.data is not None
         if self.engine is not None:
             self.engine.ready, self.engine.show = ready, nodes.show
+            self.engine.hear(True)
             return
         copies = None
         if LiveCopies.needed(self.plan, self.kit):
@@ -195,6 +201,7 @@ class LiveSiteNodes(SiteNodes):
             copies = CopyOfRows(blur, LiveCopies(self.plan, self.kit))
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
         self.engine = SiteEngine(ready, self.plan.cleaning, copies, nodes.show, self._report)
+        self.engine.hear(True)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
 

@@ -1,8 +1,8 @@
 """The live task at the server: a forecast at every step, with the sites that are there.
 
 A thread for each site waits until a step is due there: as soon as all its sensors have sent their readings,
-or at the deadline. Then the server asks the sites for the hidden states of that step, mixes them and sends the
-embeddings. It learns which steps are due, which sensors have readings, and the hidden states of the copies.
+or at the deadline. Then the server asks the sites for the hidden states of that step, mixes them and sends
+the embeddings. It learns which steps are due, which sensors have readings, and hidden states of the copies.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,21 +39,33 @@ log = logging.getLogger(__name__)
 
 
 class SiteSteps:
-    """Which step is due at each site: a thread for each site asks for the next one."""
+    """Which step is due at each site: a thread for each site asks for the next one.
 
-    def __init__(self, sites: list[Site], is_valid: Callable[[int], bool]) -> None:
-        self.sites, self.is_valid = sites, is_valid
+    A site that was late, or had no reading, `history` times in a row is not waited for.
+    """
+
+    def __init__(self, sites: list[Site], history: int, is_valid: Callable[[int], bool]) -> None:
+        self.sites, self.history, self.is_valid = sites, history, is_valid
         self.due = {site.name: 0 for site in sites}
         self.present = {site.name: 0 for site in sites}  # sensors with a reading of that step
         self.joined = {site.name: False for site in sites}  # whether it takes part in the next step
         self.lost = {site.name: False for site in sites}  # whether its process has lost what it was told
+        self.done = 0  # the last step whose embeddings were sent
+        self.missed = {site.name: 0 for site in sites}  # how many steps in a row it was not there for
         self.changed = threading.Condition()
         self._closed = threading.Event()
-        for site in sites:
+
+    def start(self) -> None:
+        for site in self.sites:
             threading.Thread(target=self._watch, args=[site], name=f"due {site.name}", daemon=True).start()
 
-    def close(self) -> None:
+    def close(self, ends: bool) -> None:
+        """Ask no more; if the task `ends` for good, the sites end their services."""
         self._closed.set()
+        for site in self.sites:
+            if ends and site.reachable:
+                with suppress(Malformed, Lost, Unreachable):
+                    site.link.due(ANSWER_WITHIN, after=0, joined=False, done=self.done, ends=True)
 
     def _watch(self, site: Site) -> None:
         while not self._closed.is_set():
@@ -61,7 +74,9 @@ class SiteSteps:
                 continue
             joined = self.joined[site.name]
             try:
-                answer = site.link.due(self.due[site.name], joined, ANSWER_WITHIN)
+                answer = site.link.due(
+                    ANSWER_WITHIN, after=self.due[site.name], joined=joined, done=self.done
+                )
             except (Malformed, Lost):  # it is starting, or it runs another version
                 self._closed.wait(0.5)
             except Unreachable as problem:
@@ -82,13 +97,20 @@ class SiteSteps:
 
     def common(self) -> tuple[int, bool]:
         """The newest step that at least half of the sites that take part have reached, and whether all of
-        them have."""
+        them have. Sites that have been silent count only if there is no other."""
         here = [site.name for site in self.sites if site.reachable and self.joined[site.name]]
-        due = sorted((self.due[name] for name in here), reverse=True)
+        expected = [name for name in here if self.missed[name] < self.history] or here
+        due = sorted((self.due[name] for name in expected), reverse=True)
         if not due:
             return 0, False
         step = due[(len(due) + 1) // 2 - 1]
         return step, due[-1] >= step
+
+    def note_made(self, step: int) -> None:
+        """The embeddings of a step are being made: whoever is not there missed it."""
+        for site in self.sites:
+            there = self.due[site.name] >= step and self.present[site.name] > 0
+            self.missed[site.name] = 0 if there else self.missed[site.name] + 1
 
 
 class LiveLoop:
@@ -107,7 +129,7 @@ class LiveLoop:
         self.patience = deadline / (float(live.get("speed", 1.0)) if self.feed else 1.0) + SLACK
         self.made, self.count, self.problem = 0, 0, ""
         self.seconds: deque[float] = deque(maxlen=KEPT)
-        self.steps = SiteSteps(self.transport.parties, self._is_valid)
+        self.steps = SiteSteps(self.transport.parties, experiment.windows.history, self._is_valid)
 
     def run(self) -> None:
         self._begin()
@@ -127,8 +149,11 @@ class LiveLoop:
                         self.steps.changed.wait(min(0.2, self.patience - waited))
                         continue
                 self._step(step)
+        except Stopped:
+            self.steps.close(ends=True)
+            raise
         finally:
-            self.steps.close()
+            self.steps.close(ends=False)
 
     def _begin(self) -> None:
         """Tell the sites that they are ready: a census of the window that they were prepared with."""
@@ -138,6 +163,7 @@ class LiveLoop:
         except NoSiteAnswered:
             log.warning("no site answered; they will be prepared again")
         self._note_joined()
+        self.steps.start()
         self._show()
 
     def _rejoin(self) -> None:
@@ -165,6 +191,7 @@ class LiveLoop:
 
     def _step(self, step: int) -> None:
         begun, self.made = time.perf_counter(), step
+        self.steps.note_made(step)
         try:
             self._census(step)
             self.strategy.forecast()
@@ -176,7 +203,7 @@ class LiveLoop:
         except Exception as error:  # the next step is another chance
             log.exception("a step failed")
             self.problem = f"a step failed: {type(error).__name__}: {error}"[:300]
-        self.count += 1
+        self.count, self.steps.done = self.count + 1, step
         self.seconds.append(time.perf_counter() - begun)
         self._note_joined()
         self._show()

@@ -116,8 +116,15 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
 def _submit(session: Session, task: Task) -> str:
     with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
         # We decide how many sites are enough; the engine must not wait for more than one.
+        at_sites = {"live": dict(task.live)} if task.do == "live" else {}
         job = job_folder(
-            Path(folder) / "job", task.do, CONTROLLER, {"task": asdict(task)}, EXECUTOR, {}, min_clients=1
+            Path(folder) / "job",
+            task.do,
+            CONTROLLER,
+            {"task": asdict(task)},
+            EXECUTOR,
+            at_sites,
+            min_clients=1,
         )
         return session.submit(job)
 

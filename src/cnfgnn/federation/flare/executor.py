@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from cnfgnn.federation.flare.cell import serve_requests
+from cnfgnn.federation.live_relay import Relay
 from cnfgnn.federation.site_nodes import SiteNodes as SiteNodes
 from cnfgnn.transports.remote.endpoint import Endpoint
 
@@ -38,21 +39,17 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         if event_type != EventType.START_RUN:
             return
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        self.endpoint = endpoint_of(kit, self.live)
         engine = fl_ctx.get_engine()
-        serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self.endpoint.answer)
+        serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self._answers(kit))
         log.info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())
+
+    def _answers(self, kit: Path) -> Callable[[bytes], bytes]:
+        """What answers the requests: this process, or the site's live service."""
+        if self.live is not None:
+            return Relay(kit, self.live).answer
+        nodes = SiteNodes(kit)
+        self.endpoint = Endpoint(nodes.join, nodes.describe)
+        return self.endpoint.answer
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         raise NotImplementedError("requests arrive as messages, not as engine tasks")
-
-
-def endpoint_of(kit: Path, live: Mapping[str, Any] | None) -> Endpoint:
-    """What answers the server's requests at a site."""
-    if live is None:
-        nodes = SiteNodes(kit)
-        return Endpoint(nodes.join, nodes.describe)
-    from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms  # needs the extra `live`
-
-    site = LiveSiteNodes(kit, LiveTerms.of(live))
-    return Endpoint(site.join, site.describe, due=site.due)

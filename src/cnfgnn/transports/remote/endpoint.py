@@ -69,7 +69,7 @@ class Endpoint:
     the blurred copy. Their owner follows in the same order: before the answer is sent, or after it where that
     takes long. The server does not notice if the owner fails, except if a state cannot be saved.
 
-    `due` is for a site that is live: it waits a moment for a time step after the given one to be due.
+    `due` is for a site that is live: it waits a moment until a time step is due after the one in the note.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Endpoint:
         join: Callable[[Terms], Owner],
         about: Callable[[], Mapping[str, Any]],
         most: int = MOST_BYTES,
-        due: Callable[[int, bool], Mapping[str, Any]] | None = None,
+        due: Callable[[Note], Mapping[str, Any]] | None = None,
     ) -> None:
         self.join, self.about, self.most, self.due = join, about, most, due
         self.session = ""
@@ -100,7 +100,7 @@ class Endpoint:
                 about = {**self.about(), "clock": time.time(), "busy": busy}
                 return pack("hello", **about)
             if note.kind == "due" and self.due is not None:
-                return pack("due", **self.due(note.whole("after"), note.fields.get("joined") is True))
+                return pack("due", **self.due(note))
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):

@@ -77,12 +77,9 @@ class Link:
         self._heard = time.monotonic()
         return answer.fields
 
-    def due(self, after: int, joined: bool, timeout: float) -> Mapping[str, Any]:
-        """What a live site reports once a time step after this one is due, or after a moment.
-
-        joined  whether the site takes part: if not, it need not wait for the others
-        """
-        request = pack("due", session=self.session, after=after, joined=joined)
+    def due(self, timeout: float, **about: Any) -> Mapping[str, Any]:
+        """What a live site reports once a time step is due that is later than `after`, or after a moment."""
+        request = pack("due", session=self.session, **about)
         answer = self._accepted(unpack(self.channel.ask(self.site, request, timeout)), "due")
         self._heard = time.monotonic()
         return answer.fields
