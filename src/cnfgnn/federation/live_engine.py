@@ -34,7 +34,7 @@ from cnfgnn.models.params import Params
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
 GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
 # half of that for a site that does not answer
-SILENT_AFTER = 6.0  # seconds without a sign of the server after which it counts as unreachable
+SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
 OLDEST_EMBEDDING = 12  # steps: an older embedding is not used any more
 
 log = logging.getLogger(__name__)

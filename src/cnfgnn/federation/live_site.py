@@ -140,6 +140,8 @@ class LiveOwner(SiteOwner):
         added = super().follow(request, arrays, answer)
         if isinstance(request, verbs.Census) and self.nodes.theta:
             self.site.is_ready(self._ready(), self.live_nodes)
+            if self.live_nodes.step and self.site.service is not None:
+                self.site.service.pass_time(self.live_nodes.step)
         return added
 
     def _ready(self) -> Ready:
@@ -246,6 +248,12 @@ class SiteService(threading.Thread):
             log.info("live on %s", process.address)
 
         await process.serve(started)
+
+    def pass_time(self, step: int) -> None:
+        """The server is at this step; a recording may have no reading of this site for it."""
+        process = self.process
+        if self.site.live.feed and process is not None and hasattr(process, "loop"):
+            process.loop.call_soon_threadsafe(process.service.pass_time, step)
 
     def stop(self) -> None:
         self.stopping = True

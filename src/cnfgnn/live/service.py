@@ -184,6 +184,11 @@ class LiveService:
             self._last_arrival = time.perf_counter()
             self._arrived.set()
 
+    def pass_time(self, seconds: int) -> None:
+        """It is at least this late elsewhere: the clock of a recording goes on, also without a reading."""
+        self.clock.heard(seconds)
+        self._arrived.set()
+
     # ---- forecasts out ------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -135,7 +135,7 @@ class LiveProcess:
             timeout_keep_alive=65,
             server_header=False,
         )
-        server = _Server(config)
+        server = QuietServer(config)
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
         others = [] if self.folder is None else [asyncio.create_task(self.folder.run())]
         if self.broker is not None:
@@ -158,7 +158,7 @@ class LiveProcess:
             await asyncio.gather(http, serving, *others, return_exceptions=True)
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn that leaves signals alone: the service ends as a whole."""
 
     @contextmanager

@@ -258,7 +258,7 @@ class Guard:
     """Before any handler: refuses who has no token or asks for another host, and counts every request."""
 
     def __init__(
-        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics, paths: list[str]
+        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics | None, paths: list[str]
     ) -> None:
         self.app, self.token, self.any_host = app, token.encode(), any_host
         self.counts, self.paths = counts, set(paths)
@@ -270,7 +270,7 @@ class Guard:
         path = scope["path"] if scope["path"] in self.paths else "other"
 
         async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and self.counts is not None:
                 self.counts.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
