@@ -19,7 +19,6 @@ from tests.privacy.test_by_construction import arrays_of, holds
 
 KNOWN, ROWS = 120, 190
 FULL = {"full"}
-ABSENT = "absent: it goes on by itself"
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +39,16 @@ def sites(trained: LiveFederation) -> Iterator[LiveFederation]:
 
 def everywhere(sites: LiveFederation, found: set[str]) -> dict[str, set[str]]:
     return dict.fromkeys(sites.sites, found)
+
+
+def wait_until_joined(sites: LiveFederation, name: str) -> None:
+    """Wait until the server counts on a site, and the site knows it."""
+
+    def joined() -> bool:
+        engine = sites.nodes[name].engine
+        return engine is not None and engine.joined and sites.status["sites"][name]["reachable"]
+
+    wait_for(joined, f"{name} to rejoin")
 
 
 def test_live_forecasts_are_those_of_federation_forecast(trained: LiveFederation) -> None:
@@ -78,7 +87,7 @@ def test_a_site_that_cannot_be_reached_goes_on_and_rejoins_while_the_others_go_o
     assert sites.next_forecasts() == {**others, "south": {"no embedding"}}
     assert sites.client("south").get("/health").json["server"] == "unreachable"
     sites.unreachable = set()
-    wait_for(lambda: sites.live_status["sites"]["south"]["quality"] != ABSENT, "south to rejoin")
+    wait_until_joined(sites, "south")
     assert sites.next_forecasts() == everywhere(sites, FULL)
 
 
@@ -92,7 +101,7 @@ def test_a_site_that_is_restarted_joins_again_with_the_readings_that_it_has_ackn
     sites.restart("west")
     sites.unreachable = set()
     step = str(sites.data.readings.times[sites.row - 2])  # the last one that it has readings of
-    wait_for(lambda: sites.live_status["sites"]["west"]["quality"] != ABSENT, "west to rejoin")
+    wait_until_joined(sites, "west")
     assert sites.next_forecasts() == everywhere(sites, FULL)
     told = sites.client("west").get("/forecasts").json["sensors"]["s3"]
     assert told["lastReading"] > step

@@ -366,8 +366,9 @@ def live(
     """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
 
     Each site takes readings in and gives forecasts out as cnfgnn live does; [live] in its local/site.toml
-    says where. The page of this command shows who is there, how fast and how complete; no reading and no forecast
-    reaches the server. If the server dies, the sites go on by themselves, and the task is started again.
+    says where. The page of this command shows who is there, how fast and how complete; no reading and no
+    forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
+    again.
     """
     from cnfgnn.cli.live import CLOCKS, check_installed, token_of
 

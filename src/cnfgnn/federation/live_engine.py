@@ -32,6 +32,7 @@ from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
+SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
 GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
 # half of that for a site that does not answer
 SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
@@ -83,7 +84,8 @@ class SiteEngine:
         self._due, self._present = 0, 0  # the newest step that is due, and how many sensors have a reading
         self._embedding: Embedding | None = None
         self._heard = -math.inf  # when the server last asked something
-        self._joined, self._done = False, 0  # whether it counts on this site, and the last step it has done
+        self.joined = False  # whether the server counts on this site for the next step
+        self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
 
     # ---- for the service ----------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class SiteEngine:
         until = time.monotonic() + self.patience(step) + GRACE
         while not self.closed and (self._embedding is None or self._embedding.step < step):
             left = until - time.monotonic()
-            comes = self._server_is_there() and self._joined and self._done < step
+            comes = self._server_is_there() and self.joined and self._done < step
             if left <= 0 or not comes:
                 return
             self._changed.wait(min(left, 0.25))
@@ -178,13 +180,13 @@ class SiteEngine:
         done    the last step whose embeddings it has sent
         """
         with self._changed:
-            self._heard, self._joined, self._done = time.monotonic(), joined, done
+            self._heard, self.joined, self._done = time.monotonic(), joined, done
             self._changed.notify_all()
 
     def wait_until_due(self, after: int) -> tuple[int, int]:
         """The newest step that is due, and how many sensors have a reading, once it is a later one than
         `after`; or after a moment."""
-        until = time.monotonic() + ANSWERS_WITHIN
+        until = time.monotonic() + (ANSWERS_WITHIN if self.joined else SOON)
         with self._changed:
             while self._due <= after and not self.closed and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)
