@@ -22,6 +22,7 @@ from cnfgnn.transports.remote.messages import unpack
 from tests.federation.in_memory_federation import InMemoryFederation
 from tests.live.small_service import Client, wait_for
 
+ABSENT = "absent: it goes on by itself"
 LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}  # a site that is late holds up a step for 1.5 s
 
 
@@ -29,7 +30,7 @@ class LiveFederation(InMemoryFederation):
     """The sites of a project, whose files have the first rows of the data; the others are sent to them live.
 
     row   the next row that is sent
-    said  what each site has answered to requests, without how long it took
+    said  what each site has answered, by the step that it was about and by the request
     """
 
     def __init__(self, folder: Path, data: Dataset, known: int, **more: Any) -> None:
@@ -39,7 +40,8 @@ class LiveFederation(InMemoryFederation):
         for name in self.sites:
             let_choose_port(self.kits[name])
         self.nodes: dict[str, LiveSiteNodes] = {}
-        self.said: dict[str, list[tuple[object, ...]]] = {name: [] for name in self.sites}
+        self.turn: dict[str, bytes] = {}  # the last census that each site was asked for
+        self.said: dict[str, dict[object, object]] = {name: {} for name in self.sites}
         self.is_live = False
 
     def restart(self, name: str) -> None:
@@ -58,7 +60,18 @@ class LiveFederation(InMemoryFederation):
     def live(self) -> Iterator[None]:
         """Sites and server are live inside."""
         with self.sites_are_live(), self.server_is_live():
+            for name in self.sites:
+                self.wait_until_joined(name)
             yield
+
+    def wait_until_joined(self, name: str) -> None:
+        """Wait until the server counts on a site, and the site knows it."""
+
+        def joined() -> bool:
+            engine, told = self.nodes[name].engine, (self.live_status.get("sites") or {}).get(name, {})
+            return engine is not None and engine.joined and told.get("quality", ABSENT) != ABSENT
+
+        wait_for(joined, f"{name} to join")
 
     @contextmanager
     def sites_are_live(self) -> Iterator[None]:
@@ -94,12 +107,13 @@ class LiveFederation(InMemoryFederation):
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
         answer = super().ask(site, request, timeout)
         asked, note = unpack(request), unpack(answer)
-        if asked.kind in ("run", "fetch") and note.kind == "done":
-            self.said[site].append((note.fields["size"], bytes(note.payload)))
+        if asked.kind == "run" and note.kind == "done":
+            calls = bytes(asked.payload)
+            if b'"census"' in calls:
+                self.turn[site] = calls
+            self.said[site][(self.turn.get(site, b""), calls)] = bytes(note.payload)
         elif asked.kind == "due" and note.fields["step"]:
-            told = ("due", *sorted(note.fields.items()))
-            if told not in self.said[site]:
-                self.said[site].append(told)
+            self.said[site][("due", note.fields["step"])] = note.fields["present"]
         return answer
 
     def client(self, name: str) -> Client:
@@ -136,7 +150,7 @@ class LiveFederation(InMemoryFederation):
 
     def begin_again(self, data: Dataset, known: int) -> None:
         """Forget what was sent, and go on with other readings after the first rows."""
-        self.data, self.row, self.said = data, known, {name: [] for name in self.sites}
+        self.data, self.row, self.said = data, known, {name: {} for name in self.sites}
         for name in self.sites:
             shutil.rmtree(self.kits[name] / LIVE_FOLDER, ignore_errors=True)
 

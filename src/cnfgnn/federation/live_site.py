@@ -195,7 +195,6 @@ class LiveSiteNodes(SiteNodes):
         assert self.data is not None
         if self.engine is not None:
             self.engine.ready, self.engine.show = ready, nodes.show
-            self.engine.hear(True)
             return
         copies = None
         if LiveCopies.needed(self.plan, self.kit):
@@ -203,7 +202,6 @@ class LiveSiteNodes(SiteNodes):
             copies = CopyOfRows(blur, LiveCopies(self.plan, self.kit))
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
         self.engine = SiteEngine(ready, self.plan.cleaning, copies, nodes.show, self._report)
-        self.engine.hear(True)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
 
