@@ -87,6 +87,8 @@ def resident(pid: int) -> float:
 def live(sensors: int, edges: int, count: int, steps: int) -> Iterator[Federation]:
     """Make kits, train a round, and go live."""
     data = random_network(sensors, KNOWN + steps, edges)
+    places = np.random.default_rng(0).random((sensors, 2))
+    data = replace(data, readings=replace(data.readings, positions=places))
     parts = np.array_split(np.arange(sensors), count)
     sites = {f"site-{k + 1}": part.tolist() for k, part in enumerate(parts)}
     with tempfile.TemporaryDirectory() as place:
