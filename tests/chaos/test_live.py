@@ -17,7 +17,7 @@ from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 OTHERS = ("north", "west")
-BOTH_FULL = {name: FULL for name in OTHERS}
+BOTH_FULL = dict.fromkeys(OTHERS, FULL)
 
 
 def test_sites_outlive_a_killed_server_and_rejoin_when_it_is_up(tmp_path: Path) -> None:
