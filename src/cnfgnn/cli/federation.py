@@ -160,6 +160,8 @@ def _print_site(report: Mapping[str, Any]) -> None:
         print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")
     else:
         print("  no forecast yet")
+    if live := report["live"]:
+        print(f"  live on {live['address']}: its forecasts, /health and /metrics are there")
     for line in failure_lines(report["failed"]):
         print(f"  failed: {line}")
 

@@ -153,12 +153,18 @@ def read_service(kit: Path) -> dict[str, Any]:
     return about if complete else {}
 
 
+def live_service_runs(kit: Path) -> bool:
+    """Whether the live service of a kit runs."""
+    about = read_service(kit)
+    return bool(about) and is_running(about["process"])
+
+
 def end_service(kit: Path, within: float = 10.0) -> None:
     """End the service of a kit, if it runs, and wait until it has ended."""
     import psutil
 
     about = read_service(kit)
-    if about and is_running(about["process"]):
+    if live_service_runs(kit):
         process = psutil.Process(int(about["process"]["pid"]))
         process.terminate()
         try:
