@@ -103,6 +103,7 @@ def test_a_site_that_is_restarted_joins_again_with_the_readings_that_it_has_ackn
     assert told["lastReading"] > step
 
 
+@pytest.mark.slow
 def test_sites_outlive_their_server_and_follow_the_next_one(
     trained: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def test_nodes_of_a_live_site_have_no_way_to_its_readings(sites: LiveFederation)
         assert not any(holds(reached, secret) for secret in secrets)
 
 
+@pytest.mark.slow
 def test_the_server_sees_the_same_whatever_the_readings_are_if_their_copies_are_the_same(
     tmp_path: Path,
 ) -> None:

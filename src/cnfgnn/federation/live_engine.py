@@ -36,7 +36,7 @@ SOON = 0.2  # the same while the server does not count on this site: it should h
 GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
 # half of that for a site that does not answer
 SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
-OLDEST_EMBEDDING = 12  # steps: an older embedding is not used any more
+OLDEST_EMBEDDING = 3  # steps: an older one makes forecasts worse than none (benchmarks/embedding_age.py)
 
 log = logging.getLogger(__name__)
 
