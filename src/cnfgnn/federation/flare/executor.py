@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 
 from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.live_relay import Relay
-from cnfgnn.federation.site_nodes import SiteNodes as SiteNodes
+from cnfgnn.federation.site_nodes import SiteNodes
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
