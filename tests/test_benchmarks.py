@@ -217,3 +217,12 @@ def test_a_random_network_has_the_shape_asked_for() -> None:
     assert len(cut(data, 3).readings.times) == 26
     with pytest.raises(ConfigError, match="--windows"):
         cut(data, 18)
+
+
+@pytest.mark.slow
+def test_embeddings_are_compared_by_age() -> None:
+    done = ran("embedding_age.py", "--sensors", 3, "--days", 1.5, "--rounds", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert {"0", "1", "24", "none"} <= set(results)
+    assert len({results["0"], results["24"], results["none"]}) == 3

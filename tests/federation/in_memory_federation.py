@@ -17,10 +17,10 @@ from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import toml_value
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.executor import SiteNodes
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, serve, settings_of
+from cnfgnn.federation.site_nodes import SiteNodes
 from cnfgnn.federation.site_owner import FORECASTS
 from cnfgnn.federation.status import read_status
 from cnfgnn.transports.remote.endpoint import Endpoint

@@ -17,9 +17,9 @@ from cnfgnn.attack.recording import RECORDING_FILE
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.federation import processes
-from cnfgnn.federation.flare.executor import NOT_READ_YET
 from cnfgnn.federation.server_task import RUNS, Task
 from cnfgnn.federation.site_copies import FOLDER
+from cnfgnn.federation.site_nodes import NOT_READ_YET
 from cnfgnn.federation.site_owner import EVALUATIONS, FORECASTS
 from cnfgnn.federation.task_client import TaskError
 from tests.federation import fault_injection

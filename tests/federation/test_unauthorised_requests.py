@@ -16,11 +16,11 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
 from cnfgnn.federation.flare import jobs
 from cnfgnn.federation.flare.cell import serve_requests
-from cnfgnn.federation.flare.executor import NOT_READ_YET, SiteNodes
 from cnfgnn.federation.flare.guard import CHANNEL, reject_requests_of_sites
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_errors import without_paths
+from cnfgnn.federation.site_nodes import NOT_READ_YET, SiteNodes
 from cnfgnn.federation.site_status import read_site_status
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network

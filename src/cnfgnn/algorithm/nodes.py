@@ -158,6 +158,12 @@ class Nodes:
         if self._waiting:
             self._exchange()
 
+    def rejoin(self) -> bool:
+        """Between exchanges: bring nodes that are behind up to date; True if some of them now are."""
+        back = self._caught_up((~self.up).nonzero().flatten()) if self._catch_up.needed else self.rows[:0]
+        self.up[back] = True
+        return bool(len(back))
+
     @contextmanager
     def recovering(self, yes: bool = True) -> Iterator[None]:
         """Inside, calls repeat what an interruption undid: the ledger counts them as recovery."""

@@ -162,6 +162,8 @@ def _print_site(report: Mapping[str, Any]) -> None:
         print(f"  last forecast: {forecast['file']}, made {local_time(forecast['time'])}, {span}")
     else:
         print("  no forecast yet")
+    if live := report["live"]:
+        print(f"  live on {live['address']}: its forecasts, /health and /metrics are there")
     for line in failure_lines(report["failed"]):
         print(f"  failed: {line}")
 
@@ -355,6 +357,66 @@ def forecast(
     if result["without"]:
         problems = [f"site {name!r} has no forecast: {reason}" for name, reason in result["without"].items()]
         raise TaskError("; ".join(problems), NodeError.exit_code)
+
+
+@federation_app.command()
+def live(
+    kit: ServerArgument,
+    run: RunName,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
+    ] = None,
+    clock: Annotated[
+        str, typer.Option(help="system: the sites' clocks; feed: the times of recordings set them.")
+    ] = "system",
+    speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")
+    ] = 8708,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token that the page asks for.")
+    ] = None,
+    wait: WaitOption = 60.0,
+) -> None:
+    """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
+
+    Each site takes readings in and gives forecasts out as cnfgnn live does; [live] in its local/site.toml
+    says where. The page of this command shows who is there, how fast and how complete; no reading and no
+    forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
+    again.
+    """
+    from cnfgnn.cli.live import CLOCKS, check_installed, token_of
+
+    check_installed()
+    if clock not in CLOCKS:
+        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
+    from cnfgnn.cli.sites import sites_watcher
+    from cnfgnn.federation.live_page import LivePage
+    from cnfgnn.federation.server_task import Task
+    from cnfgnn.federation.task_client import check_server_kit, keep_live
+    from cnfgnn.live.start import LiveSettings
+
+    check_server_kit(kit)
+    LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed).check()
+    terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
+    watcher = sites_watcher()
+    try:
+        with LivePage(kit, host, port, token_of(token_file)) as page:
+            print(f"the page of this federation: {page.address}", flush=True)
+            keep_live(kit, Task("live", run, wait=wait, live=terms), watcher, _say)
+    except KeyboardInterrupt:
+        print("stopped; the sites have ended their services", flush=True)
+        raise typer.Exit(130) from None
+    finally:
+        watcher.end()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @federation_app.command()

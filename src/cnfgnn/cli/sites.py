@@ -131,11 +131,22 @@ def headline(status: Mapping[str, Any]) -> str:
         parts.append(f"round {status['round']}/{status['rounds']}")
     if "best_error" in status:
         parts += _errors(status)
+    if live := status.get("live"):
+        parts.append(_live(live))
     if holding_up := sites_waited_for(status):
         parts.append("waiting for " + "; ".join(f"{name} ({why})" for name, why in holding_up.items()))
     if status.get("problem"):
         parts.append(str(status["problem"]))
     return ", ".join(parts)
+
+
+def _live(live: Mapping[str, Any]) -> str:
+    """The last step of a live task."""
+    if not live["steps"]:
+        return "no step yet"
+    took = f"the exchange takes {live['median_seconds'] * 1000:.0f} ms"
+    problem = f", {live['problem']}" if live["problem"] else ""
+    return f"step {live['step']}, {live['steps']} so far, {took}{problem}"
 
 
 def _errors(status: Mapping[str, Any]) -> list[str]:
@@ -154,7 +165,7 @@ def _errors(status: Mapping[str, Any]) -> list[str]:
 def status_view(status: Mapping[str, Any]) -> Group:
     """The headline, the phase, the table of sites and the warnings."""
     lines: list[Any] = [Text(headline(status))]
-    if status.get("state") == "running" and status.get("phase"):
+    if status.get("state") == "running" and status.get("phase") and not status.get("live"):
         lines.append(Text(f"phase {PHASE_NAMES[status['phase']]}, minibatch {status.get('minibatch', 0)}"))
     if status.get("sites"):
         lines.append(sites_table(status))

@@ -11,6 +11,7 @@ from typing import Any
 from cnfgnn.errors import CnfgnnError, RunError
 from cnfgnn.federation.certificates import WARN_WITHIN, issued, revoked, validities
 from cnfgnn.federation.flare.handshake import ask_server
+from cnfgnn.federation.live_relay import live_service_runs
 from cnfgnn.federation.ports import closed_ports
 from cnfgnn.federation.processes import jobs_of
 from cnfgnn.federation.server_status import read_server_status, scheduler_ended
@@ -37,6 +38,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "task": bool(pid and jobs_of(kit)),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
+        "live": recorded.get("live") if live_service_runs(kit) else None,
         "failed": recorded.get("problems", []),
         "heard": None,
     }

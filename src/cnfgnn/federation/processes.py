@@ -18,6 +18,7 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
 from cnfgnn.federation.kits import check_current, role
+from cnfgnn.federation.live_relay import PROGRAM as LIVE_SERVICE
 from cnfgnn.federation.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.process_identity import identity, is_running
 
@@ -79,15 +80,16 @@ def wait_until_listening(kit: str | Path, pid: int, timeout: float = READY_WITHI
 
 
 def down(kit: str | Path) -> bool:
-    """Stop the process of a kit and its jobs; return whether anything was running."""
+    """Stop the process of a kit, its jobs and its live service; return whether anything was running."""
     kit = Path(kit).resolve()
     with _locked(kit):
         pid = running(kit)
         # End the parent first: it would restart its jobs.
         parent_ended = _terminate([process for process in _engine_processes(kit) if process.pid == pid])
         jobs_ended = _terminate(_engine_processes(kit))
+        service_ended = _terminate(_processes_of(kit, LIVE_SERVICE))
         (kit / PROCESS_FILE).unlink(missing_ok=True)
-    return parent_ended or jobs_ended
+    return parent_ended or jobs_ended or service_ended
 
 
 def running(kit: str | Path) -> int | None:
@@ -173,13 +175,18 @@ def _environment(kit: Path) -> dict[str, str]:
 
 
 def _engine_processes(kit: Path) -> list[Any]:
-    """Every engine process that works in this kit, recognised by its command line."""
+    """Every engine process that works in this kit."""
+    return _processes_of(kit, ENGINE)
+
+
+def _processes_of(kit: Path, program: str) -> list[Any]:
+    """The processes of this kit that run such a program, recognised by their command lines."""
     import psutil
 
     found = []
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if any(word.startswith(ENGINE) for word in line) and str(kit) in line:
+        if any(word.startswith(program) for word in line) and str(kit) in line:
             found.append(process)
     return found
 

@@ -43,6 +43,20 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
+class SiteLive:
+    """Where a site serves its forecasts while the federation is live: `[live]` in its local/site.toml."""
+
+    host: str = "127.0.0.1"
+    port: int = 8707  # 0: any free one
+    token_file: str = ""  # path of a file, absolute or relative to the kit
+    mqtt: str = ""  # a broker: mqtt://[user@]host[:port], mqtts:// with TLS
+    mqtt_readings: str = ""  # the topic that readings are read from
+    mqtt_forecasts: str = ""  # what the topics of forecasts begin with
+    timezone: str = ""  # of the clock, if the times of the readings have none
+    poll: float = 1.0  # seconds between looks at the folder of the readings
+
+
+@dataclass(frozen=True)
 class SitePlan:
     """One site: the sensors it owns and, if known, where it keeps their readings.
 
@@ -64,6 +78,7 @@ class SitePlan:
     tell_errors: bool = False  # whether the server gets the sums of true errors
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
+    live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The three tasks at the server: train, evaluate and forecast.
+"""The tasks at the server: train, evaluate, forecast, and forecast at every step (live).
 
 The server knows the graph and no readings. A channel carries its requests to the sites.
 """
@@ -30,6 +30,7 @@ from cnfgnn.federation.federated_run import (
     terms_of,
     windows_of,
 )
+from cnfgnn.federation.live_task import LiveLoop
 from cnfgnn.federation.recorded_task import check_recordable, keep_recording
 from cnfgnn.federation.site_settings import CLEANING_KEYS
 from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
@@ -50,7 +51,7 @@ from cnfgnn.transports.remote.transport import Stopped
 def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) -> None:
     """Run a task to its end; the status file records the outcome."""
     status = Status(kit, task.token, do=task.do, run=task.run)
-    tasks = {"train": _train, "evaluate": _evaluate, "forecast": _forecast}
+    tasks = {"train": _train, "evaluate": _evaluate, "forecast": _forecast, "live": _live}
     operator_stopped = partial(stop_requested, kit, task.token)
     try:
         context = TaskContext(kit, task, channel, lambda: stopped() or operator_stopped(), status)
@@ -213,15 +214,30 @@ def _check_forecast_span(context: TaskContext, run: Run, span: Span) -> None:
 
 
 def _forecast_at_sites(context: TaskContext, run: Run, span: Span) -> Experiment:
+    experiment = _set_up_to_forecast(context, run, span)
+    strategy_of(experiment).forecast(check_levels(context.task.intervals, "--intervals"))
+    return experiment
+
+
+def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experiment:
+    """The best round of the run, and the window after these time steps."""
     d = run.config.data
     terms = terms_of(run)._replace(first=span.first, rows=span.rows + d.horizon)
     windows = Windows.next(span.rows, d.history, d.horizon)
     experiment = context.set_up(run, terms, windows, lambda: None, run.scaler)
-    strategy = strategy_of(experiment)
-    strategy.restore(run.progress.best.tag, to_learn=False)
+    strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
     context.status.set(state="running", round=run.progress.best.r_g)
-    strategy.forecast(check_levels(context.task.intervals, "--intervals"))
     return experiment
+
+
+def _live(context: TaskContext) -> dict[str, Any]:
+    """Forecast at every step until the operator stops it."""
+    run = _run_with_a_round(context)
+    span, warnings = forecast_span(context.spans, time.time())
+    context.warn(warnings)
+    _check_forecast_span(context, run, span)
+    LiveLoop(context, _set_up_to_forecast(context, run, span), span).run()
+    return {}
 
 
 def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:

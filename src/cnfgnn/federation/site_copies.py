@@ -99,6 +99,31 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
     return copy
 
 
+class LiveCopies:
+    """Copies of readings as they arrive: `Copies` of a site whose other copies have been checked.
+
+    The store stays open in this process. The kit remembers how many readings have a copy before it is used.
+    """
+
+    def __init__(self, plan: SitePlan, kit: Path) -> None:
+        self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
+        self.store, self.known = CopyStore(self.folder), -1
+
+    @staticmethod
+    def needed(plan: SitePlan, kit: Path) -> bool:
+        """Whether the copy of a reading is not the reading itself."""
+        remembered = read_json(kit / "local" / RECORD)
+        return remembered is not None or plan.blur > 0 or CopyStore.exists(private_folder(plan, kit))
+
+    def blur(self, readings: Readings, sigma: float) -> Readings:
+        copy = self.store.blur(readings, sigma)
+        if (count := self.store.count()) != self.known:
+            record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
+            write_private(self.record, json.dumps(record).encode())
+            self.known = count
+        return copy
+
+
 def changed_since_copied(observed: Readings, plan: SitePlan, kit: Path) -> int:
     """How many readings are not those that their copies were made of; for the owner only."""
     store = CopyStore(private_folder(plan, kit))

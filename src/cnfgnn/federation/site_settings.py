@@ -12,7 +12,7 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SitePlan, amount_of_blur
+from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SiteLive, SitePlan, amount_of_blur
 from cnfgnn.privacy.inputs import input_blur
 
 CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
@@ -29,6 +29,7 @@ SITE_KEYS = (
     "keep_tasks",
     "reading",
     "inputs",
+    "live",
     *CLEANING_KEYS,
 )
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -86,6 +87,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         cleaning=_cleaning(content),
         reading=_reading(content.get("reading", {}), file),
         input_blurs=_input_blurs(content.get("inputs", {})),
+        live=_live(content.get("live", {})),
     )
 
 
@@ -133,3 +135,31 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
         if key not in valid:
             raise ConfigError("reading", f"unknown setting {key!r}", valid)
     return ReadingOptions(**table, place=str(file))
+
+
+def _live(table: Any) -> SiteLive:
+    """The settings under [live]: where the site serves its forecasts."""
+    kinds = {field.name: type(field.default) for field in fields(SiteLive)}
+    if not isinstance(table, dict):
+        raise ConfigError("live", "it must be a table, [live]", list(kinds))
+    for key, value in table.items():
+        if key not in kinds:
+            raise ConfigError("live", f"unknown setting {key!r}", list(kinds))
+        wanted = (int, float) if kinds[key] is float else (kinds[key],)
+        if type(value) not in wanted:
+            raise ConfigError(f"live.{key}", f"it must be {_KINDS[kinds[key]]}")
+    found = SiteLive(**table)
+    if not 0 <= found.port <= 65535:
+        raise ConfigError("live.port", "it must be from 0 to 65535; 0 chooses a free port")
+    if not 0.05 <= found.poll <= 3600:
+        raise ConfigError("live.poll", "it must be from 0.05 to 3600 seconds")
+    if not found.mqtt and (found.mqtt_readings or found.mqtt_forecasts):
+        raise ConfigError("live.mqtt", "it is needed with mqtt_readings and mqtt_forecasts")
+    try:
+        ReadingOptions(timezone=found.timezone)
+    except ConfigError as error:
+        raise ConfigError("live.timezone", error.problem) from None
+    return found
+
+
+_KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number"}

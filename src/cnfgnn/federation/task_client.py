@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.flare.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.flare.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import read_server, role
@@ -31,6 +31,7 @@ HEARD_WITHIN = 20.0  # seconds: a connected site sends heartbeats at least every
 STARTS_WITHIN = 30.0  # seconds in which the engine starts a task at sites that answer
 STOPS_WITHIN = 20.0  # seconds for a task to stop after the operator asked it to
 FREE_WITHIN = 60.0  # seconds in which the engine cleans up after a finished task
+RESTART_AFTER = 2.0  # seconds between attempts to start a live task again
 FINAL_STATES = ("finished", "stopped", "failed")
 
 Watch = Callable[[Mapping[str, Any]], None]  # is shown the status of a task
@@ -116,8 +117,15 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
 def _submit(session: Session, task: Task) -> str:
     with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
         # We decide how many sites are enough; the engine must not wait for more than one.
+        at_sites = {"live": dict(task.live)} if task.do == "live" else {}
         job = job_folder(
-            Path(folder) / "job", task.do, CONTROLLER, {"task": asdict(task)}, EXECUTOR, {}, min_clients=1
+            Path(folder) / "job",
+            task.do,
+            CONTROLLER,
+            {"task": asdict(task)},
+            EXECUTOR,
+            at_sites,
+            min_clients=1,
         )
         return session.submit(job)
 
@@ -212,6 +220,53 @@ def _follow(kit: Path, session: Session, job_id: str, task: Task, watch: Watch) 
         time.sleep(POLL_INTERVAL)
 
 
+def keep_live(kit: Path, task: Task, watch: Watch, say: Callable[[str], None]) -> None:
+    """Keep a live task running until Ctrl-C: start it, or follow it if it runs already, and start it again
+    whenever its process or the server has died."""
+    begun = False
+    while True:
+        try:
+            if _runs_live(kit, task.run):
+                begun = True
+                _attend(kit, watch)
+            else:
+                run_task(kit, task, watch)
+        except TaskError as error:
+            begun |= run_exists(kit, task.run) and _status(kit).get("do") == "live"
+            if not begun or error.exit_code not in (1, NodeError.exit_code):
+                raise
+            say(f"{error}: the task is started again")
+        except RunError as error:
+            if not begun:
+                raise
+            say(f"{error}: waiting")
+        time.sleep(RESTART_AFTER)
+
+
+def _runs_live(kit: Path, run: str) -> bool:
+    status = _status(kit)
+    return status.get("do") == "live" and status.get("run") == run and is_active(status)
+
+
+def _attend(kit: Path, watch: Watch) -> None:
+    """Follow a live task that was started before, until it ends; Ctrl-C stops it."""
+    token = str(_status(kit).get("token"))
+    try:
+        while is_active(status := _status(kit)):
+            watch(status)
+            time.sleep(POLL_INTERVAL)
+    except KeyboardInterrupt:
+        request_stop(kit, token)
+        deadline = time.monotonic() + STOPS_WITHIN
+        while is_active(_status(kit)) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL)
+        raise
+    if status.get("state") == "failed":
+        raise TaskError(str(status["problem"]), int(status["exit_code"]) or 1)
+    if status.get("state") == "stopped":
+        raise TaskError("the task was stopped", 130)
+
+
 def _result(status: Mapping[str, Any]) -> Mapping[str, Any]:
     if status["state"] == "failed":
         raise TaskError(str(status["problem"]), int(status["exit_code"]) or 1)
@@ -242,6 +297,8 @@ def _interrupted(kit: Path, task: Task) -> str:
 def _next_step(kit: Path, task: Task) -> str:
     if task.do == "train" and run_exists(kit, task.run):
         return f"continue with --resume {task.run}"
+    if task.do == "live":
+        return "the sites go on by themselves"
     return "nothing was saved: run the command again"
 
 

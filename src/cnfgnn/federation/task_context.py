@@ -33,6 +33,7 @@ from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.link import Link
+from cnfgnn.transports.remote.live_transport import LiveTransport
 from cnfgnn.transports.remote.messages import Channel
 from cnfgnn.transports.remote.transport import RemoteTransport, Site
 
@@ -43,7 +44,7 @@ RUNS = "runs"
 class Task:
     """What a job is to do. It travels with the job, so every site can read it."""
 
-    do: str  # train, evaluate or forecast
+    do: str  # train, evaluate, forecast or live
     run: str  # the name of the run's folder in the server's kit
     token: str = ""  # identifies the task's status to whoever gave the task
     settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
@@ -54,6 +55,12 @@ class Task:
     intervals: Sequence[int] = ()  # levels in per cent that sites write beside their forecasts
     record: bool = False  # keep the hidden states that sites send, so that they can be attacked
     earlier: str = ""  # the name of the run that a new training goes on from; `settings` are changes to its
+    live: Mapping[str, Any] = field(default_factory=dict)  # the `LiveTerms` of a live task
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether it forecasts for the sites there are, whatever `min_sites` is, and never pauses."""
+        return self.do in ("forecast", "live")
 
 
 class TaskContext:
@@ -90,10 +97,10 @@ class TaskContext:
         A training ends if the readings of a site do not fit those of the others. A forecast leaves it out.
         """
         plans = {site.name: site for site in self.project.sites}
-        min_sites = 1 if self.task.do == "forecast" else self.project.min_sites
+        min_sites = 1 if self.task.forecasts else self.project.min_sites
         found = wait_for_sites(self.links, plans, min_sites, self.task.wait, self.stopped, self.status.set)
         for name, problem in incompatible_sites(found).items():
-            if self.task.do != "forecast" or len(found) == 1:
+            if not self.task.forecasts or len(found) == 1:
                 raise NodeError(name, "hello", problem)
             del found[name]
             self.status.set(missing={**self.status.fields["missing"], name: problem})
@@ -176,9 +183,10 @@ class TaskContext:
             sites.append(site)
         keep_freed_memory()
         device = Compute.of(config.compute).device
-        training = self.task.do != "forecast"  # a forecast is made for the sites there are; it never pauses
+        training = not self.task.forecasts
         min_sites = self.project.min_sites if training else 0
-        transport = RemoteTransport(sites, terms, min_sites, device, self.stopped, self.status.touch)
+        kind = LiveTransport if self.task.do == "live" else RemoteTransport
+        transport = kind(sites, terms, min_sites, device, self.stopped, self.status.touch)
         transport.setting_up = training
         self.status.transport = transport
         return transport

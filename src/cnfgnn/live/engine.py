@@ -7,7 +7,9 @@ mix, decode. So a live forecast is what `cnfgnn forecast` would write for the sa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError, RunError
+from cnfgnn.live.forecasts import quality_of
 from cnfgnn.models.params import part
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
 from cnfgnn.runs.checkpoints import FolderStore
@@ -32,6 +35,30 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
+
+
+class LiveModel(Protocol):
+    """What the service needs of whatever makes its forecasts: a run on this machine, or a federation."""
+
+    history: int
+    horizon: int
+
+    @property
+    def weekly_profiles(self) -> Floats | None:
+        """(n 7 SLOTS): what each sensor usually reads; None if that is unknown."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """The run and its round, for /health."""
+
+    def forecast(self, readings: Readings) -> Floats:
+        """(n t): the readings that follow these; NaN for a sensor that cannot be forecast."""
+
+    def quality(self, readings: Readings) -> Ints:
+        """(n,): how complete the last forecast, of these readings, is, as positions in QUALITIES."""
+
+    def cleaned(self, readings: Readings) -> Readings:
+        """The readings as forecasts use them: codes for "missing" and outliers are missing."""
 
 
 class Engine:
@@ -73,6 +100,13 @@ class Engine:
         """(n 7 SLOTS): what each sensor usually reads; None if the run does not use it."""
         return self.owner.data.weekly_profiles
 
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return {"run": str(self.run.folder), "round": self.run.progress.best.r_g}
+
+    def quality(self, readings: Readings) -> Ints:
+        return quality_of(readings, self.graph if self.has_network else None, self.history)
+
     def forecast(self, readings: Readings) -> Floats:
         """(n t): the readings that follow these; NaN for a sensor without a reading in the history.
 
@@ -80,12 +114,12 @@ class Engine:
         """
         observed, truth = self._masked(readings)
         nodes = self.owner.nodes
-        own = self._window(truth, self.owner.data)
+        own = window_of(truth, self.owner.data)
         if self._copy is None:
             nodes.data = self.owner.data = own
         else:
             copy = mask_outliers(self._copy(observed), self.config.data)
-            nodes.data, self.owner.data = self._window(copy, nodes.data), own
+            nodes.data, self.owner.data = window_of(copy, nodes.data), own
         has = nodes.data.available["test"]
         if has is not None and not bool(has.any()):
             return np.full((len(self.ids), self.horizon), np.nan)
@@ -107,21 +141,6 @@ class Engine:
             observed = mask_codes(readings, self.config.data)
             self._last = readings, observed, mask_outliers(observed, self.config.data)
         return self._last[1:]
-
-    def _window(self, readings: Readings, before: PreparedSeries) -> PreparedSeries:
-        """The last window of the readings, preceded by one row: each sensor's last reading before it, which
-        fills gaps at its beginning. Longer series would give the same and take longer."""
-        n, history, horizon = len(self.ids), self.history, self.horizon
-        value, missing = _before(readings, history, before.masked)
-        future = np.full((n, horizon), np.nan)
-        values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
-        absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
-        last = readings.times[-1].astype("datetime64[s]").astype(np.int64)
-        step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-        seconds = last + step * np.arange(-history, horizon + 1)
-        day = int(DAY.astype(np.int64))
-        window = Series(values, absent, (seconds % day) / day, weekday(seconds))
-        return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
     def _remember(self, store: FolderStore) -> None:
         """Use what was computed for unknown sensors when the service first started, or keep it now."""
@@ -145,6 +164,23 @@ def check_no_inputs(run: Run) -> None:
             " train a run without them, with --set data.inputs=none"
         )
         raise RunError(run.folder, problem)
+
+
+def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
+    """The last window of the readings, preceded by one row: each sensor's last reading before it, which fills
+    gaps at its beginning. Longer series would give the same and take longer. `before` are earlier readings of
+    the same sensors: the scale and what was computed from them stay."""
+    n, history, horizon = len(readings.ids), before.history, before.horizon
+    value, missing = _before(readings, history, before.masked)
+    future = np.full((n, horizon), np.nan)
+    values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
+    absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
+    last = readings.times[-1].astype("datetime64[s]").astype(np.int64)
+    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    seconds = last + step * np.arange(-history, horizon + 1)
+    day = int(DAY.astype(np.int64))
+    window = Series(values, absent, (seconds % day) / day, weekday(seconds))
+    return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
 
 class CopyOfRows:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,10 @@ from cnfgnn.data.readings import Readings, weekday
 from cnfgnn.data.weekly_profile import SLOTS
 from cnfgnn.live.clock import Zone
 
-Quality = Literal["full", "neighbours missing", "own readings missing", "fallback"]
-QUALITIES: tuple[Quality, ...] = ("full", "neighbours missing", "own readings missing", "fallback")
+Quality = Literal[
+    "full", "neighbours missing", "last embedding", "no embedding", "own readings missing", "fallback"
+]
+QUALITIES: tuple[Quality, ...] = get_args(Quality)  # those with an embedding are a federation's
 COLUMNS = ("sensor", "time", "forecast", "quality", "last_reading", "made", "valid_until", "stale")
 DECIMALS = 4  # of a forecast, as in the files of `cnfgnn forecast`
 DAY_SECONDS = 86_400

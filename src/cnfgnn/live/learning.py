@@ -100,14 +100,16 @@ class Learning:
     def __init__(
         self,
         service: LiveService,
+        run: Run,
         models: Models,
         model: str,
         load: Load,
         settings: LearningSettings,
     ) -> None:
         self.service, self.models, self.model, self.load = service, models, model, load
+        self.run_of_model = run
         self.settings, self.loaded, self.started = settings, time.time(), time.time()
-        self.trained = _trained(service.engine.run)
+        self.trained = _trained(run)
         self.record = models.read()
         self.trainer: asyncio.subprocess.Process | None = None
         service.metrics.model_trained.set(self.trained)
@@ -144,7 +146,7 @@ class Learning:
             return
         await self.service.use(engine, intervals)
         before, self.model = self.model, model
-        self.loaded, self.trained = time.time(), _trained(engine.run)
+        self.run_of_model, self.loaded, self.trained = engine.run, time.time(), _trained(engine.run)
         self.service.metrics.switches.inc()
         self.service.metrics.model_trained.set(self.trained)
         log.warning("model: %s instead of %s: %s", model, before, self.record.switches[-1].why)
@@ -221,7 +223,7 @@ class Learning:
 
     def as_json(self) -> dict[str, Any]:
         """The live model, and what became of the last trainings and switches; times are in UTC."""
-        run, record = self.service.engine.run, self.record
+        run, record = self.run_of_model, self.record
         return {
             "run": self.model,
             "method": run.config.method,

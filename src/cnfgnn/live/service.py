@@ -25,14 +25,13 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
 from cnfgnn.live.clock import Clock, Zone
-from cnfgnn.live.engine import Engine
+from cnfgnn.live.engine import Engine, LiveModel
 from cnfgnn.live.forecasts import (
     QUALITIES,
     Floats,
     Forecast,
     fallback,
     last_reading_times,
-    quality_of,
 )
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
@@ -95,7 +94,7 @@ class LiveService:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LiveModel,
         recent: RecentReadings,
         store: ReadingStore,
         clock: Clock,
@@ -112,7 +111,7 @@ class LiveService:
         self.started = clock.now()
         self.listeners: list[Callable[[Forecast], None]] = []
         self.problems: dict[str, str] = {}
-        self.on_switch: list[Callable[[Engine], None]] = []
+        self.on_switch: list[Callable[[LiveModel], None]] = []
         self.metrics = Metrics(clock.now, lambda: self.is_stale)
         self.stopping = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -191,6 +190,11 @@ class LiveService:
             self.clock.heard(max(cell.seconds for cell in cells))
             self._last_arrival = time.perf_counter()
             self._arrived.set()
+
+    def pass_time(self, seconds: int) -> None:
+        """It is at least this late elsewhere: the clock of a recording goes on, also without a reading."""
+        self.clock.heard(seconds)
+        self._arrived.set()
 
     # ---- forecasts out ------------------------------------------------------------------------------
 
@@ -290,8 +294,6 @@ class LiveService:
         """In the model's thread: the forecast after a step, and what the watch has seen. If the model fails,
         there is still a fallback."""
         engine, recent = self.engine, self.recent
-        graph = engine.graph if engine.has_network else None
-        quality = quality_of(readings, graph, engine.history)
         times = [step + recent.step * ahead for ahead in range(1, engine.horizon + 1)]
         simple = fallback(readings, engine.weekly_profiles, times)
         try:
@@ -312,7 +314,7 @@ class LiveService:
             made=self.clock.now(),
             valid_until=self.schedule.valid_until(step),
             values=values,
-            quality=np.where(lacking, QUALITIES.index("fallback"), quality),
+            quality=np.where(lacking, QUALITIES.index("fallback"), engine.quality(readings)),
             last_reading=last_reading_times(readings),
             ranges=ranges,
         )

@@ -102,12 +102,14 @@ class LiveSettings:
 class LiveProcess:
     """A service with all its doors: HTTP, folder and broker. `address` is known once it is built."""
 
+    learning: Learning | None = None  # whatever replaces its model
+
     def __init__(self, run: Run, settings: LiveSettings) -> None:
         settings.check()
         check_no_inputs(run)
         self.settings = settings
         with ExitStack() as opened:  # a port or a database that is in use is known before the run is read
-            self.socket = opened.enter_context(_listening(settings.host, settings.port))
+            self.socket = opened.enter_context(listening(settings.host, settings.port))
             state = settings.state or run.folder / "live"
             store = opened.enter_context(closing(ReadingStore(state)))
             self._build(run, store, state)
@@ -120,7 +122,8 @@ class LiveProcess:
         models = Models(run.folder, state)
         load = _loader(models, data)
         model, engine = first_model(models, load, data.readings)
-        recent = _recent(data, store, begun_with is not None and zeros_are_missing(path))
+        zeros_missing = begun_with is not None and zeros_are_missing(path)
+        recent = recent_readings(data.readings, store, zeros_missing)
         self.service = service = LiveService(
             engine,
             recent,
@@ -131,7 +134,7 @@ class LiveProcess:
             settings.latest or state / "latest.csv",
             open_tracking(engine, data, recent.until(recent.newest), store),
         )
-        self.learning = Learning(service, models, model, load, settings.learning)
+        self.learning = Learning(service, engine.run, models, model, load, settings.learning)
         positions = data.readings.positions
         shown = SensorList(recent, service.clock, service.zone, engine.graph, positions, engine.config.data)
         self.web = Web(service, options, settings.most_bytes, self.learning, shown)
@@ -159,9 +162,9 @@ class LiveProcess:
             timeout_keep_alive=65,
             server_header=False,
         )
-        server = _Server(config)
+        server = QuietServer(config)
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
-        others = [asyncio.create_task(self.learning.run())]
+        others = [] if self.learning is None else [asyncio.create_task(self.learning.run())]
         others += [] if self.folder is None else [asyncio.create_task(self.folder.run())]
         if self.broker is not None:
             self.broker.start()
@@ -183,7 +186,7 @@ class LiveProcess:
             await asyncio.gather(http, serving, *others, return_exceptions=True)
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn that leaves signals alone: the service ends as a whole."""
 
     @contextmanager
@@ -240,9 +243,9 @@ def _loader(models: Models, data: Dataset) -> Load:
     return load
 
 
-def _recent(data: Dataset, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
+def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
     """The newest readings: those of the files, and on top of them those that the service has stored."""
-    recent = RecentReadings(data.readings, KEPT_ROWS, zeros_missing)
+    recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
     newest = max(recent.newest, store.newest() or 0)
     for seconds, sensor, value in store.readings(newest - KEPT_ROWS * recent.step):
         if sensor in recent.column_of:
@@ -260,7 +263,7 @@ def _deadline(settings: LiveSettings, step: int) -> float:
     return SHARE_OF_STEP * step if settings.deadline is None else settings.deadline
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 lets the system choose one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches off the waiting of TCP for more to send only if the protocol is named here.

@@ -303,8 +303,7 @@ def health_of(service: LiveService) -> dict[str, Any]:
         "ageSeconds": round(now - made.made, 3),
         "quality": made.counts(),
         "alarms": 0 if service.report is None else len(service.report.alarms),
-        "run": str(service.engine.run.folder),
-        "round": service.engine.run.progress.best.r_g,
+        **service.engine.about,
     }
     if service.is_stale:
         state["status"] = "stale"
@@ -319,7 +318,7 @@ class Guard:
     """Before any handler: refuses who has no token or asks for another host, and counts every request."""
 
     def __init__(
-        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics, paths: list[str]
+        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics | None, paths: list[str]
     ) -> None:
         self.app, self.token, self.any_host = app, token.encode(), any_host
         self.counts, self.paths = counts, set(paths)
@@ -331,7 +330,7 @@ class Guard:
         path = scope["path"] if scope["path"] in self.paths else "other"
 
         async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and self.counts is not None:
                 self.counts.requests.labels(path, str(message["status"])).inc()
             await send(message)
 

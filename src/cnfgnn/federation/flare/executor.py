@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,124 +16,40 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.memory_plan import SHARE
-from cnfgnn.algorithm.owner import Owner
-from cnfgnn.config.settings import ComputeConfig
-from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.flare.cell import serve_requests
-from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.run_readings import RunReadings
-from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.site_errors import for_server
-from cnfgnn.federation.site_owner import SiteClients, SiteOwner
-from cnfgnn.federation.site_settings import read_site
-from cnfgnn.federation.site_status import SiteStatus
-from cnfgnn.federation.site_store import SiteStore
-from cnfgnn.process_setup import keep_freed_memory
-from cnfgnn.transports.remote.endpoint import Endpoint, Terms
-from cnfgnn.version import __version__
+from cnfgnn.federation.live_relay import Relay
+from cnfgnn.federation.site_nodes import SiteNodes
+from cnfgnn.transports.remote.endpoint import Endpoint
 
-NOT_READ_YET = "it is still reading its data"
-UNUSABLE = "its readings cannot be used; run cnfgnn federation check at the site to see why"
-NO_COPIES = "its blurred copies cannot be used; run cnfgnn federation check at the site to see why"
 log = logging.getLogger(__name__)
 
 
-class SiteNodes:
-    """What `Endpoint` needs of a site: its description for the server, and its nodes.
+class SiteExecutor(Executor):  # type: ignore[misc]
+    """Exists as long as the job. Requests arrive as messages; the engine's own tasks are not used.
 
-    Readings are loaded in the background: a site with a long history must answer hellos meanwhile.
+    live  how a live task runs; None for any other task
     """
 
-    def __init__(self, kit: Path) -> None:
-        self.kit = kit
-        self.plan: SitePlan | None = None
-        self.data: SiteData | None = None
-        self.joined: RunReadings | None = None  # the run that the site joined last
-        self._problem = NOT_READ_YET
-        self.memory = 0  # bytes that hidden states and embeddings may use
-        threading.Thread(target=self._load, daemon=True).start()
-
-    @property
-    def problem(self) -> str:
-        """Why the site cannot take part, as the server may see it; empty if it can."""
-        return self._problem or ("" if self.joined is None else self.joined.problem)
-
-    def _load(self) -> None:
-        try:
-            self.plan = read_site(self.kit)
-            compute = Compute.of(ComputeConfig(device=self.plan.device))
-            self.memory = self.plan.memory or int(SHARE * compute.memory())
-            self.data = SiteData(self.plan, self.kit)
-            for warning in self.data.warnings():
-                log.warning("%s", warning)
-            self._problem = ""
-        except ConfigError as error:
-            self._report("settings", error)
-            self._problem = str(for_server(error, self.kit))
-        except (RunError, StorageError) as error:
-            self._report("copies", error)
-            self._problem = NO_COPIES
-        except Exception as error:  # it may quote readings, which must not reach the server
-            self._report("readings", error)
-            self._problem = UNUSABLE
-        else:
-            self._log_findings(self.data)
-
-    def _log_findings(self, data: SiteData) -> None:
-        """Log what looks wrong with the true readings. The site is ready by now: nobody else may notice."""
-        try:
-            for finding in data.findings:
-                log.warning("%s", finding)
-        except Exception as error:
-            self._report("readings", error)
-
-    def _report(self, verb: str, error: Exception) -> None:
-        """Tell the site's owner what went wrong: in the log, and in `federation status`."""
-        log.error("%r failed: %s", verb, error)
-        SiteStatus(self.kit).record_problem(verb, str(error))
-
-    def describe(self) -> Mapping[str, Any]:
-        """The answer to a hello of the server."""
-        if self.data is None or self.plan is None or self.problem:
-            return {"ready": False, "problem": self.problem, "version": __version__}
-        about = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
-        about["memory"] = self.memory
-        return about | dict(self.data.describe())
-
-    def join(self, terms: Terms) -> Owner:
-        """Make the nodes of a run; errors go to the server without local paths."""
-        if self.data is None or self.plan is None or self.problem:
-            raise ConfigError("readings", self.problem)
-        keep_freed_memory()
-        compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
-        try:
-            store, current = SiteStore(self.kit, terms.run, self.plan.sensors), self.data.series(terms)
-        except CnfgnnError as error:
-            self._report("join", error)
-            raise for_server(error, self.kit, self.data.source) from None
-        self.joined = RunReadings(current, terms, store, self.data.source)
-        nodes = SiteClients(self.joined, compute, store, self.plan.name, self.memory)
-        return SiteOwner(nodes, self.data, terms, self.joined, self.kit, self.plan.tell_errors)
-
-
-class SiteExecutor(Executor):  # type: ignore[misc]
-    """Exists as long as the job. Requests arrive as messages; the engine's own tasks are not used."""
-
-    def __init__(self) -> None:
+    def __init__(self, live: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self.live = live
         self.endpoint: Endpoint | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.START_RUN:
             return
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        engine = fl_ctx.get_engine()
+        serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self._answers(kit))
+        log.info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())
+
+    def _answers(self, kit: Path) -> Callable[[bytes], bytes]:
+        """What answers the requests: this process, or the site's live service."""
+        if self.live is not None:
+            return Relay(kit, self.live).answer
         nodes = SiteNodes(kit)
         self.endpoint = Endpoint(nodes.join, nodes.describe)
-        engine = fl_ctx.get_engine()
-        serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self.endpoint.answer)
-        log.info("ready, %d threads, %s", torch.get_num_threads(), time.ctime())
+        return self.endpoint.answer
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         raise NotImplementedError("requests arrive as messages, not as engine tasks")

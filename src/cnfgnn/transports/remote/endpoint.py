@@ -68,6 +68,8 @@ class Endpoint:
     `join` makes the nodes with their owner, and `about` describes the site in a hello. The nodes answer from
     the blurred copy. Their owner follows in the same order: before the answer is sent, or after it where that
     takes long. The server does not notice if the owner fails, except if a state cannot be saved.
+
+    `due` is for a site that is live: it waits a moment until a time step is due after the one in the note.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class Endpoint:
         join: Callable[[Terms], Owner],
         about: Callable[[], Mapping[str, Any]],
         most: int = MOST_BYTES,
+        due: Callable[[Note], Mapping[str, Any]] | None = None,
     ) -> None:
-        self.join, self.about, self.most = join, about, most
+        self.join, self.about, self.most, self.due = join, about, most, due
         self.session = ""
         self.owner: Owner | None = None
         self._later: list[Answered] = []  # what the owner follows when the answer has been sent
@@ -96,6 +99,8 @@ class Endpoint:
                 busy = self._work.begun and not self._work.done.is_set()
                 about = {**self.about(), "clock": time.time(), "busy": busy}
                 return pack("hello", **about)
+            if note.kind == "due" and self.due is not None:
+                return pack("due", **self.due(note))
             if note.kind in ("piece", "run"):
                 return self._received(note)
             if note.kind in ("wait", "fetch"):

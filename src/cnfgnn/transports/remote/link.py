@@ -77,6 +77,13 @@ class Link:
         self._heard = time.monotonic()
         return answer.fields
 
+    def due(self, timeout: float, **about: Any) -> Mapping[str, Any]:
+        """What a live site reports once a time step is due that is later than `after`, or after a moment."""
+        request = pack("due", session=self.session, **about)
+        answer = self._accepted(unpack(self.channel.ask(self.site, request, timeout)), "due")
+        self._heard = time.monotonic()
+        return answer.fields
+
     def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> bytearray:
         """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
         number, sent = next(self._numbers), pieces(request, self.piece)
@@ -106,11 +113,11 @@ class Link:
             raise Malformed("the answer is longer than announced")
         return answer
 
-    def _accepted(self, note: Note) -> Note:
+    def _accepted(self, note: Note, *kinds: str) -> Note:
         """The same note if the site carried out what it was sent; otherwise an error."""
         if note.kind == "lost":
             raise Lost(legible(note.fields.get("reason", "")))
-        if note.kind not in ("done", "noted"):
+        if note.kind not in (kinds or ("done", "noted")):
             raise Malformed(f"the site answered {legible(note.kind, 40)!r}")
         return note
 

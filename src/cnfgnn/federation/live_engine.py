@@ -1,0 +1,208 @@
+"""What makes a live site's forecasts: its own readings, and what the Graph Network adds to them.
+
+At each step the site makes the blurred copy of its new readings, hands it to its nodes and says that the
+step is due. The server then asks the nodes for their hidden states, mixes them and sends embeddings. With
+these the owner forecasts from the true readings. If no embedding comes, the site goes on by itself: with its
+last embedding for some steps, and then without one.
+
+Two threads meet here. The service's model thread calls `forecast`; the thread that carries out the server's
+requests calls the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.forecaster import Forecaster
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.quality import mask_codes, mask_outliers
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.series import PreparedSeries
+from cnfgnn.live.engine import Floats, Ints, window_of
+from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
+from cnfgnn.models.params import Params
+
+ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
+SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
+GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
+# half of that for a site that does not answer
+SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
+OLDEST_EMBEDDING = 3  # steps: an older one makes forecasts worse than none (benchmarks/embedding_age.py)
+
+log = logging.getLogger(__name__)
+
+
+class Ready(NamedTuple):
+    """A trained run at this site: what a forecast needs besides readings and an embedding."""
+
+    forecaster: Forecaster
+    theta: Params
+    data: PreparedSeries
+    trust: Tensor | None
+    run: str
+
+
+class Embedding(NamedTuple):
+    """What the server sent for one step: (n 1 e)."""
+
+    step: int
+    h_G: Tensor | None
+
+
+class SiteEngine:
+    """The `LiveModel` of a site.
+
+    copies   makes the blurred copy of readings; None if the copy is the readings
+    show     hands the copy to the nodes
+    patience seconds that a step's embedding may still take, given the time of the step
+    """
+
+    def __init__(
+        self,
+        ready: Ready,
+        cleaning: DataConfig,
+        copies: Callable[[Readings], Readings] | None,
+        show: Callable[[Readings], None],
+        report: Callable[[str, Exception], None],
+    ) -> None:
+        self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
+        self.report = report
+        self.patience: Callable[[int], float] = lambda step: 0.0
+        self.history, self.horizon = ready.data.history, ready.data.horizon
+        self.has_network = ready.forecaster.model.embedding > 0
+        self.closed = False
+        self._changed = threading.Condition()
+        self._due, self._present = 0, 0  # the newest step that is due, and how many sensors have a reading
+        self._embedding: Embedding | None = None
+        self._heard = -math.inf  # when the server last asked something
+        self.joined = False  # whether the server counts on this site for the next step
+        self._done = 0  # the last step whose embeddings the server has sent
+        self._kind: Quality = "full"  # of the last forecast
+
+    # ---- for the service ----------------------------------------------------------------------------
+
+    @property
+    def weekly_profiles(self) -> Floats | None:
+        return self.ready.data.weekly_profiles
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return {"run": self.ready.run, "server": "present" if self._server_is_there() else "unreachable"}
+
+    def quality(self, readings: Readings) -> Ints:
+        found = quality_of(readings, None, self.history)
+        return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
+
+    def cleaned(self, readings: Readings) -> Readings:
+        return mask_outliers(mask_codes(readings, self.cleaning), self.cleaning)
+
+    def forecast(self, readings: Readings) -> Floats:
+        observed = mask_codes(readings, self.cleaning)
+        truth = mask_outliers(observed, self.cleaning)
+        step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+        asks = self._show_copy(observed, truth)
+        if asks:
+            self._announce(step, int((~readings.missing[-1]).sum()))
+        h_G = self._embedding_for(step, int(readings.step.astype("timedelta64[s]").astype(np.int64)), asks)
+        return self._forecast(truth, h_G)
+
+    def _show_copy(self, observed: Readings, truth: Readings) -> bool:
+        """Give the nodes the copy of the newest readings; False if it cannot be made."""
+        try:
+            copy = truth if self.copies is None else mask_outliers(self.copies(observed), self.cleaning)
+        except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
+            self.report("copies", error)
+            return False
+        self.show(copy)
+        return True
+
+    @torch.no_grad()
+    def _forecast(self, truth: Readings, h_G: Tensor | None) -> Floats:
+        forecaster, theta, data, trust, _ = self.ready
+        window = window_of(truth, data)
+        has = window.available["test"]
+        y_hat = forecaster.forecasts(theta, window, h_G, "test", slice(0, 1), trust)
+        values = window.unscaled(y_hat)[:, 0]
+        if has is not None:
+            values = values.masked_fill(~has, torch.nan)
+        found: Floats = values.cpu().numpy()
+        return found
+
+    # ---- embeddings ---------------------------------------------------------------------------------
+
+    def _announce(self, step: int, present: int) -> None:
+        with self._changed:
+            self._due, self._present = max(self._due, step), present
+            self._changed.notify_all()
+
+    def _embedding_for(self, step: int, step_seconds: int, asks: bool) -> Tensor | None:
+        """The embedding of this step, or the newest one if none comes; None if that is too old."""
+        self._kind = "full"
+        if not self.has_network:
+            return None
+        with self._changed:
+            if asks:
+                self._wait_for(step)
+            newest = self._embedding
+        if newest is not None and newest.step >= step:
+            return newest.h_G
+        if newest is None or step - newest.step > OLDEST_EMBEDDING * step_seconds:
+            self._kind = "no embedding"
+            return None
+        self._kind = "last embedding"
+        return newest.h_G
+
+    def _wait_for(self, step: int) -> None:
+        """Wait for the embedding of a step while the server may still send it."""
+        until = time.monotonic() + self.patience(step) + GRACE
+        while not self.closed and (self._embedding is None or self._embedding.step < step):
+            left = until - time.monotonic()
+            comes = self._server_is_there() and self.joined and self._done < step
+            if left <= 0 or not comes:
+                return
+            self._changed.wait(min(left, 0.25))
+
+    def _server_is_there(self) -> bool:
+        return time.monotonic() - self._heard < SILENT_AFTER
+
+    # ---- for the server's requests ------------------------------------------------------------------
+
+    def hear(self, joined: bool, done: int = 0) -> None:
+        """The server has asked something.
+
+        joined  whether it counts on this site for the next step
+        done    the last step whose embeddings it has sent
+        """
+        with self._changed:
+            self._heard, self.joined, self._done = time.monotonic(), joined, done
+            self._changed.notify_all()
+
+    def wait_until_due(self, after: int) -> tuple[int, int]:
+        """The newest step that is due, and how many sensors have a reading, once it is a later one than
+        `after`; or after a moment."""
+        until = time.monotonic() + (ANSWERS_WITHIN if self.joined else SOON)
+        with self._changed:
+            while self._due <= after and not self.closed and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return self._due, self._present
+
+    def embed(self, step: int, h_G: Tensor | None) -> None:
+        """The server has sent the embeddings of a step."""
+        with self._changed:
+            if self._embedding is None or step >= self._embedding.step:
+                self._embedding = Embedding(step, h_G)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()

@@ -1,0 +1,341 @@
+"""A site while the federation is live: its nodes answer for each step, and its owner serves the forecasts.
+
+One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
+their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
+gives forecasts out at the site; `live_engine` connects it with the server's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm import verbs
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.owner import Owner
+from cnfgnn.config.settings import Config, Missing
+from cnfgnn.data.folder import readings_file, zeros_are_missing
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.windows import Split, Windows
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.federation.live_engine import Ready, SiteEngine
+from cnfgnn.federation.live_relay import LIVE
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.run_readings import RunReadings
+from cnfgnn.federation.site_copies import LiveCopies
+from cnfgnn.federation.site_data import SiteData
+from cnfgnn.federation.site_nodes import SiteNodes
+from cnfgnn.federation.site_owner import SiteClients, SiteOwner
+from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site_status import SiteStatus
+from cnfgnn.files import make_folder
+from cnfgnn.live import broker
+from cnfgnn.live.clock import FeedClock, SystemClock, Zone
+from cnfgnn.live.engine import KEPT_ROWS, CopyOfRows, last_rows, rows_of, window_of
+from cnfgnn.live.folder_source import FolderSource, state_of
+from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
+from cnfgnn.live.service import LiveService
+from cnfgnn.live.start import LiveProcess, LiveSettings, listening, recent_readings
+from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.web import Web
+from cnfgnn.models.params import Params
+from cnfgnn.transports.remote.messages import Note
+
+MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
+LEAST_TOKEN = 16  # characters
+TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LiveTerms:
+    """What the server's operator chooses for all sites; it travels with the task.
+
+    deadline  seconds after a step at which its forecast is made, whoever is missing; None: a fifth of a step
+    feed      whether the readings are a recording, whose times set each site's clock
+    speed     of the recording
+    """
+
+    deadline: float | None = None
+    feed: bool = False
+    speed: float = 1.0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> LiveTerms:
+        """As they came with the task; a value that cannot be meant is not used."""
+        deadline, speed = fields.get("deadline"), fields.get("speed", 1.0)
+        fits = isinstance(deadline, int | float) and 0 <= deadline < 86_400
+        runs = isinstance(speed, int | float) and 0 < speed <= 100_000
+        feed = fields.get("feed") is True
+        return cls(float(deadline) if fits else None, feed, float(speed) if runs and feed else 1.0)
+
+    def deadline_of(self, step: int) -> float:
+        return SHARE_OF_STEP * step if self.deadline is None else self.deadline
+
+
+class LiveClients(SiteClients):
+    """The nodes of a live site: a census asks for one window, and from then on they are about it."""
+
+    step = 0  # the time of the newest row of their window
+    _copy: Readings | None = None
+
+    def show(self, copy: Readings) -> None:
+        """Use these newest readings of the copy."""
+        self._copy = copy
+
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        if not windows.ahead or not self.theta or not len(windows.starts["test"]):
+            return super().census(windows, missing)
+        terms = self.readings.terms
+        row = int(windows.starts["test"][0]) + windows.history - 1
+        self.step = terms.first + terms.step * row
+        if self._copy is not None:
+            self.data = window_of(rows_until(self._copy, self.step, terms.step), self.data)
+        has = self.data.available["test"]
+        n = self.series.nodes
+        none = torch.zeros((n, 0), dtype=torch.bool)
+        found = torch.ones((n, 1), dtype=torch.bool) if has is None else has.cpu()
+        return torch.zeros((n, 3), dtype=torch.float64), {"train": none, "validation": none, "test": found}
+
+
+def rows_until(readings: Readings, seconds: int, step: int) -> Readings:
+    """The readings up to a time step; steps that they do not reach are missing."""
+    last = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+    ahead = (seconds - last) // step
+    if ahead <= 0:
+        return rows_of(readings, slice(0, max(1, len(readings.times) + ahead)))
+    ahead = min(ahead, len(readings.times))
+    times = (seconds - step * np.arange(ahead - 1, -1, -1)).astype("datetime64[s]")
+    values = np.full((ahead, len(readings.ids)), np.nan, dtype=readings.values.dtype)
+    return replace(
+        readings,
+        times=np.concatenate([readings.times[ahead:].astype("datetime64[s]"), times]),
+        values=np.concatenate([readings.values[ahead:], values]),
+        missing=np.concatenate([readings.missing[ahead:], np.isnan(values)]),
+    )
+
+
+class LiveOwner(SiteOwner):
+    """The owner of a live site's nodes: it starts the service, and passes embeddings on to it."""
+
+    def __init__(self, site: LiveSiteNodes, nodes: LiveClients, *args: Any) -> None:
+        super().__init__(nodes, *args)
+        self.site, self.live_nodes = site, nodes
+
+    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+        added = super().follow(request, arrays, answer)
+        if isinstance(request, verbs.Census) and self.nodes.theta:
+            self.site.is_ready(self._ready(), self.live_nodes)
+            if self.live_nodes.step and self.site.service is not None:
+                self.site.service.pass_time(self.live_nodes.step)
+        return added
+
+    def _ready(self) -> Ready:
+        return Ready(self.nodes.forecaster, self.theta, self.data, self.trust, self.terms.run)
+
+    def forecast(self, levels: Any = ()) -> None:
+        """The service makes the forecast, in a thread of its own: when this site has its readings."""
+        if self.site.engine is not None:
+            self.site.engine.embed(self.live_nodes.step, self.h_G)
+
+
+class LiveSiteNodes(SiteNodes):
+    """What the endpoint of a live site needs; once the site is prepared, its service runs beside it."""
+
+    def __init__(self, kit: Path, live: LiveTerms) -> None:
+        self.live = live
+        self.ended = threading.Event()  # whether the server's operator has ended the task
+        self.engine: SiteEngine | None = None
+        self.service: SiteService | None = None
+        self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+        super().__init__(kit)
+
+    def _load(self) -> None:
+        try:  # before the file is read: what is added meanwhile is read again
+            file = readings_file(self.kit / (read_site(self.kit).readings or ""))
+            self.begun_with = (file.name, state_of(file))
+        except (CnfgnnError, OSError):
+            pass  # the same will be reported when the file is read
+        super()._load()
+
+    def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
+        nodes = LiveClients(joined, compute, joined.store, plan.name, self.memory)
+        return LiveOwner(self, nodes, data, joined.terms, joined, self.kit, plan.tell_errors)
+
+    def due(self, note: Note) -> Mapping[str, Any]:
+        """For the server: the newest step that is due at this site, and whether the site can take part."""
+        after, done, joined = note.whole("after"), note.whole("done"), note.fields.get("joined") is True
+        if note.fields.get("ends") is True:
+            self.ended.set()
+        engine = self.engine
+        if engine is None:
+            self.ended.wait(0.1)
+            return {"step": 0, "present": 0, "ready": False}
+        engine.hear(joined, done)
+        step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
+        return {"step": step, "present": present, "ready": True}
+
+    def is_ready(self, ready: Ready, nodes: LiveClients) -> None:
+        """The nodes and their owner have everything that a forecast needs."""
+        assert self.plan is not None
+        assert self.data is not None
+        if self.engine is not None:
+            self.engine.ready, self.engine.show = ready, nodes.show
+            return
+        copies = None
+        if LiveCopies.needed(self.plan, self.kit):
+            blur = Config().with_changes({"privacy.blur": self.plan.blur})
+            copies = CopyOfRows(blur, LiveCopies(self.plan, self.kit))
+        nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
+        self.engine = SiteEngine(ready, self.plan.cleaning, copies, nodes.show, self._report)
+        self.service = SiteService(self, self.engine, self.plan, self.data)
+        self.service.start()
+
+    def close(self) -> None:
+        """End the service, as the end of the process would."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.service is not None:
+            self.service.stop()
+
+
+class SiteService(threading.Thread):
+    """The live service of a site in a thread of its task's process."""
+
+    def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
+        super().__init__(name="service", daemon=True)
+        self.site, self.engine, self.plan, self.data = site, engine, plan, data
+        self.process: SiteProcess | None = None
+        self.stopping = False
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # the server must not notice: the owner is told
+            self.site._report("live", error)
+
+    async def _serve(self) -> None:
+        until = time.monotonic() + TRIES_FOR
+        while not self.stopping:
+            try:
+                self.process = process = SiteProcess(self)
+                break
+            except RunError:  # the port or the database is still in use by the process of an earlier task
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.5)
+        else:
+            return
+
+        def started() -> None:
+            SiteStatus(self.site.kit).record_live(process.address)
+            log.info("live on %s", process.address)
+
+        await process.serve(started)
+
+    def pass_time(self, step: int) -> None:
+        """The server is at this step; a recording may have no reading of this site for it."""
+        process = self.process
+        if self.site.live.feed and process is not None and hasattr(process, "loop"):
+            process.loop.call_soon_threadsafe(process.service.pass_time, step)
+
+    def stop(self) -> None:
+        self.stopping = True
+        process = self.process
+        if process is not None and hasattr(process, "loop"):
+            process.loop.call_soon_threadsafe(process.service.stopping.set)
+        self.join(10.0)
+
+
+class SiteProcess(LiveProcess):
+    """The doors of a site's service: HTTP, the folder of its readings, and its broker."""
+
+    def __init__(self, of: SiteService) -> None:
+        kit, plan, live = of.site.kit, of.plan, of.site.live
+        self.settings = settings_of(plan, kit, live)
+        self.settings.check()
+        with ExitStack() as opened:
+            self.socket = opened.enter_context(listening(self.settings.host, self.settings.port))
+            make_folder(kit / LIVE).chmod(0o700)
+            store = opened.enter_context(closing(ReadingStore(kit / LIVE)))
+            self._serve_site(of, store, kit / (plan.readings or ""))
+            opened.pop_all()
+
+    def _serve_site(self, of: SiteService, store: ReadingStore, path: Path) -> None:
+        live, plan, settings = of.site.live, of.plan, self.settings
+        readings = counted_readings(of.data)
+        recent = recent_readings(readings, store, zeros_are_missing(path))
+        clock = FeedClock(recent.newest, recent.step, live.speed) if live.feed else SystemClock(settings.zone)
+        deadline = live.deadline_of(recent.step)
+        self.service = service = LiveService(
+            of.engine,
+            recent,
+            store,
+            clock,
+            Zone(readings.utc, settings.zone),
+            Schedule(recent.step, deadline, of.engine.history),
+            of.site.kit / LIVE / "latest.csv",
+        )
+        of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        self.web = Web(service, plan.reading, settings.most_bytes)
+        self.folder = FolderSource(service, path, plan.reading, of.site.begun_with, settings.poll)
+        self.broker = None if settings.mqtt is None else broker.Broker(service, settings.mqtt)
+
+
+def counted_readings(data: SiteData) -> Readings:
+    """The site's readings without rows in the future and rows that are far from all others."""
+    counted = np.flatnonzero(np.isin(data.seconds, data.counted))
+    return rows_of(data.observed, counted).on_grid()
+
+
+def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
+    """The settings of a site's service: `[live]` in its local/site.toml."""
+    chosen = plan.live
+    mqtt = None
+    if chosen.mqtt:
+        mqtt = broker.BrokerSettings(
+            chosen.mqtt,
+            chosen.mqtt_readings or broker.READINGS,
+            chosen.mqtt_forecasts or broker.FORECASTS,
+            name=f"cnfgnn-{plan.name}",
+            password=os.environ.get(MQTT_PASSWORD),
+        )
+    return LiveSettings(
+        state=kit / LIVE,
+        deadline=live.deadline,
+        feed=live.feed,
+        speed=live.speed,
+        zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
+        host=chosen.host,
+        port=chosen.port,
+        token=_token(kit, chosen.token_file),
+        mqtt=mqtt,
+        poll=chosen.poll,
+    )
+
+
+def _token(kit: Path, file: str) -> str:
+    if not file:
+        return ""
+    try:
+        token = (kit / file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError("live.token_file", f"{kit / file} cannot be read ({error})") from None
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+        problem = f"{kit / file} must hold a token of at least {LEAST_TOKEN} letters and digits"
+        raise ConfigError("live.token_file", problem)
+    return token

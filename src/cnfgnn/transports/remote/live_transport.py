@@ -1,0 +1,86 @@
+"""The server's connections while it is live: whoever is slow, gone or just back holds up nobody else.
+
+A training waits for a site that works. A live forecast does not: a site that does not answer within seconds
+is left out of this step. A site that rejoins has to be prepared again, which may take a minute: that happens
+beside the steps of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verbs import Prepare
+from cnfgnn.transports.remote.codec import Answer
+from cnfgnn.transports.remote.deadlines import Pace
+from cnfgnn.transports.remote.schema import CallHeader
+from cnfgnn.transports.remote.transport import RemoteTransport, Site, Stopped
+
+LEFT_OUT_AFTER = 3.0  # seconds in which a site has to answer in a step
+
+
+class LivePace(Pace):
+    """Little time for the requests of a step, and the usual one to prepare a site."""
+
+    def deadline(self, calls: Sequence[CallHeader], known: Sizes) -> float:
+        return super().deadline(calls, known) if _prepares(calls) else LEFT_OUT_AFTER
+
+
+class LiveTransport(RemoteTransport):
+    """Once it is `live`, sites that rejoin are prepared in the background, and late ones are left out."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.live = False
+        self._preparing: dict[str, Future[list[Answer] | None]] = {}
+        self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
+
+    def begin(self) -> None:
+        """From now on nobody waits long for anybody."""
+        self.live = True
+        for site in self.parties:
+            site.link.silent_for = LEFT_OUT_AFTER
+            site.pace = LivePace()
+
+    def close(self) -> None:
+        super().close()
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
+        if not self.live or not _prepares(calls):
+            return super().exchange(calls, rows)
+        if self.stopped():
+            raise Stopped
+        parts, present = [], torch.zeros(len(rows), dtype=torch.bool)
+        for site in self.parties:
+            where = torch.isin(rows, site.rows).nonzero().flatten()
+            if len(where) and (answers := self._prepared(site, [for_rows(call, where) for call in calls])):
+                present[where] = True
+                parts.append((where, answers))
+        replies = [
+            gathered([(where, answers[k].tensors) for where, answers in parts], len(rows))
+            for k in range(len(calls))
+        ]
+        return Payload(replies, present)
+
+    def _prepared(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
+        """The site's answers if it is prepared by now; otherwise it soon will be."""
+        under_way = self._preparing.get(site.name)
+        if under_way is None:
+            if site.usable:
+                self._preparing[site.name] = self._background.submit(self._asked, site, calls)
+            return None
+        if not under_way.done():
+            return None
+        del self._preparing[site.name]
+        return under_way.result()
+
+
+def _prepares(calls: Sequence[CallHeader]) -> bool:
+    return any(call.verb == Prepare.name for call in calls)

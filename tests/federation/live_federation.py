@@ -1,0 +1,179 @@
+"""A live federation in this process: the real loop, protocol, services and HTTP, without the engine."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
+from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
+from cnfgnn.federation.server_task import Task, serve
+from cnfgnn.federation.site_copies import LiveCopies
+from cnfgnn.federation.site_settings import read_site
+from cnfgnn.live.engine import rows_of
+from cnfgnn.transports.remote.endpoint import Endpoint
+from cnfgnn.transports.remote.messages import unpack
+from tests.federation.in_memory_federation import InMemoryFederation
+from tests.live.small_service import Client, wait_for
+
+ABSENT = "absent: it goes on by itself"
+LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}  # a site that is late holds up a step for 1.5 s
+
+
+class LiveFederation(InMemoryFederation):
+    """The sites of a project, whose files have the first rows of the data; the others are sent to them live.
+
+    row   the next row that is sent
+    said  what each site has answered, by the step that it was about and by the request
+    """
+
+    def __init__(self, folder: Path, data: Dataset, known: int, **more: Any) -> None:
+        self.data, self.row = data, known
+        begun = replace(data, readings=rows_of(data.readings, slice(0, known)))
+        super().__init__(folder, begun, **more)
+        for name in self.sites:
+            let_choose_port(self.kits[name])
+        self.nodes: dict[str, LiveSiteNodes] = {}
+        self.turn: dict[str, bytes] = {}  # the last census that each site was asked for
+        self.said: dict[str, dict[object, object]] = {name: {} for name in self.sites}
+        self.is_live = False
+
+    def restart(self, name: str) -> None:
+        if not self.is_live:
+            super().restart(name)
+            return
+        self.end_site(name)
+        nodes = self.nodes[name] = LiveSiteNodes(self.kits[name], LiveTerms.of(LIVE))
+        self.ends[name] = Endpoint(nodes.join, nodes.describe, due=nodes.due)
+
+    def end_site(self, name: str) -> None:
+        if name in self.nodes:
+            self.nodes.pop(name).close()
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Sites and server are live inside."""
+        with self.sites_are_live(), self.server_is_live():
+            for name in self.sites:
+                self.wait_until_joined(name)
+            yield
+
+    def wait_until_joined(self, name: str) -> None:
+        """Wait until the server counts on a site, and the site knows it."""
+
+        def joined() -> bool:
+            engine, told = self.nodes[name].engine, (self.live_status.get("sites") or {}).get(name, {})
+            return engine is not None and engine.joined and told.get("quality", ABSENT) != ABSENT
+
+        wait_for(joined, f"{name} to join")
+
+    @contextmanager
+    def sites_are_live(self) -> Iterator[None]:
+        self.is_live = True
+        for name in self.sites:
+            self.restart(name)
+        try:
+            yield
+        finally:
+            for name in self.sites:
+                self.end_site(name)
+            self.is_live = False
+
+    @contextmanager
+    def server_is_live(self, dies: bool = False) -> Iterator[None]:
+        """The server's task runs inside; it is stopped at the end, or the server `dies` without a word."""
+        stop = threading.Event()
+        before = self.status.get("began")
+        task = Task("live", "one", wait=20.0, live=LIVE)
+        thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
+        thread.start()
+        try:
+            wait_for(lambda: self.status.get("began") != before and self.live_status, "the task to begin")
+            yield
+        finally:
+            before_end, self.unreachable = self.unreachable, set(self.sites) if dies else self.unreachable
+            stop.set()
+            thread.join(60)
+            self.unreachable = before_end
+        assert not thread.is_alive()
+        assert self.status["state"] == "stopped", self.status["problem"]
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        answer = super().ask(site, request, timeout)
+        asked, note = unpack(request), unpack(answer)
+        if asked.kind == "run" and note.kind == "done":
+            calls = bytes(asked.payload)
+            if b'"census"' in calls:
+                self.turn[site] = calls
+            self.said[site][(self.turn.get(site, b""), calls)] = bytes(note.payload)
+        elif asked.kind == "due" and note.fields["step"]:
+            self.said[site][("due", note.fields["step"])] = note.fields["present"]
+        return answer
+
+    def client(self, name: str) -> Client:
+        def address() -> str | None:
+            service = self.nodes[name].service
+            process = None if service is None else service.process
+            return None if process is None else process.address
+
+        return Client(wait_for(address, f"the service of {name}"))
+
+    def send(self, *names: str) -> str:
+        """Send the next row of readings to these sites, or to all; returns its time."""
+        row, self.row = self.row, self.row + 1
+        for name in names or self.sites:
+            answer = self.client(name).post(row_of(self.data, row, self.sites[name]))
+            assert answer.status == 200, answer.body
+        return str(self.data.readings.times[row])
+
+    def forecasts(self, step: str, *names: str) -> dict[str, Mapping[str, Any]]:
+        """The forecasts of these sites, or of all, once they have that of this step."""
+        return {name: self.client(name).forecast_after(step) for name in names or self.sites}
+
+    def next_forecasts(self, *names: str) -> dict[str, set[str]]:
+        """Send the next row; the qualities of the forecasts after it, by site."""
+        found = self.forecasts(self.send(*names), *names)
+        return {name: qualities(forecast) for name, forecast in found.items()}
+
+    def copy_everything(self) -> None:
+        """Make the blurred copies of all rows, also of those that are still to be sent."""
+        for name, columns in self.sites.items():
+            plan = read_site(self.kits[name])
+            ids = [self.data.readings.ids[k] for k in columns]
+            LiveCopies(plan, self.kits[name]).blur(self.data.readings.select(ids), plan.blur)
+
+    def begin_again(self, data: Dataset, known: int) -> None:
+        """Forget what was sent, and go on with other readings after the first rows."""
+        self.data, self.row, self.said = data, known, {name: {} for name in self.sites}
+        for name in self.sites:
+            shutil.rmtree(self.kits[name] / LIVE_FOLDER, ignore_errors=True)
+
+    @property
+    def live_status(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.status.get("live") or {}
+        return found
+
+
+def let_choose_port(kit: Path) -> None:
+    """Have a site serve its forecasts on any free port."""
+    file = kit / "local" / "site.toml"
+    file.write_text(file.read_text() + "\n[live]\nport = 0\n")
+
+
+def row_of(data: Dataset, row: int, columns: Any) -> dict[str, Any]:
+    """The readings of some sensors at one time, as they are sent to a service."""
+    readings = data.readings
+    values = {
+        readings.ids[k]: float(readings.values[row, k]) for k in columns if not readings.missing[row, k]
+    }
+    return {"time": str(readings.times[row]), "values": values}
+
+
+def qualities(forecast: Mapping[str, Any]) -> set[str]:
+    return {told["quality"] for told in forecast["sensors"].values()}

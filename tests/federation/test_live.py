@@ -1,0 +1,172 @@
+"""A federation that is live, in one process: its forecasts, its failures, and what leaves a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cnfgnn.federation import live_engine
+from cnfgnn.models.params import is_personal
+from tests.conftest import network, small
+from tests.federation.live_federation import LiveFederation
+from tests.live.small_service import wait_for
+from tests.privacy.test_by_construction import arrays_of, holds
+
+KNOWN, ROWS = 120, 190
+FULL = {"full"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> LiveFederation:
+    """Three sites with a blur and a run of one round."""
+    data = network(rows=ROWS, dropout=0)
+    sites = LiveFederation(tmp_path_factory.mktemp("sites"), data, KNOWN, blur=5.0)
+    status = sites.train(small("cnfgnn-private", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    return sites
+
+
+@pytest.fixture
+def sites(trained: LiveFederation) -> Iterator[LiveFederation]:
+    with trained.live():
+        yield trained
+
+
+def notice_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have sites ask and notice sooner than usual that the server is gone."""
+    monkeypatch.setattr(live_engine, "ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(live_engine, "SILENT_AFTER", 2.0)
+
+
+def everywhere(sites: LiveFederation, found: set[str]) -> dict[str, set[str]]:
+    return dict.fromkeys(sites.sites, found)
+
+
+def test_live_forecasts_are_those_of_federation_forecast(trained: LiveFederation) -> None:
+    with trained.live():
+        for _ in range(3):
+            step = trained.send()
+            made = trained.forecasts(step)
+        assert trained.live_status["sites"].keys() == trained.sites.keys()
+    for name, rows in trained.sites.items():
+        added = trained.data.readings.values[KNOWN : trained.row, rows]
+        times = pd.DatetimeIndex(trained.data.readings.times[KNOWN : trained.row])
+        before = trained.readings(name)
+        trained.write(name, pd.concat([before, pd.DataFrame(added, times, before.columns)]))
+    status = trained.forecast()
+    assert status["state"] == "finished", status["problem"]
+    for name, forecast in made.items():
+        latest = trained.latest(name)
+        assert latest is not None
+        assert set(forecast["sensors"]) == set(latest.columns)  # its own sensors, and no others
+        assert [pd.Timestamp(time) for time in forecast["times"]] == list(latest.index)
+        for sensor, told in forecast["sensors"].items():
+            assert told["quality"] == "full"
+            np.testing.assert_allclose(told["values"], latest[sensor], atol=2e-3)
+
+
+def test_a_site_that_cannot_be_reached_goes_on_and_rejoins_while_the_others_go_on(
+    sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice_soon(monkeypatch)
+    monkeypatch.setattr(live_engine, "OLDEST_EMBEDDING", 1)
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    sites.unreachable = {"south"}
+    wait_for(lambda: not sites.status["sites"]["south"]["reachable"], "the server to notice")
+    others = {"north": FULL, "west": FULL}
+    assert sites.next_forecasts() == {**others, "south": {"last embedding"}}
+    assert sites.next_forecasts() == {**others, "south": {"no embedding"}}
+    assert sites.client("south").get("/health").json["server"] == "unreachable"
+    sites.unreachable = set()
+    sites.wait_until_joined("south")
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
+def test_a_site_that_is_restarted_joins_again_with_the_readings_that_it_has_acknowledged(
+    sites: LiveFederation,
+) -> None:
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    sites.unreachable = {"west"}
+    sites.end_site("west")
+    assert sites.next_forecasts("north", "south") == {"north": FULL, "south": FULL}
+    sites.restart("west")
+    sites.unreachable = set()
+    step = str(sites.data.readings.times[sites.row - 2])  # the last one that it has readings of
+    sites.wait_until_joined("west")
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    told = sites.client("west").get("/forecasts").json["sensors"]["s3"]
+    assert told["lastReading"] > step
+
+
+@pytest.mark.slow
+def test_sites_outlive_their_server_and_follow_the_next_one(
+    trained: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice_soon(monkeypatch)
+    with trained.sites_are_live():
+        with trained.server_is_live(dies=True):
+            assert trained.next_forecasts() == everywhere(trained, FULL)
+        assert trained.next_forecasts() == everywhere(trained, {"last embedding"})
+        with trained.server_is_live():
+            for name in trained.sites:
+                trained.wait_until_joined(name)
+            assert trained.next_forecasts() == everywhere(trained, FULL)
+        assert all(site.ended.is_set() for site in trained.nodes.values())
+
+
+def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sites: LiveFederation) -> None:
+    step = sites.send("north", "south")
+    made = sites.forecasts(step, "north", "south")
+    assert all(told["quality"] == "full" for told in made["south"]["sensors"].values())
+    assert sites.live_status["sites"]["west"]["step"] != step
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
+# ---- what leaves a site ------------------------------------------------------------------------------------
+
+
+def test_nodes_of_a_live_site_have_no_way_to_its_readings(sites: LiveFederation) -> None:
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    for name, site in sites.nodes.items():
+        owner = sites.ends[name].owner
+        assert owner is not None
+        assert site.service is not None
+        assert site.service.process is not None
+        assert site.engine is not None
+        recent = site.service.process.service.recent
+        truth = recent.until(recent.newest).values
+        reached = arrays_of(owner.nodes)
+        secrets = [truth, truth[-owner.nodes.data.history :]]
+        secrets += [w.numpy() for key, w in site.engine.ready.theta.items() if is_personal(key)]
+        assert len(secrets) > 2
+        assert not any(holds(reached, secret) for secret in secrets)
+
+
+@pytest.mark.slow
+def test_the_server_sees_the_same_whatever_the_readings_are_if_their_copies_are_the_same(
+    tmp_path: Path,
+) -> None:
+    data = network(rows=ROWS, dropout=0)
+    sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
+    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    sites.copy_everything()
+    other = replace(data.readings, values=data.readings.values[::-1].copy())
+    heard, forecasts = [], []
+    for truth in (data, replace(data, readings=other)):
+        sites.begin_again(truth, KNOWN)
+        with sites.live():
+            for _ in range(3):
+                made = sites.forecasts(sites.send())
+        heard.append(sites.said)
+        forecasts.append([told["values"] for told in made["west"]["sensors"].values()])
+    for name in sites.sites:
+        one, two = (said[name] for said in heard)
+        both = one.keys() & two.keys()  # which steps pass before the first one is sent is a matter of time
+        assert len(both) >= 3 * 4  # due, census, encode and forecast
+        assert {key: one[key] for key in both} == {key: two[key] for key in both}
+    assert forecasts[0] != forecasts[1]

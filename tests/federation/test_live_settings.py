@@ -1,0 +1,113 @@
+"""Settings of a live federation, its page, and what a site answers while its service starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnfgnn.errors import ConfigError
+from cnfgnn.federation import live_relay
+from cnfgnn.federation.live_page import LivePage, live_state
+from cnfgnn.federation.live_relay import Relay, read_service
+from cnfgnn.federation.live_site import LiveTerms, settings_of
+from cnfgnn.federation.process_identity import identity
+from cnfgnn.federation.project import SiteLive
+from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.status import STATUS
+from cnfgnn.transports.remote.messages import pack, unpack
+from tests.live.small_service import Client, wait_for
+
+TOKEN = "a-token-of-a-live-page"
+
+
+def site_with(kit: Path, live: str) -> Path:
+    (kit / "local").mkdir()
+    (kit / "local" / "site.toml").write_text(f'name = "north"\nsensors = ["a"]\n[live]\n{live}\n')
+    return kit
+
+
+def test_a_site_says_where_it_serves(tmp_path: Path) -> None:
+    plan = read_site(site_with(tmp_path, 'port = 9000\nmqtt = "mqtt://broker"\npoll = 2\n'))
+    assert plan.live == SiteLive(port=9000, mqtt="mqtt://broker", poll=2)
+    settings = settings_of(plan, tmp_path, LiveTerms())
+    assert settings.mqtt is not None
+    assert (settings.port, settings.mqtt.name, settings.state) == (9000, "cnfgnn-north", tmp_path / "live")
+
+
+@pytest.mark.parametrize(
+    ("live", "problem"),
+    [
+        ("ports = 1", "unknown setting 'ports'"),
+        ('port = "a"', "live.port: it must be a whole number"),
+        ("port = 65536", "from 0 to 65535"),
+        ("poll = 0", "from 0.05 to 3600"),
+        ('mqtt_readings = "a"', "needed with mqtt_readings"),
+        ('timezone = "Mars"', "live.timezone"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(live: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_site(site_with(tmp_path, live))
+
+
+def test_a_service_for_other_machines_needs_a_token(tmp_path: Path) -> None:
+    kit = site_with(tmp_path, 'host = "0.0.0.0"\ntoken_file = "token"')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        settings_of(read_site(kit), kit, LiveTerms())
+    (kit / "token").write_text("short")
+    with pytest.raises(ConfigError, match="at least 16"):
+        settings_of(read_site(kit), kit, LiveTerms())
+    (kit / "token").write_text(TOKEN)
+    settings_of(read_site(kit), kit, LiveTerms()).check()
+
+
+@pytest.mark.parametrize(
+    ("sent", "understood"),
+    [
+        ({}, LiveTerms()),
+        ({"deadline": 30, "feed": True, "speed": 60}, LiveTerms(30.0, True, 60.0)),
+        ({"deadline": -1, "feed": 1, "speed": 1e9}, LiveTerms()),
+        ({"deadline": "soon", "feed": True, "speed": None}, LiveTerms(None, True, 1.0)),
+        ({"deadline": float("nan"), "speed": float("nan"), "feed": True}, LiveTerms(None, True, 1.0)),
+    ],
+)
+def test_a_server_cannot_have_a_site_wait_for_ever(sent: dict[str, Any], understood: LiveTerms) -> None:
+    assert LiveTerms.of(sent) == understood
+
+
+def test_a_site_whose_service_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_relay, "PROGRAM", "cnfgnn.no_such_program")
+    relay = Relay(tmp_path, {})
+    try:
+        hello = unpack(relay.answer(pack("hello")))
+        assert hello.fields["ready"] is False
+        wait_for(lambda: relay.problem == live_relay.FAILS, "the problem")
+        assert unpack(relay.answer(pack("hello"))).fields["problem"] == live_relay.FAILS
+        assert unpack(relay.answer(pack("due", after=0))).kind == "lost"
+        assert unpack(relay.answer(b"?")).kind == "lost"
+    finally:
+        relay.close()
+    assert "no_such_program" in (tmp_path / "live" / "console.txt").read_text()
+    assert not read_service(tmp_path)
+
+
+def test_the_page_shows_the_status_and_needs_the_token(tmp_path: Path) -> None:
+    site = {"reachable": True, "present": True, "latency": 0.01, "sensors": 2, "secret": 1}
+    told = {"step": "now", "present": 2, "forecast": 2, "quality": "full"}
+    live = {"step": "now", "steps": 3, "sites": {"north": told}}
+    status = {"do": "live", "run": "one", "state": "running", "sites": {"north": site}, "live": live}
+    (tmp_path / STATUS).write_text(json.dumps(status | {"process": identity(1)}))
+    with LivePage(tmp_path, "127.0.0.1", 0, TOKEN) as page:
+        client = Client(page.address)
+        assert client.get("/status").status == 401
+        answer = client.get("/status", Authorization=f"Bearer {TOKEN}")
+        assert answer.json["sites"]["north"]["quality"] == "full"
+        assert "secret" not in answer.body.decode()
+        assert client.get("/health").json == {"status": "ok"}
+        page_itself = client.get("/", Authorization=f"Bearer {TOKEN}")
+        assert "default-src 'none'" in page_itself.headers["content-security-policy"]
+    (tmp_path / STATUS).unlink()
+    assert live_state(tmp_path)["sites"] == {}
