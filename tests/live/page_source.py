@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.page.routes import page_routes
-from cnfgnn.live.start import _listening
+from cnfgnn.live.start import listening
 from cnfgnn.live.web import Guard, answer
 
 STEP, HISTORY, HORIZON = 300, 288, 12
@@ -200,7 +200,7 @@ class PageSource:
     @contextmanager
     def serving(self, port: int = 0, token: str = "") -> Iterator[str]:
         """Serve on a port until the end of the block; yields the address."""
-        listening = _listening("127.0.0.1", port)
+        listening = listening("127.0.0.1", port)
         ready = threading.Event()
         self.stopping = asyncio.Event()
 

@@ -13,7 +13,7 @@ import pytest
 from cnfgnn.errors import StorageError
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine
-from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.recent import Arrived, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.service import LiveService
@@ -126,12 +126,13 @@ def test_at_the_deadline_the_forecast_is_made_with_who_is_there(on_bench: OnBenc
         await bench.service.take(bench.cells(KNOWN, leave_out=(3,)), "test")
         bench.clock.moment = bench.time(KNOWN) + DEADLINE
         made = await bench.forecast_of(KNOWN)
-        quality = [made.quality[k] for k in range(SENSORS)]
+        quality = [QUALITIES[made.quality[k]] for k in range(SENSORS)]
         graph = bench.service.engine.graph
         neighbours = {int(r) for s, r in zip(graph.senders, graph.receivers, strict=True) if s == 3} - {3}
         assert neighbours
         for k, found in enumerate(quality):
-            assert found == (2 if k == 3 else 1 if k in neighbours else 0)
+            others = "neighbours missing" if k in neighbours else "full"
+            assert found == ("own readings missing" if k == 3 else others)
         values = bench.small.data.readings.values.copy()
         values[KNOWN] = np.nan_to_num(values[KNOWN], nan=50.0)
         values[KNOWN, 3] = np.nan

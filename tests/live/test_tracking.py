@@ -16,7 +16,7 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live import tracking as module
 from cnfgnn.live.clock import Zone
 from cnfgnn.live.engine import Engine
-from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.start import LiveSettings
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.tracking import Tracking, open_tracking
@@ -150,7 +150,7 @@ def forecast_with_ranges() -> Forecast:
     low, high = values - 2.00004, values + 3.25
     low[1], high[1] = np.nan, np.nan
     ranges = {80: np.stack([low, high]), 95: np.stack([low - 1, high + 1])}
-    quality, last = np.array([0, 3]), np.array([600, -1])
+    quality, last = np.array([0, QUALITIES.index("fallback")]), np.array([600, -1])
     return Forecast(("a", 'b "c"'), Zone(utc=True), 300, 600, 601.0, 900.0, values, quality, last, ranges)
 
 

@@ -78,20 +78,8 @@ def simulate(
     if method.federated:
         server = store("server")
         all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
-        experiment = federate(
-            transport,
-            graph,
-            windows,
-            config,
-            seen,
-            data.name,
-            server,
-            tick,
-            scaler,
-            all_nodes,
-            inputs=inputs,
-            kept_scaler=kept_scaler,
-        )
+        network = (transport, graph, windows, config, seen, data.name, server, tick, scaler, all_nodes)
+        experiment = federate(*network, inputs=inputs, kept_scaler=kept_scaler)
         return replace(experiment, owners=owners)
     parties = (transport, owners, graph, windows, config, data.name, store("server"))
     return pool(*parties, scaler, inputs, kept_scaler)
