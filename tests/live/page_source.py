@@ -51,6 +51,7 @@ class PageSource:
     problems: dict[str, str] = field(default_factory=dict)
     silent: dict[str, int] = field(default_factory=dict)  # sensor -> steps since its last reading
     speed: float = 100.0  # like a recording: the page does not let time pass by itself
+    valid_for: int = 7 * 60  # seconds after its step that a forecast may be used
     row: int = HISTORY
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class PageSource:
             "step": last,
             "made": last,
             "lastReading": last,
-            "validUntil": written(self.step + 7 * 60),
+            "validUntil": written(self.step + self.valid_for),
             "times": times,
             "stale": self.status == "stale",
             "sensors": {name: self._sensor(column, name) for column, name in enumerate(self.names)},

@@ -154,7 +154,7 @@ def test_the_page_moves_as_readings_arrive(feed: Client, page: Page, small_run: 
         curves.add(page.curve("forecast"))
     assert len(curves) == 3
     assert page.curve("before").count("L") >= 1, "what was forecast before is beside what came"
-    assert page.state() == "live"
+    page.until(lambda: page.state() == "live")
     assert page.texts("#chart .band") == [], "this run has no intervals"
     assert page.js("return document.querySelector('input[value=error]').disabled")
     page.leave(STARTING)
@@ -317,7 +317,7 @@ def test_a_lost_connection_is_said_and_comes_back_by_itself(page: Page, source: 
     assert page.js("return document.title") == "(lost) Live forecasts"
     source.row += 1
     with source.serving(int(address.rpartition(":")[2])):
-        page.click("#retry")
+        page.js("document.getElementById('retry').click()")  # the page may have tried by itself already
         page.until(lambda: page.state() == "live")
         page.shows(source.newest)
         page.until(lambda: not page.find("#banner").is_displayed())
@@ -335,6 +335,16 @@ def test_a_stale_forecast_and_what_is_wrong_are_said(page: Page, source: PageSou
         assert "stale since 08:07" in page.tile("Newest forecast")
         source.status, source.problems = "ok", {}
         page.until(lambda: page.state() == "live" and not page.find("#banner").is_displayed())
+
+
+@pytest.mark.slow
+def test_a_service_that_died_leaves_a_forecast_that_grows_stale(page: Page, source: PageSource) -> None:
+    source.speed, source.valid_for = 1.0, 3  # seconds, in real time
+    with source.serving() as address:
+        page.open(address)
+        page.shows(source.newest)
+    page.until(lambda: page.state() == "lost" and "stale since" in page.tile("Newest forecast"))
+    page.leave("ERR_|network error")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import "./chart.js";
 import "./panels.js";
 import { chosenBefore } from "./sensor.js";
 import { ask, askIfThere, events, hasToken, keepToken } from "./service.js";
-import { change, chosenId, forget, part, remember, serviceNow, setClock, state } from "./state.js";
+import { change, chosenId, forget, isRealTime, part, remember, serviceNow, setClock, state } from "./state.js";
 
 const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
 const REFRESH_MS = 5000;
@@ -30,10 +30,13 @@ async function load() {
   await Promise.all([refreshHealth(), refreshWatch(), refreshModel(), refreshHistory()]);
 }
 
+let toldStale = false; // as the service said last, with its health or with a forecast
 async function refreshHealth() {
   const health = await ask("/health", [503]);
   setClock(health.now);
+  toldStale = health.status === "stale";
   change({ health });
+  watchAge();
 }
 
 const lacking = new Set(); // routes that this service does not have
@@ -93,25 +96,37 @@ async function refresh(...what) {
 
 // ---- what comes -----------------------------------------------------------------------------------------
 
-// A forecast is shown together with the reading that it follows, unless that takes too long.
-let received = null;
+// If forecasts come faster than they can be shown, some are left out, never the last.
+let waiting = null, showing = false;
 async function receive(forecast) {
-  received = forecast;
   remember(forecast);
   if (seconds(forecast.made) > serviceNow()) setClock(forecast.made);
+  waiting = forecast;
+  if (showing) return;
+  showing = true;
+  while (waiting) {
+    const next = waiting;
+    waiting = null;
+    await show(next);
+  }
+  showing = false;
+}
+
+// A forecast is shown together with the reading that it follows, unless that takes too long.
+async function show(forecast) {
   const late = new Promise((resolve) => setTimeout(resolve, PATIENCE_MS, null));
   const history = await Promise.race([historyOf(chosenId()).catch(() => null), late]);
-  if (received !== forecast) return; // there is a newer one
   change({ forecast, ahead: Math.min(state.ahead, forecast.times.length), history: history?.id === chosenId() ? history : state.history });
+  toldStale = Boolean(forecast.stale);
   watchAge();
   refresh(refreshWatch);
 }
 
 // The service knows best whether its forecast may be used; without it, the time tells.
 function watchAge() {
-  const until = seconds(state.forecast?.validUntil), now = serviceNow();
-  const passed = until !== null && now !== null && now > until;
-  change({ stale: state.connection.state === "live" ? state.health?.status === "stale" || passed : passed });
+  const until = seconds(state.forecast?.validUntil);
+  const passed = until !== null && isRealTime() && serviceNow() > until;
+  change({ stale: passed || (state.connection.state === "live" && toldStale) });
 }
 
 async function follow() {

@@ -85,9 +85,11 @@ export function setClock(text, speed = clock.speed) {
 }
 
 // A recording that is played fast may pause at any moment, so that only real time is assumed to go on.
+export const isRealTime = () => clock.now !== null && clock.speed === 1;
+
 export function serviceNow() {
   if (clock.now === null) return null;
-  return clock.now + (clock.speed === 1 ? (performance.now() - clock.at) / 1000 : 0);
+  return clock.now + (isRealTime() ? (performance.now() - clock.at) / 1000 : 0);
 }
 
 // ---- forecasts that were made while the page was open ----------------------------------------------
