@@ -48,7 +48,7 @@ def taken(engine: Engine, tracking: Tracking, readings: Readings) -> dict[int, n
     """Take a step as the service does."""
     ranges = tracking.step(number_of(readings), engine.cleaned(readings), engine.forecast(readings))
     tracking.write()
-    tracking.keep()
+    tracking.tidy()
     return ranges
 
 
