@@ -201,7 +201,7 @@ class PageSource:
     @contextmanager
     def serving(self, port: int = 0, token: str = "") -> Iterator[str]:
         """Serve on a port until the end of the block; yields the address."""
-        listening = listening("127.0.0.1", port)
+        socket = listening("127.0.0.1", port)
         ready = threading.Event()
         self.stopping = asyncio.Event()
 
@@ -212,7 +212,7 @@ class PageSource:
             )
             server = uvicorn.Server(config)
             server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-            task = asyncio.create_task(server._serve(sockets=[listening]))
+            task = asyncio.create_task(server._serve(sockets=[socket]))
             while not server.started:
                 await asyncio.sleep(0.01)
             ready.set()
@@ -224,11 +224,11 @@ class PageSource:
         thread.start()
         assert ready.wait(WITHIN)
         try:
-            yield "http://{}:{}".format(*listening.getsockname()[:2])
+            yield "http://{}:{}".format(*socket.getsockname()[:2])
         finally:
             self.loop.call_soon_threadsafe(self.stopping.set)
             thread.join(WITHIN)
-            listening.close()
+            socket.close()
             assert not thread.is_alive()
 
 

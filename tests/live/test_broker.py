@@ -134,6 +134,9 @@ def test_observations_go_in_and_forecasts_come_out(
         assert found["Datastream"] == {"@iot.id": "s0"}
         assert found["parameters"]["quality"] == "full"
         assert found["result"] == last_step["sensors"]["s0"]["values"]
+        assert found["parameters"]["intervals"] == last_step["sensors"]["s0"]["intervals"]
+        # A sensor that was silent for hours has a reading now.
+        wait_for(lambda: device.heard.get("cnfgnn/alarms") == {"alarms": []}, "the end of its alarm")
     wait_for(lambda: device.heard.get("cnfgnn/status") == "offline", "its farewell")
 
 

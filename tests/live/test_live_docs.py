@@ -75,6 +75,16 @@ def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
     command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts}
     elsewhere = {"--from", "--to", "--data-binary", "--intervals", "--config", "--build-arg"}
-    elsewhere |= {"--system", "--home-dir", "--now", "--rm", "--days", "--rounds", "--rows"}
+    elsewhere |= {
+        "--system",
+        "--port",
+        "--steps",
+        "--home-dir",
+        "--now",
+        "--rm",
+        "--days",
+        "--rounds",
+        "--rows",
+    }
     for name in set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", PAGE)) - elsewhere:
         assert name in options, name

@@ -198,7 +198,9 @@ def test_a_signal_ends_it_cleanly(small_run: SmallRun, tmp_path: Path, number: i
     service.client.post(small_run.row(KNOWN))
     service.client.forecast_after(small_run.row(KNOWN)["time"])
     wait_for(lambda: (tmp_path / "state" / "latest.csv").exists(), "latest.csv")
-    assert service.end(number) == (130, "cnfgnn: stopped\n")
+    code, errors = service.end(number)
+    others = [line for line in errors.splitlines() if " alarm: " not in line and " over: " not in line]
+    assert (code, others) == (130, ["cnfgnn: stopped"])
     assert not list((tmp_path / "state").glob("*-wal"))  # the database is closed
     assert not list((tmp_path / "state").glob(".*.partial"))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -48,7 +50,7 @@ def taken(engine: Engine, tracking: Tracking, readings: Readings) -> dict[int, n
     """Take a step as the service does."""
     ranges = tracking.step(number_of(readings), engine.cleaned(readings), engine.forecast(readings))
     tracking.write()
-    tracking.keep()
+    tracking.tidy()
     return ranges
 
 
@@ -196,6 +198,38 @@ def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRu
         assert watched["overall"]["count"] > 0
         assert 0 <= watched["overall"]["coverage"]["80"] <= watched["overall"]["coverage"]["95"] <= 1
         exposed = client.get("/metrics").body.decode()
-        assert (
-            f'cnfgnn_live_coverage{{level="80"}} {watched["overall"]["coverage"]["80"]:.4f}'[:40] in exposed
-        )
+        found = re.findall(r'^cnfgnn_live_coverage{level="80"} (\S+)', exposed, re.MULTILINE)
+        assert float(found[0]) == pytest.approx(watched["overall"]["coverage"]["80"], abs=1e-4)
+
+
+def test_a_silent_sensor_is_an_event_a_log_line_and_in_the_health(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=100, speed=3000)
+    with serving(small_run.run, settings) as (_, client):
+        connection = http.client.HTTPConnection(client.host, timeout=60)
+        connection.request("GET", "/events")
+        stream = connection.getresponse()
+        for row in range(KNOWN, KNOWN + 8):
+            sent = small_run.full_row(row)
+            del sent["values"]["s1"]
+            client.post(sent)
+            client.forecast_after(sent["time"])
+        line = b""
+        while not (line.startswith(b"data: ") and b'"sensor": "s1"' in line):
+            kind, line = line, stream.readline()
+            assert line
+        assert kind == b"event: alarms\n"
+        [alarm] = [told for told in json.loads(line[6:])["alarms"] if told["sensor"] == "s1"]
+        assert alarm["kind"] == "silent"
+        assert alarm["since"] == small_run.row(KNOWN - 1)["time"]
+        assert alarm["text"] == f"silent since {alarm['since']}: no reading that can be used"
+        assert client.get("/watch").json["sensors"]["s1"]["alarms"] == [alarm["text"]]
+        assert client.get("/health").json["alarms"] >= 1
+        sent = small_run.full_row(KNOWN + 8)
+        client.post(sent)
+        client.forecast_after(sent["time"])
+        assert client.get("/watch").json["sensors"]["s1"]["alarms"] == []
+        connection.close()
+    assert f"alarm: s1: {alarm['text']}" in caplog.text
+    assert "over: s1: silent" in caplog.text

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,7 @@ class Journal:
     def __init__(self, path: Path, of: str, sensors: int, horizon: int) -> None:
         self.path, self.of, self._shape = path, of, (sensors, 3 + horizon)
         with self._explained():
-            self._database = sqlite3.connect(
-                path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database = self._connected()
             for table in TABLES:
                 self._database.execute(table)
 
@@ -60,12 +57,20 @@ class Journal:
         except (SafetensorError, ValueError) as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
 
-    def write_state(self, state: State) -> None:
-        """Keep a state; the steps before it are no longer needed."""
-        plain = {name: np.array(array, order="C") for name, array in state.items()}
+    def write_state(self, state: State, row: int) -> None:
+        """Keep a state; the steps up to its row are no longer needed. Any thread may do so."""
+        plain = save({name: np.array(array, order="C") for name, array in state.items()})
+        with self._explained(), closing(self._connected()) as another:
+            another.execute("BEGIN IMMEDIATE")
+            with another:
+                another.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, plain))
+                another.execute("DELETE FROM steps WHERE row <= ?", (row,))
+
+    def begin(self, state: State) -> None:
+        """Keep the first state of a model; nothing of another one is needed any more."""
         with self._transaction():
-            self._database.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, save(plain)))
             self._database.execute("DELETE FROM steps")
+        self.write_state(state, -1)
 
     def add(self, steps: Sequence[Step]) -> None:
         """Keep steps that have been taken since the last state."""
@@ -73,6 +78,17 @@ class Journal:
             self._database.executemany(
                 "INSERT OR REPLACE INTO steps VALUES (?, ?)", [(step.row, _bytes(step)) for step in steps]
             )
+
+    def tidy(self) -> None:
+        """Move what was written from the log into the database; nobody waits for it."""
+        with self._explained(), closing(self._connected()) as another:
+            another.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _connected(self) -> sqlite3.Connection:
+        found = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        found.execute("PRAGMA synchronous = NORMAL")
+        found.execute("PRAGMA wal_autocheckpoint = 0")  # a forecast does not wait: see `tidy`
+        return found
 
     def _step(self, row: int, stored: bytes) -> Step:
         numbers = np.frombuffer(stored, dtype="<f8").reshape(self._shape)

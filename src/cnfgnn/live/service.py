@@ -250,14 +250,11 @@ class LiveService:
         made, report = await loop.run_in_executor(self._model, self._compute, step, readings)
         self.latest = made
         self.metrics.forecast_made(made, time.perf_counter() - begun)
-        try:
-            for listener in self.listeners:
-                listener(made)
-            if report is not None:
-                self._tell_alarms(report)
-        finally:
-            loop.run_in_executor(self._files, self._write_latest, made)
-            await loop.run_in_executor(self._model, self._keep)
+        for listener in self.listeners:
+            listener(made)
+        if report is not None:
+            self._tell_alarms(report)
+        loop.run_in_executor(self._files, self._write_latest, made)
 
     async def use(self, engine: Engine, intervals: Intervals | None = None) -> None:
         """Make the next forecast, and those after it, with another model and its intervals. The one that is
@@ -339,20 +336,13 @@ class LiveService:
             self.failed("watch", error)
         return ranges, report
 
-    def _keep(self) -> None:
-        """In the model's thread, after a forecast has gone out: keep what was learned."""
-        if self.tracking is not None:
-            try:
-                self.tracking.keep()
-            except Exception as error:  # a full disk does not end the service
-                self.failed("watch", error)
-
     def _write_latest(self, made: Forecast) -> None:
-        """In a thread of its own: write latest.csv."""
-        if self.latest_file is None:
-            return
+        """In a thread of its own: write latest.csv, and tidy up behind the journal."""
         try:
-            write_whole(self.latest_file, made.csv(self.clock.now()))
+            if self.latest_file is not None:
+                write_whole(self.latest_file, made.csv(self.clock.now()))
+            if self.tracking is not None:
+                self.tracking.tidy()
         except Exception as error:  # a full disk does not end the service
             self.failed("files", error)
         else:

@@ -53,6 +53,8 @@ class ReadingStore:
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
+            # The journal moves the log into the database now and then; this is for when it cannot.
+            self._database.execute("PRAGMA wal_autocheckpoint = 10000")
             for table in TABLES:
                 self._database.execute(table)
             self._database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))

@@ -25,6 +25,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import ADAPTING, adapt_intervals, with_rows_ahead
 
 STEPS_BETWEEN_STATES = 288  # a restart takes at most so many steps again
+STEPS_BETWEEN_TIDYING = 48
 INTERVALS, WATCH = "intervals.", "watch."  # before the names of arrays in the journal
 ISSUED = "issued"
 
@@ -40,6 +41,7 @@ class Tracking:
         self.issued = -1
         self._since_state = 0
         self._unwritten: list[Step] = []
+        self._due: tuple[State, int] | None = None  # a state that waits to be written, and its row
 
     def step(self, row: int, readings: Readings, forecasts: Floats) -> dict[int, Floats]:
         """The ranges (2 n t) of the forecasts (n t) after a row, by level, after everything has learned from
@@ -55,6 +57,8 @@ class Tracking:
         for step in steps:
             ranges = self.take(step)
         self._since_state += len(steps)
+        if self._since_state >= STEPS_BETWEEN_STATES:
+            self._due, self._since_state = (self.state(), self.issued), 0
         self._unwritten = [*self._unwritten, *steps][-STEPS_BETWEEN_STATES:]
         return ranges
 
@@ -78,11 +82,14 @@ class Tracking:
         self.issued = step.row
         return ranges
 
-    def keep(self) -> None:
-        """Keep the whole state if many steps have been taken since the last time."""
-        if self._since_state >= STEPS_BETWEEN_STATES:
-            self.journal.write_state(self.state())
-            self._since_state, self._unwritten = 0, []
+    def tidy(self) -> None:
+        """Keep the whole state if it is time to, and the log of the database short. In any thread: forecasts
+        need not wait for it."""
+        due, self._due = self._due, None
+        if due is not None:
+            self.journal.write_state(*due)
+        if due is not None or self.issued % STEPS_BETWEEN_TIDYING == 0:
+            self.journal.tidy()
 
     def use(self, engine: Engine, intervals: Intervals | None) -> None:
         """Go on with another model of the same sensors: with its ranges, and with the same watch."""
@@ -157,7 +164,7 @@ def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: Read
         else:
             tracking.intervals = adapted_intervals(engine, data)
             _begin(tracking, engine.cleaned(readings), step)
-            journal.write_state(tracking.state())
+            journal.begin(tracking.state())
     except BaseException:
         journal.close()
         raise

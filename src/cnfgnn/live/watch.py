@@ -287,8 +287,8 @@ class Watch:
     )
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything that later reports depend on."""
-        kept: dict[str, npt.NDArray[Any]] = {name: getattr(self, name) for name in self.ARRAYS}
+        """A copy of everything that later reports depend on."""
+        kept: dict[str, npt.NDArray[Any]] = {name: np.array(getattr(self, name)) for name in self.ARRAYS}
         drift = {f"drift.{name}": array for name, array in self.drift.state().items()}
         return kept | drift | {"row": np.array(self.row)}
 
