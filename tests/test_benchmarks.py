@@ -203,3 +203,21 @@ def test_a_random_network_has_the_shape_asked_for() -> None:
     assert len(cut(data, 3).readings.times) == 26
     with pytest.raises(ConfigError, match="--windows"):
         cut(data, 18)
+
+
+@pytest.mark.slow
+def test_whole_rounds_are_measured_at_given_shapes() -> None:
+    shapes = ["--shapes", "6x60x12", "--minibatches", 1, "--methods", "at-fedavg", "cnfgnn-plus"]
+    done = ran("scale.py", *shapes, "--json")
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.splitlines()
+    assert [row.split(" | ")[:4] for row in table[2:]] == [
+        ["| at-fedavg", "6", "60", "12"],
+        ["| cnfgnn-plus", "6", "60", "12"],
+    ]
+    for measured, phases in zip(json.loads(last), (5, 2), strict=True):
+        assert len(measured["seconds"]) == phases
+        assert measured["round"] == pytest.approx(sum(measured["seconds"].values()))
+        assert measured["bytes_per_node"] > 0
+    refused = ran("scale.py", "--shapes", "6x60").stderr
+    assert refused.endswith("'6x60' is not NODESxSTEPSxEDGES, like 1000x288x7000\n")
