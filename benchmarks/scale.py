@@ -1,10 +1,21 @@
 """How the time and memory of a round grow with nodes, edges and windows.
 
-In each of three sweeps, one number grows and the others are fixed (in the sweep over nodes, the degree is
-fixed). Every point is the second of two rounds in a process of its own, in processor seconds on one thread
-(on CUDA, in wall-clock seconds), so that other work on the machine matters little. Memory is the peak of the
-process minus what it had after a round of a tiny network, which leaves out Python, torch and their threads.
-The model is small (hidden size 16), so that 20,000 nodes with weights and optimisers fit into a few GiB.
+With `--shapes`, one round of each method at each shape, NODESxSTEPSxEDGES, with the method's own model:
+seconds of the second round, phase by phase, peak memory of the device and of the process, and bytes that a
+node sends and receives. `--minibatches` cuts the epochs of long series short and scales their seconds up;
+`--profile` lists the kernels or operations that took longest.
+
+    python benchmarks/scale.py --device cuda --precision bf16 \\
+        --shapes 1000x288x7000 10000x288x70000 100000x288x700000
+    python benchmarks/scale.py --device cuda --precision bf16 --minibatches 8 \\
+        --shapes 8600x35040x201363 --methods at-fedavg cnfgnn-plus
+
+Without it, in each of three sweeps, one number grows and the others are fixed (in the sweep over nodes, the
+degree is fixed). Every point is the second of two rounds in a process of its own, in processor seconds on one
+thread (on CUDA, in wall-clock seconds), so that other work on the machine matters little. Memory is the peak
+of the process minus what it had after a round of a tiny network, which leaves out Python, torch and their
+threads. The model is small (hidden size 16), so that 20,000 nodes with weights and optimisers fit into a few
+GiB.
 
     python benchmarks/scale.py --json
     python benchmarks/scale.py --sweep nodes --nodes 200 2000 20000
@@ -20,12 +31,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.algorithm.randomness import Batches, Draw, Minibatches
+from cnfgnn.algorithm.server import Alternating, Server
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
@@ -95,6 +111,149 @@ def swept(sweep: str, options: argparse.Namespace) -> dict[str, Any]:
     return {"points": rows, "ratio": ratios}
 
 
+# ---- whole rounds at given shapes -----------------------------------------------------------------------
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """NODESxSTEPSxEDGES."""
+    try:
+        nodes, steps, edges = (int(number) for number in text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NODESxSTEPSxEDGES, like 1000x288x7000") from None
+    return nodes, steps, edges
+
+
+def cut_short(minibatches: int) -> None:
+    """End every training epoch after so many minibatches; round 0 means all windows and is not cut."""
+    whole_epoch, all_of_them = Batches.epoch, Batches.some
+
+    def epoch(self: Batches, r_g: int, epoch: int) -> Iterator[Draw]:
+        return islice(whole_epoch(self, r_g, epoch), None if r_g == 0 else minibatches)
+
+    def some(self: Batches, epochs: int, chosen: Minibatches | None) -> tuple[int, int]:
+        first, until = all_of_them(self, epochs, chosen)
+        return first, min(until, first + minibatches)
+
+    Batches.epoch, Batches.some = epoch, some  # type: ignore[method-assign]
+
+
+def phases(strategy: Server, r_g: int, device: torch.device, cut: int | None) -> dict[str, float]:
+    """Seconds of each phase of a round; where epochs were cut short, as if they had not been."""
+    marks = {"": clock(device)}
+
+    def mark(name: str) -> None:
+        strategy.nodes.flush()
+        marks[name] = clock(device)
+
+    if isinstance(strategy, Alternating):
+        strategy.update(r_g)
+        mark("(1) update")
+        if strategy.gn is not None:
+            encoded = strategy.encode()
+            mark("(2) encode")
+            for draw, _ in strategy.server_batches(r_g):
+                h_c, present = encoded[draw]
+                h_G = strategy.gn(h_c, strategy.graph, present)
+                strategy.gn.descend(strategy.nodes.backward(h_G, draw, strategy.step))
+            mark("(3) split")
+            strategy.embed(encoded)
+            mark("(4) embed")
+    else:
+        strategy.round(r_g)
+        mark("(3) split")
+    strategy.score("validation")
+    mark("validate")
+    seconds = {name: marks[name] - before for before, name in zip(marks.values(), [*marks][1:], strict=False)}
+    if cut is not None:
+        of_nodes, of_server = len(strategy.client_batches), len(strategy.batches)
+        scale = {"(3) split": of_server / min(cut, of_server)}
+        if isinstance(strategy, Alternating):
+            taken = strategy.client_rounds * of_nodes
+            scale["(1) update"] = taken / min(cut, taken)
+        seconds = {name: value * scale.get(name, 1) for name, value in seconds.items()}
+    return seconds
+
+
+def one_shape(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one method at one shape: the second of two rounds."""
+    (nodes, steps, edges), (method,) = options.shapes[0], options.methods
+    if options.minibatches is not None:
+        cut_short(options.minibatches)
+    changes = {"compute.device": options.device, "compute.precision": options.precision}
+    config = preset(method).with_changes({**changes, "compute.memory": options.memory})
+    place = Compute.of(config.compute).device
+    begun = clock(place)
+    experiment = simulate(random_network(nodes, steps, edges), config)
+    strategy, ready = experiment.strategy, clock(place) - begun
+    assert isinstance(strategy, Server)
+    forget_peak(place)
+    if isinstance(strategy, Alternating):
+        strategy.inform()
+    phases(strategy, 1, place, None)
+    before = experiment.ledger.total("training").per_node
+    with profiled(place) if options.profile else nullcontext():
+        seconds = phases(strategy, 2, place, options.minibatches)
+    clients = experiment.owners[0][1].nodes
+    return {
+        "method": method,
+        "nodes": nodes,
+        "steps": steps,
+        "edges": edges,
+        "kept": experiment.memory_plan.state_format,
+        "groups": len(clients.groups),
+        "home": clients.home.type,
+        "setup": ready,
+        "seconds": seconds,
+        "round": sum(seconds.values()),
+        "device_gib": peak_bytes(place) / GIB,
+        "host_gib": peak_bytes(torch.device("cpu")) / GIB,
+        "bytes_per_node": (experiment.ledger.total("training").per_node - before) // nodes,
+    }
+
+
+@contextmanager
+def profiled(device: torch.device) -> Iterator[None]:
+    """Print the kernels (on a CPU, operations) that take longest, on stderr."""
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        yield
+    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    print(profile.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), file=sys.stderr)
+
+
+PHASES = ("(1) update", "(2) encode", "(3) split", "(4) embed", "validate")
+
+
+def whole_rounds(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every method at every shape in a process of its own and print them as a table."""
+    columns = ["method", "nodes", "steps", "edges", "states", "groups", "set-up", *PHASES, "round"]
+    columns += ["us per node", "device GiB", "host GiB", "bytes per node"]
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns), flush=True)
+    rows = []
+    for method in options.methods:
+        for size in options.shapes:
+            command = [sys.executable, __file__, "--one", "--shapes", "x".join(map(str, size))]
+            command += ["--methods", method, "--device", options.device, "--precision", options.precision]
+            command += ["--memory", str(options.memory), "--threads", str(options.threads)]
+            command += ["--profile"] * options.profile
+            if options.minibatches is not None:
+                command += ["--minibatches", str(options.minibatches)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                print(f"| {method} | " + " | ".join(f"{n:,}" for n in size) + " | failed |", flush=True)
+                continue
+            row = json.loads(done.stdout.splitlines()[-1])
+            rows.append(row)
+            cells = [method, *(f"{n:,}" for n in size), row["kept"], f"{row['groups']} ({row['home']})"]
+            cells += [f"{row['setup']:.1f}", *(f"{row['seconds'].get(name, 0):.2f}" for name in PHASES)]
+            cells += [f"{row['round']:.2f}", f"{row['round'] / row['nodes'] * 1e6:.0f}"]
+            cells += [f"{row['device_gib']:.1f}", f"{row['host_gib']:.1f}", f"{row['bytes_per_node']:,}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    return rows
+
+
 def main() -> None:
     keep_freed_memory()
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -112,6 +271,13 @@ def main() -> None:
     parser.add_argument("--method", default="at-fedavg", choices=["at-fedavg", "at", "gru-fmtl"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shapes", type=shape, nargs="+", metavar="NODESxSTEPSxEDGES", help="whole rounds")
+    parser.add_argument("--methods", nargs="+", default=["at-fedavg"], help="of whole rounds")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--memory", type=float, default=0.0, help="compute.memory, GiB")
+    parser.add_argument("--minibatches", type=int, help="in each epoch of whole rounds (default: all)")
+    parser.add_argument("--profile", action="store_true", help="list what takes longest, on stderr")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--point", type=int, nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
@@ -120,7 +286,15 @@ def main() -> None:
             torch.set_num_threads(options.threads)
             print(json.dumps(point(*options.point, options.device, options.method)))
             return
-        results = {sweep: swept(sweep, options) for sweep in options.sweep}
+        if options.one:
+            torch.set_num_threads(options.threads)
+            print(json.dumps(one_shape(options)))
+            return
+        results: object
+        if options.shapes:
+            results = whole_rounds(options)
+        else:
+            results = {sweep: swept(sweep, options) for sweep in options.sweep}
     except CnfgnnError as problem:
         parser.error(str(problem))
     if options.json:

@@ -226,3 +226,21 @@ def test_embeddings_are_compared_by_age() -> None:
     results = json.loads(done.stdout.splitlines()[-1])
     assert {"0", "1", "24", "none"} <= set(results)
     assert len({results["0"], results["24"], results["none"]}) == 3
+
+
+@pytest.mark.slow
+def test_whole_rounds_are_measured_at_given_shapes() -> None:
+    shapes = ["--shapes", "6x60x12", "--minibatches", 1, "--methods", "at-fedavg", "cnfgnn-plus"]
+    done = ran("scale.py", *shapes, "--json")
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.splitlines()
+    assert [row.split(" | ")[:4] for row in table[2:]] == [
+        ["| at-fedavg", "6", "60", "12"],
+        ["| cnfgnn-plus", "6", "60", "12"],
+    ]
+    for measured, phases in zip(json.loads(last), (5, 2), strict=True):
+        assert len(measured["seconds"]) == phases
+        assert measured["round"] == pytest.approx(sum(measured["seconds"].values()))
+        assert measured["bytes_per_node"] > 0
+    refused = ran("scale.py", "--shapes", "6x60").stderr
+    assert refused.endswith("'6x60' is not NODESxSTEPSxEDGES, like 1000x288x7000\n")

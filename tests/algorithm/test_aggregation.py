@@ -37,7 +37,7 @@ class Wire:
     def __len__(self) -> int:
         return len(self.up)
 
-    def weights(self) -> Params:
+    def weights(self, mean_by: torch.Tensor | None = None) -> Params:
         return {
             name: w * self.up.view(-1, 1, 1) for name, w in self.theta.items()
         }  # absent rows come as zeros

@@ -22,7 +22,7 @@ from cnfgnn.errors import NodeError
 from cnfgnn.runs.simulation import simulate
 from tests.conftest import small, transport
 
-ONLY_THE_SERVERS = {"purpose", "wire"}  # how the server counts and quantises; nodes need not know
+ONLY_THE_SERVERS = {"mean_by", "purpose", "wire"}  # how the server counts and quantises; nodes need not know
 DRAW = Draw(3, 1, 0)
 REQUESTS: list[Verb] = [
     verbs.Census(verbs.WindowPlan(12, 6, False), "masked"),

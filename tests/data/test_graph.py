@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cnfgnn.data import graph as graph_module
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import EARTH_RADIUS_M, Graph, great_circle
 from cnfgnn.data.readings import Readings
@@ -106,6 +107,36 @@ def test_neighbours_are_the_same_in_blocks():
     graph = Graph.nearest(positions, k=2)
     inner = graph.receivers[(graph.senders != graph.receivers) & (graph.receivers % 2099 != 0)]
     assert np.bincount(inner, minlength=2099)[1:].tolist() == [2] * 2098
+
+
+def layouts() -> dict[str, np.ndarray]:
+    """Positions that are hard for a search in cubes: even, dense and sparse, in a row, stacked, at a pole."""
+    rng = np.random.default_rng(0)
+    east = rng.uniform(-180, 180, 250)
+    return {
+        "even": rng.uniform([47, 8], [48, 9], (250, 2)),
+        "dense and sparse": np.clip(rng.normal(0, 1, (250, 2)) ** 5, -80, 80),
+        "in a row": np.stack([np.full(250, 10.0), np.arange(250) / 100], axis=1),
+        "stacked": rng.integers(0, 4, (250, 2)).astype(float),
+        "at a pole": np.stack([90 - rng.exponential(0.1, 250), east], axis=1),
+        "everywhere": np.stack([np.degrees(np.arcsin(rng.uniform(-1, 1, 250))), east], axis=1),
+        "two far towns": np.concatenate([rng.normal(0, 1e-3, (3, 2)), 60 + rng.normal(0, 1e-3, (247, 2))]),
+    }
+
+
+@pytest.mark.parametrize("name", layouts())
+@pytest.mark.parametrize("pairs", [1 << 21, 3000])
+def test_the_search_in_cubes_finds_the_same_neighbours_as_all_distances_do(
+    name: str, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_module, "PAIRS_AT_ONCE", pairs)
+    positions, k = layouts()[name], 6
+    distance = great_circle(positions[:, None], positions[None])
+    np.fill_diagonal(distance, np.inf)
+    expected = np.argsort(distance, axis=1, kind="stable")[:, :k]
+    neighbours, metres = graph_module._nearest(positions, k)
+    np.testing.assert_array_equal(neighbours, expected)
+    np.testing.assert_array_equal(metres, np.take_along_axis(distance, expected, axis=1))
 
 
 @pytest.mark.parametrize("positions", [np.zeros((1, 2)), np.zeros((4, 2))])

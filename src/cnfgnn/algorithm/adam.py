@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
@@ -21,11 +22,32 @@ class Adam:
     """
 
     def __init__(self, theta: Mapping[str, Tensor], lr: float) -> None:
-        self.mean = {name: torch.zeros_like(w) for name, w in theta.items()}
-        self.square = {name: torch.zeros_like(w) for name, w in theta.items()}
+        self.mean = {name: torch.zeros(w.shape, dtype=w.dtype, device=w.device) for name, w in theta.items()}
+        self.square = {name: torch.zeros_like(w) for name, w in self.mean.items()}
         first = next(iter(theta.values()))
         self.steps = torch.zeros(models(theta), dtype=torch.float64, device=first.device)
         self.rate = torch.full((), lr, dtype=torch.float64, device=first.device)
+
+    @classmethod
+    def of_nodes(cls, theta: Mapping[str, Tensor], n: int, lr: float, home: torch.device) -> Adam:
+        """For n nodes with weights of their own or one for all; the state is on the device `home`."""
+        shapes = {name: w.new_zeros(1, device=home).expand(n, *w.shape[1:]) for name, w in theta.items()}
+        return cls(shapes, lr)
+
+    def rows(self, rows: slice, device: torch.device) -> Adam:
+        """For some nodes: a view, or a copy if the state is on another device (see `put`)."""
+        part = copy.copy(self)
+        part.mean = {name: w[rows].to(device) for name, w in self.mean.items()}
+        part.square = {name: w[rows].to(device) for name, w in self.square.items()}
+        part.steps, part.rate = self.steps[rows].to(device), self.rate.to(device)
+        return part
+
+    def put(self, rows: slice, part: Adam) -> None:
+        """Keep the state of some nodes, which learned on another device."""
+        for name in self.mean:
+            self.mean[name][rows] = part.mean[name]
+            self.square[name][rows] = part.square[name]
+        self.steps[rows] = part.steps
 
     def set_rate(self, lr: float) -> None:
         """Continue with another learning rate."""

@@ -14,7 +14,7 @@ from cnfgnn.algorithm.ledger import Bytes, Item
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Incidence
-from cnfgnn.models.params import Params, size, take, weighted_mean
+from cnfgnn.models.params import Params, models, size, take, weighted_mean
 
 Share = Callable[[Nodes], Params | None]
 """Returns the weights that every node now has, if all have the same."""
@@ -26,10 +26,12 @@ def keep(nodes: Nodes) -> None:
 
 def average(nodes: Nodes) -> Params | None:
     """FedAvg: theta_bar = sum_i N_i / N theta_i over the nodes that answered, sent back to all."""
-    theta = nodes.weights()
     has = nodes.has.get("train")
-    windows = torch.ones(len(nodes)) if has is None else has.sum(dim=1).cpu()
-    windows = windows.double() * nodes.up
+    windows = (torch.ones(len(nodes)) if has is None else has.sum(dim=1).cpu()).double()
+    theta = nodes.weights(mean_by=windows if windows.sum() > 0 else None)
+    if models(theta) < len(nodes):  # averaged already, as groups of nodes finished
+        return nodes.load(theta)
+    windows = windows * nodes.up
     if windows.sum() == 0:
         return None
     return nodes.load(weighted_mean(theta, windows))
@@ -76,7 +78,9 @@ def each_neighbour(graph: Graph, fmtl_lambda: float, rows: Tensor, clients: Clie
     weights = torch.tensor(fmtl_lambda * graph.weights[edges])
 
     def share(nodes: Nodes) -> None:
-        others = take(nodes.weights(), rows)  # a copy: the nodes go on learning
+        device = clients.compute.device
+        # a copy: the nodes go on learning
+        others = {name: w.to(device) for name, w in take(nodes.weights(), rows).items()}
         first = next(iter(others.values()))
         senders, receivers = (end.to(first.device) for end in ends)
         clients.regulariser = ToEach(others, senders, receivers, weights.to(first))

@@ -23,12 +23,14 @@ class MemoryLimit(NamedTuple):
 class Call:
     """One verb with its arguments, as it travels.
 
-    A tensor is (1, ...) if it is the same for all nodes, else it has a row per node.
+    A tensor is (1, ...) if it is the same for all nodes, else it has a row per node. `mean_by` (n,) does not
+    travel: a group that holds all nodes may then answer with one row, the mean of all by these weights.
     """
 
     verb: str
     numbers: Mapping[str, Number] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    mean_by: Tensor | None = None
 
 
 @dataclass(frozen=True)

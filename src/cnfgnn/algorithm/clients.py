@@ -8,7 +8,7 @@ learned from them: they are with the owner (`owner.py`), which knows its nodes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
 from cnfgnn.algorithm.forecaster import Forecaster
+from cnfgnn.algorithm.learning_group import LearningGroup, active, rows_of
 from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
 from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
 from cnfgnn.algorithm.randomness import (
@@ -34,10 +35,11 @@ from cnfgnn.algorithm.randomness import (
 )
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
+from cnfgnn.algorithm.working_memory import NodeMemory
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.series import PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.models.params import Params, models, own, part, rows, shared
+from cnfgnn.models.params import Params, models, own, part, rows, shared, size
 from cnfgnn.models.plus import levels, node_model
 
 
@@ -57,6 +59,7 @@ class Clients:
         self.memory_limit = memory_limit  # bytes of hidden states and embeddings; 0: no limit
         self.tick = tick  # called after every minibatch
         self.wire: Wire = "full"  # until `prepare` sets it
+        self.home = compute.device  # where the weights of all nodes are held
         self.theta: Params = {}
         self.adam: Adam | None = None
         self.h_G: Tensor | None = None  # of the training windows, fixed while the nodes learn
@@ -64,6 +67,7 @@ class Clients:
         self.regulariser: Pull | None = None  # toward the weights of neighbours
         self._h_c: Tensor | None = None  # of all training windows, until the weights change
         self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
+        self._backward: Callable[..., Tensor | None] = self._grad_h_G
         self._update_pool, self._backward_pool = RecordingPool(compute.device), RecordingPool(compute.device)
 
     # ---- set-up -------------------------------------------------------------------------------------
@@ -90,7 +94,11 @@ class Clients:
         self.model = node_model(s.model, windows.history, windows.horizon, s.inputs)
         self.forecaster = Forecaster(self.model, self.compute, s.loss)
         self.sent = s.model.sent_width
-        self.load(self.model.init(generator(s.seed, NODE_WEIGHTS)))
+        theta = self.model.init(generator(s.seed, NODE_WEIGHTS))
+        parameters = size(shared(theta))
+        self.memory = NodeMemory(self.model, parameters, windows.history, windows.horizon, self.compute)
+        self.home = self.memory.home(self.series.nodes, s.keep_optimizer)
+        self.load(theta)
         self.adam, self.h_G, self.evaluation_h_G, self.regulariser = None, None, None, None
         self.stored_dtype = stored_dtype(s.state_format, dtype)
         sequences = self.series.nodes * count
@@ -101,31 +109,86 @@ class Clients:
 
     def update(self, r_g: int, r_c: int, step: int, minibatches: Minibatches | None = None) -> None:
         """r_c epochs over the nodes' own windows, with h_G fixed; or some of their minibatches."""
-        first, until = self.client_batches.some(r_c, minibatches)
-        self._own_weights()
-        if self.adam is None or not (self.settings.keep_optimizer or first):
-            self.adam = Adam(self.theta, self.settings.client_lr)
-        self.adam.set_rate(self.settings.client_lr * decay(r_g, self.settings.decay_rounds))
-        self.data.fit()
-        learn = Replay(self._learn, self._update_pool)
-        for number in range(first, until):
-            windows = self.client_batches.numbered(r_g, number)
-            learn(windows, self.at(self.h_G, windows), self.coins[step + number])
-            self.tick()
+        theta = self.theta
+        for nodes, learned in self.learned(r_g, r_c, step, minibatches):
+            if nodes.stop - nodes.start == self.series.nodes:
+                theta = learned
+            elif not self._in_place:
+                if models(theta) == 1:
+                    theta = {name: self._row_each(w) for name, w in theta.items()}
+                for name, w in learned.items():
+                    theta[name][nodes] = w.detach().to(self.home)
+        self.theta = theta
         self._fix_weights()
 
-    def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
-        """One minibatch: every node takes a step along the gradient of its own loss."""
-        assert self.adam is not None
-        batch, has = self.data.batch("train", windows, h_G)
-        for group in self.compute.node_slices(*batch.y.shape[:2]):
-            theta = {name: w.detach()[group].requires_grad_() for name, w in self.theta.items()}
-            losses = self.forecaster.losses(theta, batch.rows(group), rows_of(h_G, group), truth)
-            gradients = torch.autograd.grad(losses.sum(), list(theta.values()))
-            grads = dict(zip(theta, gradients, strict=True))
-            if self.regulariser is not None:
-                self.regulariser.add(theta, grads, group)
-            self.adam.step(theta, grads, rows_of(active(has), group), group)
+    def learned(
+        self, r_g: int, r_c: int, step: int, minibatches: Minibatches | None = None
+    ) -> Iterator[tuple[slice, Params]]:
+        """An update, in groups of nodes that fit into memory together: each group, and the weights that its
+        nodes have at its end. The next group may overwrite them."""
+        first, until = self.client_batches.some(r_c, minibatches)
+        groups, rate = self.groups, self.settings.client_lr
+        last = minibatches is None or minibatches.until >= r_c * len(self.client_batches)
+        self._begin_optimisers(first, last)
+        self.data.fit()
+        self._h_c = None
+        for place, nodes in enumerate(groups):
+            group = self._group(nodes)
+            group.adam.set_rate(rate * decay(r_g, self.settings.decay_rounds))
+            learn = Replay(group.learn, self._update_pool)
+            for number in range(first, until):
+                windows = self.client_batches.numbered(r_g, number)
+                learn(windows, self.at(group.h_G, windows), self.coins[step + number])
+                if (place * (until - first) + number - first + 1) % len(groups) == 0:
+                    self.tick()
+            if self.adam is not None and self.home != self.compute.device:
+                self.adam.put(nodes, group.adam)
+            elif self.adam is None and len(groups) == 1:
+                self.adam = group.adam
+            yield nodes, group.theta
+
+    @property
+    def groups(self) -> list[slice]:
+        """The groups of nodes that learn one after the other."""
+        return self.memory.groups(self.series.nodes)
+
+    def _begin_optimisers(self, first: int, last: bool) -> None:
+        """Make optimisers for an update that starts with minibatch `first`, unless those at hand go on.
+
+        With several groups, they are kept only if they are needed again: by the next round, or by the next
+        minibatches of this one.
+        """
+        keep = self.settings.keep_optimizer
+        if self.adam is None or not (keep or first):
+            self.adam = None
+            if len(self.groups) > 1 and (keep or not last):
+                self.adam = self._optimisers()
+
+    def _optimisers(self) -> Adam:
+        return Adam.of_nodes(self.theta, self.series.nodes, self.settings.client_lr, self.home)
+
+    def _group(self, nodes: slice) -> LearningGroup:
+        """Some of the nodes, ready to learn. Their weights are a view of this group's where it has a row for
+        each node on the device, else a copy."""
+        device, count = self.compute.device, nodes.stop - nodes.start
+        theta = rows(self.theta, nodes, device)
+        if not self._in_place:
+            theta = own(theta, count)
+        theta = {name: w.detach().requires_grad_() for name, w in theta.items()}
+        adam = Adam(theta, self.settings.client_lr) if self.adam is None else self.adam.rows(nodes, device)
+        h_G = rows_of(self.h_G, nodes)
+        return LearningGroup(
+            nodes, theta, adam, self.data.of_nodes(nodes), h_G, self.forecaster, self.memory, self.regulariser
+        )
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether nodes that learn change the weights that are held here."""
+        return models(self.theta) == self.series.nodes and self.home == self.compute.device
+
+    def _row_each(self, w: Tensor) -> Tensor:
+        """Room for the weights of all nodes, for a tensor that they share until now."""
+        return w.new_empty(self.series.nodes, *w.shape[1:], device=self.home)
 
     # ---- ClientEncode -------------------------------------------------------------------------------
 
@@ -146,10 +209,12 @@ class Clients:
 
     def encoded(self, theta: Params, split: Split, windows: Tensor | slice) -> Tensor:
         """The whole h_c of some windows with these weights; only its first `sent` numbers leave."""
-        batch, _ = self.data.batch(split, windows)
+        parts = []
         with self.compute.autocast(), torch.no_grad():
-            groups = self.compute.node_slices(*batch.x.shape[:2])
-            return torch.cat([self.model.encode(rows(theta, g), batch.rows(g)) for g in groups])
+            for nodes in self.memory.within(self.series.nodes, len(self.data.starts[split][windows])):
+                batch, _ = self.data.of_nodes(nodes).batch(split, windows)
+                parts.append(self.model.encode(rows(theta, nodes, self.compute.device), batch))
+        return torch.cat(parts)
 
     # ---- ClientBackward -----------------------------------------------------------------------------
 
@@ -172,44 +237,72 @@ class Clients:
         return grad_h_G[..., : self.settings.model.embedding]
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
-        batch, _ = self.data.batch("train", windows, h_G)
         grad_h_G = torch.empty_like(h_G)
-        for group in self.compute.node_slices(*h_G.shape[:2]):
-            theta, own_h_G = rows(self.theta, group), h_G[group].detach().requires_grad_()
-            losses = self.forecaster.losses(theta, batch.rows(group), own_h_G, truth, h_c[group])
-            grad_h_G[group] = torch.autograd.grad(losses.sum(), own_h_G)[0]
+        for nodes in self.memory.within(*h_G.shape[:2]):
+            theta = rows(self.theta, nodes, self.compute.device)
+            batch, _ = self.data.of_nodes(nodes).batch("train", windows, h_G[nodes])
+            own_h_G = h_G[nodes].detach().requires_grad_()
+            losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c[nodes])
+            grad_h_G[nodes] = torch.autograd.grad(losses.sum(), own_h_G)[0]
         return grad_h_G
 
     def _backward_to_learn(self, h_G: Tensor, draw: Draw, windows: Tensor, truth: Tensor | None) -> Tensor:
         """The first half of joint split learning: gradients of the decoder wait for those of the encoder."""
-        batch, _ = self.data.batch("train", windows, h_G)
-        h_G = h_G.detach().requires_grad_()
         self._own_weights()
-        decoder = {name: w for name, w in self.theta.items() if not name.startswith("encoder")}
-        h_c = self.encoded(self.theta, "train", windows).detach().requires_grad_()
-        losses = self.forecaster.losses(self.theta, batch, h_G, truth, h_c)
-        grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [h_G, h_c, *decoder.values()])
-        self._decoder_grads = draw, dict(zip(decoder, grads, strict=True)), grad_h_c
-        return grad_h_G
+        parts: list[tuple[Tensor, Tensor, Params]] = []
+        for nodes in self.memory.within(*h_G.shape[:2]):
+            theta = self._at_hand(nodes)
+            decoder = {name: w for name, w in theta.items() if not name.startswith("encoder")}
+            own_h_G = h_G[nodes].detach().requires_grad_()
+            batch, _ = self.data.of_nodes(nodes).batch("train", windows, own_h_G)
+            with torch.no_grad(), self.compute.autocast():
+                h_c = self.model.encode(theta, batch)
+            h_c = h_c.detach().requires_grad_()
+            losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c)
+            grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [own_h_G, h_c, *decoder.values()])
+            of_decoder = {name: grad.to(self.home) for name, grad in zip(decoder, grads, strict=True)}
+            parts.append((grad_h_G, grad_h_c, of_decoder))
+        joined = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
+        self._decoder_grads = draw, joined, torch.cat([part[1] for part in parts])
+        return torch.cat([part[0] for part in parts])
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
         """The second half: the encoder's gradients from both sides, then one step of Adam."""
         if self._decoder_grads is None or self._decoder_grads[0] != draw:
             return  # these nodes were away during the first half
-        _, grads, own_grad = self._decoder_grads
+        _, of_decoder, own_grad = self._decoder_grads
         self._decoder_grads = None
-        batch, has = self.data.batch("train", self.server_batches[draw])
-        encoder = {name: w for name, w in self.theta.items() if name.startswith("encoder")}
-        with self.compute.autocast():
-            h_c = self.model.encode(self.theta, batch)
         own_grad[..., : self.sent] += grad_h_c
-        of_encoder = torch.autograd.grad(h_c, list(encoder.values()), own_grad.to(h_c.dtype))
-        grads |= dict(zip(encoder, of_encoder, strict=True))
         if self.adam is None:
-            self.adam = Adam(self.theta, self.settings.client_lr)
+            self.adam = self._optimisers()
         self.adam.set_rate(self.settings.client_lr * decay(draw.r_g, self.settings.decay_rounds))
-        self.adam.step(self.theta, grads, active(has))
+        for nodes in self.memory.within(*grad_h_c.shape[:2]):
+            theta = self._at_hand(nodes)
+            encoder = {name: w for name, w in theta.items() if name.startswith("encoder")}
+            batch, has = self.data.of_nodes(nodes).batch("train", self.server_batches[draw])
+            with self.compute.autocast():
+                h_c = self.model.encode(theta, batch)
+            of_encoder = torch.autograd.grad(h_c, list(encoder.values()), own_grad[nodes].to(h_c.dtype))
+            grads = rows(of_decoder, nodes, self.compute.device)
+            grads |= dict(zip(encoder, of_encoder, strict=True))
+            adam = self.adam.rows(nodes, self.compute.device)
+            adam.step(theta, grads, active(has))
+            self._put_back(nodes, theta, adam)
         self._h_c = None
+
+    def _at_hand(self, nodes: slice) -> Params:
+        """The weights of some nodes on the device, ready to learn: views of those held here, or copies."""
+        theta = rows(self.theta, nodes, self.compute.device)
+        return {name: w.detach().requires_grad_() for name, w in theta.items()}
+
+    def _put_back(self, nodes: slice, theta: Params, adam: Adam) -> None:
+        """Keep what some nodes have learned; if it was learned in place, it is kept already."""
+        if self.home == self.compute.device:
+            return
+        assert self.adam is not None
+        self.adam.put(nodes, adam)
+        for name, w in theta.items():
+            self.theta[name][nodes] = w.detach().to(self.home)
 
     # ---- weights and embeddings ---------------------------------------------------------------------
 
@@ -222,7 +315,7 @@ class Clients:
         """Continue with these weights; personal ones are the owner's and are left out."""
         # a copy: other groups in this process may hold the same tensors
         self.theta = {
-            name: w.detach().to(self.compute.device, self.compute.dtype, copy=True)
+            name: w.detach().to(self._device_of(w), self.compute.dtype, copy=True)
             for name, w in shared(theta).items()
         }
         self._fix_weights()
@@ -279,11 +372,13 @@ class Clients:
         saved = self.store.read(tag)
         if not saved:
             return
-        state = NodeState.of(saved, self.compute.device, f"{tag} of {self.name}")
+        state = NodeState.of(saved, self.home, f"{tag} of {self.name}")
         self.load(state.theta)
         self.data.restore(saved)
-        self.h_G, self.regulariser = None, state.regulariser
-        self.adam = state.optimiser(self.theta, self.series.nodes, self.settings.client_lr)
+        self.h_G, self.regulariser, self.adam = None, state.regulariser, None
+        if state.adam:
+            self.adam = self._optimisers()
+            self.adam.load(state.adam)
 
     def inherit(self, run: str, tag: str) -> None:
         """Begin with the weights of another run; nodes that took no part in it stay as they were prepared."""
@@ -306,22 +401,19 @@ class Clients:
     def _own_weights(self) -> None:
         """Give each node a copy of its own, ready to learn."""
         n = self.series.nodes
-        theta = own(self.theta, n) if models(self.theta) != n else self.theta
-        self.theta = {name: w.detach().requires_grad_() for name, w in theta.items()}
+        if models(self.theta) != n:
+            self.theta = own({name: w.to(self.home) for name, w in self.theta.items()}, n)
         self._h_c = None
 
     def _fix_weights(self) -> None:
         """Freeze weights that have changed, and drop what was computed from the old ones."""
         self.theta = {name: w.detach() for name, w in self.theta.items()}
         self._h_c, self._decoder_grads = None, None
-        self._backward = Replay(self._grad_h_G, self._backward_pool)
+        if self.home == self.compute.device:
+            self._backward = Replay(self._grad_h_G, self._backward_pool)
+        else:  # a recording cannot fetch weights from the machine's memory
+            self._backward = self._grad_h_G
 
-
-def rows_of(x: Tensor | None, nodes: slice) -> Tensor | None:
-    """Some rows of an array that may be absent."""
-    return None if x is None else x[nodes]
-
-
-def active(has: Tensor | None) -> Tensor | None:
-    """(n,): the nodes that have at least one of these windows."""
-    return None if has is None else has.any(dim=1)
+    def _device_of(self, w: Tensor) -> torch.device:
+        """Where weights are held: one model for all on the device, those of all nodes at their home."""
+        return self.compute.device if len(w) == 1 else self.home

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.config.settings import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 
@@ -22,17 +23,20 @@ TENSOR_CORES_SINCE = (8, 0)  # the compute capability that introduced tf32 and b
 NO_BF16 = "compute.precision=bf16: this processor has no bf16 instructions, so products run in fp32"
 # instruction sets of x86 as oneDNN names them
 ISA_WITHOUT_BF16 = {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"}
-# nodes x windows at a time on a CPU, to bound memory; other devices take all at once, in few launches
+# nodes x windows at a time on a CPU: more would not fit its caches; other devices take what memory allows
 SEQUENCES_AT_ONCE = {"cpu": 1 << 13}
+SHARE = 0.5  # of the device's memory, if no limit is set: the rest is for all that is not hidden states
 
 
 @dataclass(frozen=True)
 class Compute:
-    """A device, the type of stored numbers, and whether products run in bf16."""
+    """A device, the type of stored numbers, whether products run in bf16, and GiB of memory for hidden
+    states (0: half of the device's). As much again is for everything else, see `working_memory.py`."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
     bf16: bool = False
+    gib: float = 0.0
 
     @classmethod
     def of(cls, config: ComputeConfig) -> Compute:
@@ -54,7 +58,7 @@ class Compute:
         if bf16 and device.type == "cpu" and not multiplies_bf16():
             bf16 = False
             _warn_once(NO_BF16)
-        return cls(device, dtype, bf16)
+        return cls(device, dtype, bf16, config.memory)
 
     def memory(self) -> int:
         """Bytes of memory that the device has, used or free; in a container, its limit."""
@@ -67,14 +71,29 @@ class Compute:
             return whole
         return min(whole, int(limit)) if limit.isdigit() else whole
 
+    @property
+    def limit(self) -> int:
+        """Bytes for hidden states: half of what the device has if no limit is set. Half of all of it, not of
+        what is free, because a resumed run must compute as before."""
+        return int(self.gib * GIB) if self.gib else int(SHARE * self.memory())
+
     def autocast(self) -> AbstractContextManager[None]:
         """Matrix products in bf16 if asked for; weights, states and losses keep their type."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def node_slices(self, nodes: int, windows: int) -> Iterator[slice]:
-        """All nodes, a few at a time; nodes are independent, so the result is the same."""
-        at_once = max(1, SEQUENCES_AT_ONCE.get(self.device.type, nodes * windows) // max(1, windows))
-        return (slice(start, min(start + at_once, nodes)) for start in range(0, nodes, at_once))
+    def node_slices(self, nodes: int, windows: int, most: int | None = None) -> Iterator[slice]:
+        """All nodes, a few at a time, with `most` sequences (nodes x windows) at once, or those of one node;
+        nodes are independent, so the result is the same."""
+        sequences = SEQUENCES_AT_ONCE.get(self.device.type, nodes * windows)
+        if most is not None:
+            sequences = min(sequences, most)
+        return slices(nodes, sequences // max(1, windows))
+
+
+def slices(count: int, at_once: int) -> Iterator[slice]:
+    """0 .. count - 1 in order, so many at once, but at least one."""
+    step = max(1, at_once)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 def multiplies_bf16() -> bool:

@@ -34,8 +34,8 @@ class ToAnchor:
 
     def add(self, theta: Params, grads: Params, rows: slice) -> None:
         for name, w in theta.items():
-            weight = self.weight[rows].view(-1, *[1] * (w.dim() - 1))
-            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][rows])
+            weight = self.weight[rows].to(w).view(-1, *[1] * (w.dim() - 1))
+            grads[name] = grads[name] + 2 * weight * (w.detach() - self.anchor[name][rows].to(w.device))
 
     def state(self) -> Params:
         return {f"anchor.{name}": w for name, w in self.anchor.items()} | {"anchor_weight": self.weight}

@@ -51,7 +51,8 @@ class Forecaster:
         with self.compute.autocast():
             for group in self.compute.node_slices(*batch.y.shape[:2]):
                 own_h_G = None if h_G is None else h_G[group]
-                parts.append(self.model.forecast(rows(theta, group), batch.rows(group), own_h_G))
+                own_theta = rows(theta, group, self.compute.device)
+                parts.append(self.model.forecast(own_theta, batch.rows(group), own_h_G))
             y_hat = torch.cat(parts)
         if trust is None or batch.linear_forecast is None:
             return y_hat

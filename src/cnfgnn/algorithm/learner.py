@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute import Compute, slices
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay, ReplayBoth
 from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
+from cnfgnn.algorithm.working_memory import network_windows
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
 from cnfgnn.models.params import Packing, part
 
 ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
+
+
+class _Inputs(NamedTuple):
+    """What a minibatch is computed from, and its windows in parts that fit into memory."""
+
+    h_c: Tensor
+    present: Tensor | None
+    parts: Sequence[slice]
 
 
 class GraphLearner:
@@ -45,6 +56,8 @@ class GraphLearner:
         self.compute = compute
         self._graph: Edges | None = None
         self._kept: tuple[Tensor, list[Tensor]] | None = None  # from the forward pass, for `descend`
+        self._repeated: _Inputs | None = None  # from a forward pass that `descend` repeats part by part
+        self._windows = partial(network_windows, model)
         self._learning, self._propagating = RecordingPool(compute.device), RecordingPool(compute.device)
         self._passes = ReplayBoth(self._forward, self._descend, self._learning)
 
@@ -93,11 +106,37 @@ class GraphLearner:
 
     def _forward(self, h_c: Tensor, present: Tensor | None) -> Tensor:
         assert self._graph is not None
+        parts = list(slices(h_c.shape[1], self._windows(len(h_c), len(self._graph.weights), self.compute)))
+        if len(parts) > 1:  # too large to store what all of them need on the way back
+            self._repeated = _Inputs(h_c, present, parts)
+            with torch.no_grad():
+                return torch.cat([self._part(self._repeated, windows)[0] for windows in parts], dim=1)
         h_G = self.network(h_c, self._graph, present)
         self._kept = h_G, [h_c] if h_c.requires_grad else []
         return h_G.detach()
 
+    def _part(self, inputs: _Inputs, windows: slice) -> tuple[Tensor, list[Tensor]]:
+        """h_G of some windows of a minibatch, and their h_c if it needs a gradient."""
+        assert self._graph is not None
+        h_c = inputs.h_c[:, windows].detach().requires_grad_(inputs.h_c.requires_grad)
+        h_G = self.network(h_c, self._graph, _at(inputs.present, windows, h_c.device))
+        return h_G, [h_c] if h_c.requires_grad else []
+
+    def _descend_in_parts(self, inputs: _Inputs, grad_h_G: Tensor) -> Tensor | None:
+        """The same step with the memory of a few windows: each part is computed once more."""
+        total, of_h_c = torch.zeros_like(self.weights), []
+        for windows in inputs.parts:
+            h_G, wanted = self._part(inputs, windows)
+            grad, *more = torch.autograd.grad(h_G, [self.weights, *wanted], grad_h_G[:, windows])
+            total += grad
+            of_h_c += more
+        self.step(total)
+        return torch.cat(of_h_c, dim=1) if of_h_c else None
+
     def _descend(self, grad_h_G: Tensor) -> Tensor | None:
+        if self._repeated is not None:
+            inputs, self._repeated = self._repeated, None
+            return self._descend_in_parts(inputs, grad_h_G)
         assert self._kept is not None
         (h_G, inputs), self._kept = self._kept, None  # kept alive, it would hold on to an old recording
         grad, *more = torch.autograd.grad(h_G, [self.weights, *inputs], grad_h_G)
@@ -116,6 +155,15 @@ class GraphLearner:
             assert part_of_h_G is not None
             h_G[:, windows] = part_of_h_G
         return h_G
+
+    def level_means(self, levels: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
+        """(n w k) -> (n w 2k): the means of levels over neighbours and over all, a few windows at a time."""
+        at_once = max(1, 8 * ROWS_AT_ONCE // (len(graph.weights) + len(levels)))
+        parts = [
+            means(levels[:, windows].to(self.compute.dtype), graph, _at(present, windows, levels.device))
+            for windows in slices(levels.shape[1], at_once)
+        ]
+        return torch.cat(parts, dim=1)
 
     def state(self) -> dict[str, Tensor]:
         """Flat and named, for a checkpoint."""

@@ -1,13 +1,13 @@
 """How h_c and h_G of all training windows are stored: in full precision, in bf16, or h_c not at all.
 
-They are by far the largest part of what a run holds and grow with nodes times windows. Everything else is
-bounded by the size of a minibatch or by the weights.
+They are by far the largest part of what a run holds and grow with nodes times windows. How much is computed
+at a time is another question (`working_memory.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from cnfgnn.errors import ConfigError, NodeError
 
 StateFormat = Literal["full", "bf16", "recomputed"]
 FORMATS: tuple[StateFormat, ...] = ("full", "bf16", "recomputed")  # the most precise first
-SHARE = 0.5  # of the device's memory, if no limit is set: the rest is for minibatches and weights
 
 
 @dataclass(frozen=True)
@@ -91,13 +90,13 @@ def bytes_needed(h_c: int, h_G: int, computed: torch.dtype) -> dict[StateFormat,
 def plan_memory(
     compute: Compute, memory: float, h_c: int, h_G: int, sites: Sequence[SiteStates] = ()
 ) -> MemoryPlan:
-    """The most precise format that fits into `memory` GiB at the server and into the limit of each site.
+    """The most precise format that fits into `memory` GiB at the server (0: half of what its device has) and
+    into the limit of each site.
 
-    h_c and h_G are numbers of elements over all training windows. With a memory of 0 the server may use half
-    of what its device has: of all of it, not of what is free, because a resumed run must choose the same.
-    All parties use the same format, or results would depend on which nodes share a site.
+    h_c and h_G are numbers of elements over all training windows. All parties use the same format, or results
+    would depend on which nodes share a site.
     """
-    limit = int(memory * GIB) if memory else int(SHARE * compute.memory())
+    limit = replace(compute, gib=memory).limit
     chosen = _first_that_fits(bytes_needed(h_c, h_G, compute.dtype), limit, "")
     for site in sites:
         if site.limit.bytes:

@@ -22,9 +22,18 @@ class Meter:
     ) -> None:
         """One call to these rows, of which those that are present took part."""
         self._add(Item(purpose, call.verb, "down"), call.tensors, rows, present)
-        self._add(Item(purpose, call.verb, "up"), reply, rows, present)
+        averaged = call.mean_by is not None
+        self._add(Item(purpose, call.verb, "up"), reply, rows, present, averaged)
 
-    def _add(self, item: Item, tensors: Mapping[str, Tensor], rows: Tensor, present: Tensor) -> None:
+    def _add(
+        self,
+        item: Item,
+        tensors: Mapping[str, Tensor],
+        rows: Tensor,
+        present: Tensor,
+        averaged: bool = False,
+    ) -> None:
+        """With `averaged`, one row stands for the rows that all nodes would have sent."""
         if not tensors or not present.any():
             return
         n, answered = len(rows), rows[present]
@@ -34,7 +43,7 @@ class Meter:
             size = tensor.numel() * tensor.element_size()
             if tensor.shape[0] == 1 and n > 1:  # shared by all nodes
                 per_node += size * nodes
-                per_site += size * sites
+                per_site += size * (nodes if averaged else sites)
             else:
                 per_node += size // n * nodes
                 per_site += size // n * nodes

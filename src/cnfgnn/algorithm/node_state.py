@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.fmtl import Pull, pull_of
 from cnfgnn.errors import RunError
-from cnfgnn.models.params import Params, is_personal, own, part
+from cnfgnn.models.params import Params, is_personal, part
 
 THETA, PERSONAL, OWNER = "theta.", "personal.", "owner."
 TRUST = "trust"
@@ -39,14 +38,6 @@ class NodeState:
         theta = part(state, THETA)
         check_without_personal(theta, source)
         return cls(theta, part(state, _ADAM, device), pull_of(state, device))
-
-    def optimiser(self, theta: Params, n: int, lr: float) -> Adam | None:
-        """The kept Adam of n nodes with these weights; None if none was kept."""
-        if not self.adam:
-            return None
-        adam = Adam(own(theta, n), lr)
-        adam.load(self.adam)
-        return adam
 
 
 @dataclass(frozen=True)

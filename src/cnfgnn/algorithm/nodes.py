@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,9 +67,10 @@ class Nodes:
         self._counted = self.up.clone()
         return reply["moments"], _has(reply)
 
-    def weights(self) -> Params:
-        """Every node's weights: (n, ...)."""
-        theta = self._ask(verbs.Weights())
+    def weights(self, mean_by: Tensor | None = None) -> Params:
+        """Every node's weights: (n, ...). With `mean_by` (n,), nodes in this process that are too many to
+        hold the weights of all of them answer with the mean by these numbers: (1, ...)."""
+        theta = self._ask(verbs.Weights(), mean_by=mean_by)
         return {name: w.float() if w.dtype == torch.bfloat16 else w for name, w in theta.items()}
 
     def encode(
@@ -192,8 +194,12 @@ class Nodes:
         request: verbs.Verb,
         arrays: Mapping[str, Tensor] | None = None,
         purpose: Purpose | None = None,
+        mean_by: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
         self._tell(request, arrays, purpose)
+        if mean_by is not None:
+            sent_for, call = self._waiting.pop()
+            self._waiting.append((sent_for, replace(call, mean_by=mean_by)))
         return dequantised(self._exchange()[-1])
 
     def _exchange(self) -> Sequence[Mapping[str, Tensor]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.clients import Clients, active, rows_of
+from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.intervals import Errors, Floats, Intervals, interval_sums
+from cnfgnn.algorithm.learning_group import active, rows_of
 from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
@@ -32,6 +34,7 @@ from cnfgnn.models.params import Params, part, personal, rows
 TOLD = "told"  # the array of true errors in an answer
 INTERVALS = "intervals."  # before the names of their tensors in checkpoints
 CALIBRATING = 1500  # windows of the validation split at most: neighbouring ones tell almost the same
+EVERYONE = slice(None)
 MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
@@ -132,18 +135,27 @@ class Owner:
 
     # ---- personal weights ---------------------------------------------------------------------------
 
-    def _update(self, request: verbs.Update) -> None:
+    def follow_some(self, request: verbs.Update, some: slice, theta: Params) -> None:
+        """Do the owner's part of an update for some nodes, which have these weights at its end."""
+        self._update(request, some, theta)
+
+    def _update(self, request: verbs.Update, some: slice = EVERYONE, theta: Params | None = None) -> None:
         """Take the minibatches of an update once more, with the weights that the nodes have now."""
         nodes = self.nodes
         first, until = nodes.client_batches.some(request.r_c, request.minibatches)
         if not self.personal:
             return
-        self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first))
+        self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first or some.start))
         self.data.fit()
-        learn = Replay(self._learn, self._pool)
+        learn = self._learn if theta is None else partial(self._learn, some=some, theta=theta)
+        if (
+            theta is not None or nodes.home == nodes.compute.device
+        ):  # else a recording could not fetch weights
+            learn = Replay(learn, self._pool)
         for number in range(first, until):
             windows = nodes.client_batches.numbered(request.r_g, number)
-            learn(windows, nodes.at(nodes.h_G, windows), nodes.coins[request.step + number])
+            h_G = rows_of(nodes.at(nodes.h_G, windows), some)
+            learn(windows, h_G, nodes.coins[request.step + number])
 
     def _learn_with(self, request: verbs.Backward, h_G: Tensor) -> None:
         """Take the minibatch of a `backward`, with the h_G that came for it."""
@@ -159,18 +171,29 @@ class Owner:
             self.adam = Adam(self.personal, settings.client_lr)
         self.adam.set_rate(settings.client_lr * decay(r_g, settings.decay_rounds))
 
-    def _learn(self, windows: Tensor, h_G: Tensor | None, truth: Tensor | None) -> None:
-        """One minibatch of true readings: only the personal weights take a step."""
+    def _learn(
+        self,
+        windows: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None,
+        some: slice = EVERYONE,
+        theta: Params | None = None,
+    ) -> None:
+        """One minibatch of true readings: only the personal weights take a step. With `some`, only of these
+        nodes, whose embeddings h_G are given, and their other weights `theta`."""
         assert self.adam is not None
-        nodes, theta = self.nodes, self.theta
-        batch, has = self.data.batch("train", windows, h_G)
-        for group in nodes.compute.node_slices(*batch.y.shape[:2]):
-            own = {name: w[group].requires_grad_() for name, w in self.personal.items()}
-            both = rows(theta, group) | own
-            losses = nodes.forecaster.losses(both, batch.rows(group), rows_of(h_G, group), truth)
+        nodes, data = self.nodes, self.data.of_nodes(some)
+        theta = self.nodes.theta if theta is None else theta
+        first, _, _ = some.indices(self.data.nodes)
+        for few in nodes.memory.within(data.nodes, len(windows)):
+            batch, has = data.of_nodes(few).batch("train", windows, rows_of(h_G, few))
+            place = slice(first + few.start, first + few.stop)
+            own = {name: w[place].requires_grad_() for name, w in self.personal.items()}
+            both = rows({name: w.detach() for name, w in theta.items()}, few, nodes.compute.device) | own
+            losses = nodes.forecaster.losses(both, batch, rows_of(h_G, few), truth)
             gradients = torch.autograd.grad(losses.sum(), list(own.values()))
             grads = dict(zip(own, gradients, strict=True))
-            self.adam.step(own, grads, rows_of(active(has), group), group)
+            self.adam.step(own, grads, active(has), place)
 
     def _reset_diverged(self) -> None:
         """Set personal weights that are no longer finite back to zero. Nobody but the owner may notice."""

@@ -22,7 +22,7 @@ from cnfgnn.algorithm.store import Store
 from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
-from cnfgnn.models.graphnet import Edges, means
+from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part
 
 
@@ -66,8 +66,8 @@ class Server(ABC):
     def inform(self) -> None:
         """Send each node the means of its neighbours' and of all nodes' levels, which need no training."""
         if self.gn is not None and self.gn.levels:
-            levels = self.nodes.levels().to(self.graph.weights.dtype)
-            self.nodes.inform(means(levels, self.graph, self.nodes.present("train")))
+            levels = self.nodes.levels()
+            self.nodes.inform(self.gn.level_means(levels, self.graph, self.nodes.present("train")))
 
     def server_batches(self, r_g: int) -> Iterator[tuple[Draw, Tensor]]:
         """R_s epochs of minibatches: each draw, and the windows in it."""

@@ -318,7 +318,8 @@ class ComputeConfig:
     precision: Precision = setting("fp32", "Number format of computations.")
     memory: float = setting(
         0.0,
-        "GiB for hidden states and embeddings of all training windows; 0 allows half of the device's memory.",
+        "GiB for hidden states and embeddings of all training windows, and as much again for what is computed"
+        " at a time; 0 allows half of the device's memory.",
         at_least=0,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,10 @@ import numpy.typing as npt
 from cnfgnn.errors import DataError
 
 EARTH_RADIUS_M = 6_371_008.8
+PAIRS_AT_ONCE = 1 << 21  # whose distances are computed at a time
+# The narrowest cubes in the search for neighbours, and those with which all nodes are around every node, as
+# shares of the Earth's radius.
+NARROWEST, WHOLE = 1e-6, 2.0
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -145,17 +150,107 @@ def great_circle(one: Floats, other: Floats) -> Floats:
 
 
 def _nearest(positions: Floats, k: int) -> tuple[Ints, Floats]:
-    """Indices and distances (n, k) of each node's k nearest others; rows in blocks to bound memory."""
+    """Indices and distances (n, k) of each node's k nearest others. Ties go to the lower number, so that the
+    graph is the same on every platform.
+
+    Space is cut into cubes. A node whose k nearest among its own cube and the 26 around it are nearer than
+    the width of a cube has no nearer ones elsewhere; the others look again in cubes of twice the width.
+    """
     n = len(positions)
     neighbours = np.empty((n, k), dtype=np.int64)
     metres = np.empty((n, k), dtype=np.float64)
-    block = max(1, 4_000_000 // n)
-    for start in range(0, n, block):
-        rows = np.arange(start, min(start + block, n))
-        distance = great_circle(positions[rows, None], positions[None])
-        distance[np.arange(len(rows)), rows] = np.inf
-        # A stable sort: ties go to the lower number, so that the graph is the same on every platform.
-        order = np.argsort(distance, axis=1, kind="stable")[:, :k]
-        neighbours[rows] = order
-        metres[rows] = np.take_along_axis(distance, order, axis=1)
+    points = _on_sphere(positions)
+    width = _fine_width(points, k)
+    open_nodes = np.arange(n)
+    while len(open_nodes):
+        cubes = _Cubes(points, width)
+        certain = 2 * EARTH_RADIUS_M * np.arcsin(width / 2) * (1 - 1e-9) if width < WHOLE else np.inf
+        left = []
+        for nodes in _blocks(open_nodes, cubes.candidates(open_nodes), PAIRS_AT_ONCE):
+            found, distance, count = _best(positions, nodes, *cubes.pairs(nodes), k)
+            done = (count >= k) & (distance[:, -1] < certain)
+            neighbours[nodes[done]], metres[nodes[done]] = found[done], distance[done]
+            left.append(nodes[~done])
+        open_nodes, width = np.concatenate(left), 2 * width
     return neighbours, metres
+
+
+def _on_sphere(positions: Floats) -> Floats:
+    """(n 3): points of a sphere of radius 1; degrees would be wrong near the poles and at the date line."""
+    latitude, longitude = np.radians(positions).T
+    east = np.cos(latitude)
+    points: Floats = np.stack([east * np.cos(longitude), east * np.sin(longitude), np.sin(latitude)], axis=1)
+    return points
+
+
+def _fine_width(points: Floats, k: int) -> float:
+    """A width of cubes with which a node has about k others in its own cube, wherever nodes are dense."""
+    width = float(np.ptp(points, axis=0).max())
+    while width > NARROWEST:
+        _, place, count = np.unique(_keys(points, width), return_inverse=True, return_counts=True)
+        if count[place.ravel()].mean() <= 2 * k:
+            break
+        width /= 2
+    return max(width, NARROWEST)
+
+
+def _keys(points: Floats, width: float, shift: tuple[int, ...] = (0, 0, 0)) -> Ints:
+    """(n,): a number for the cube of each point, or for one of the cubes around it."""
+    x, y, z = (np.floor((points + 1) / width).astype(np.int64) + shift).T + 1
+    across = int(2 / width) + 4
+    keys: Ints = (x * across + y) * across + z
+    return keys
+
+
+class _Cubes:
+    """The nodes in each cube, to find those near a node."""
+
+    def __init__(self, points: Floats, width: float) -> None:
+        self.points, self.width = points, width
+        keys = _keys(points, width)
+        self.order = np.argsort(keys, kind="stable")
+        self.keys, self.first = np.unique(keys[self.order], return_index=True)
+        self.count = np.diff(np.append(self.first, len(points)))
+
+    def _around(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """(m 27) each: where the nodes of each cube around a node begin in the order, and their number."""
+        shifts = [(x, y, z) for x in (-1, 0, 1) for y in (-1, 0, 1) for z in (-1, 0, 1)]
+        wanted = np.stack([_keys(self.points[nodes], self.width, shift) for shift in shifts], axis=1)
+        place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
+        return self.first[place], np.where(self.keys[place] == wanted, self.count[place], 0)
+
+    def candidates(self, nodes: Ints) -> Ints:
+        """(m,): how many nodes there are around each of these."""
+        total: Ints = self._around(nodes)[1].sum(axis=1)
+        return total
+
+    def pairs(self, nodes: Ints) -> tuple[Ints, Ints]:
+        """Each of these nodes (as its place among them) with each node around it."""
+        first, count = (x.ravel() for x in self._around(nodes))
+        before = np.cumsum(count) - count
+        within = np.arange(int(count.sum())) - np.repeat(before, count)
+        return np.repeat(np.arange(len(nodes)).repeat(27), count), self.order[
+            np.repeat(first, count) + within
+        ]
+
+
+def _blocks(nodes: Ints, sizes: Ints, most: int) -> Iterator[Ints]:
+    """The nodes in blocks of about so many pairs, to bound memory."""
+    ends = np.flatnonzero(np.diff(np.cumsum(sizes) // most)) + 1
+    return iter(np.split(nodes, ends))
+
+
+def _best(positions: Floats, nodes: Ints, row: Ints, other: Ints, k: int) -> tuple[Ints, Floats, Ints]:
+    """The k nearest of the pairs (row, other) of each node, their distances, and how many pairs it has."""
+    apart = nodes[row] != other
+    row, other = row[apart], other[apart]
+    distance = great_circle(positions[nodes[row]], positions[other])
+    order = np.lexsort((other, distance, row))
+    row, other, distance = row[order], other[order], distance[order]
+    count = np.bincount(row, minlength=len(nodes))
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    kept = rank < k
+    found = np.full((len(nodes), k), -1, dtype=np.int64)
+    metres = np.full((len(nodes), k), np.inf)
+    found[row[kept], rank[kept]], metres[row[kept], rank[kept]] = other[kept], distance[kept]
+    return found, metres, count

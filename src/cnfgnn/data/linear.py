@@ -10,7 +10,7 @@ reading with it. Otherwise the network would learn from errors that are smaller 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -117,9 +117,19 @@ class Forecasters:
             return None
         return cls(state[name].to(like), state[name + FOLDS_SUFFIX].to(like))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Forecasters]) -> Self:
+        """Those of several groups of sensors, in order."""
+        weights, of_folds = [part.weights for part in parts], [part.of_folds for part in parts]
+        return cls(torch.cat(weights), torch.cat(of_folds))
+
     def state(self, name: str) -> dict[str, Tensor]:
         """For a checkpoint."""
         return {name: self.weights, name + FOLDS_SUFFIX: self.of_folds}
+
+    def of_nodes(self, nodes: slice) -> Forecasters:
+        """Those of some of the sensors."""
+        return Forecasters(self.weights[nodes], self.of_folds[nodes])
 
     def change(self, inputs: Tensor, fold: Tensor | None = None) -> Tensor:
         """(n b p) -> (n b t): the forecast change from the last reading. `fold` (b,) tells the folds of

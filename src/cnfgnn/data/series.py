@@ -22,7 +22,7 @@ from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.errors import DataError
 
 SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
-WINDOWS_AT_ONCE, ROWS_AT_ONCE = 512, 1 << 21  # in fitting linear forecasters: windows, windows x nodes
+WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 12  # in fitting linear forecasters
 PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
 OWN, INFORMED = "own", "informed"
@@ -302,6 +302,25 @@ class PreparedSeries:
             other._set_profile(series.calendar.look_up(self.weekly_profiles))
         return other
 
+    def of_nodes(self, nodes: slice) -> PreparedSeries:
+        """The same windows of some of the nodes: a view."""
+        start, stop, _ = nodes.indices(self.nodes)
+        if stop - start == self.nodes:
+            return self
+
+        def rows(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[start:stop]
+
+        part = copy.copy(self)
+        part.nodes = stop - start
+        part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
+        part.observed = self.observed[start:stop]
+        part.gaps, part.profile = rows(self.gaps), rows(self.profile)
+        part.available = {split: rows(available) for split, available in self.available.items()}
+        part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
+        part._means = rows(self._means)
+        return part
+
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, in chunks that fit into memory."""
         width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
@@ -321,6 +340,16 @@ class PreparedSeries:
             self._means = None
 
     def _fitted(self, means: Tensor | None = None) -> Forecasters:
+        """Fit each node's linear forecaster, some nodes at a time: the equations of one take 200 KiB."""
+        parts = []
+        for start in range(0, self.nodes, NODES_AT_ONCE):
+            nodes = slice(start, min(start + NODES_AT_ONCE, self.nodes))
+            part = self.of_nodes(nodes)
+            parts.append(part._fitted_together(None if means is None else means[nodes]))
+            self._fold_of = part._fold_of
+        return Forecasters.joined(parts)
+
+    def _fitted_together(self, means: Tensor | None) -> Forecasters:
         """Fit each node's linear forecaster to its training windows; if only the readings that come next are
         to be forecast, to all windows before them."""
         starts = self.starts["train"]
@@ -336,8 +365,8 @@ class PreparedSeries:
                 first, last = starts[chosen[0]], starts[chosen[-1]]
                 chosen = number[(starts > first - self.length) & (starts < last + self.length)]
             yield self._sample(starts, chosen[:0], means)
-            # The same chunks for any group, unless it is very large: see `linear._products`.
-            for chunk in chosen.split(max(1, min(WINDOWS_AT_ONCE, ROWS_AT_ONCE // self.nodes))):
+            # The same chunks for any group: see `linear._products`.
+            for chunk in chosen.split(WINDOWS_AT_ONCE):
                 yield self._sample(starts, chunk, means)
 
         return Forecasters.fitted(FOLDS, samples, self.inputs.dtype)

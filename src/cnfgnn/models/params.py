@@ -56,9 +56,11 @@ def take(theta: Mapping[str, Tensor], rows: Tensor) -> Params:
     return {name: w[rows.to(w.device)] for name, w in theta.items()}
 
 
-def rows(theta: Mapping[str, Tensor], nodes: slice) -> Params:
-    """Views of the weights of some nodes, to read or to change in place."""
-    return {name: w if len(w) == 1 else w[nodes] for name, w in theta.items()}
+def rows(theta: Mapping[str, Tensor], nodes: slice, device: torch.device | None = None) -> Params:
+    """Views of the weights of some nodes, to read or to change in place; copies if they are on another
+    device."""
+    views = {name: w if len(w) == 1 else w[nodes] for name, w in theta.items()}
+    return views if device is None else {name: w.to(device) for name, w in views.items()}
 
 
 def weighted_mean(theta: Mapping[str, Tensor], weight: Tensor) -> Params:
