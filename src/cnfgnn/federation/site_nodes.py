@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.memory_plan import SHARE
+from cnfgnn.algorithm.compute import SHARE, Compute
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError

@@ -95,8 +95,8 @@ class Tracking:
         """Go on with another model of the same sensors: with its ranges, and with the same watch."""
         self.intervals, self.watch.has_ranges = intervals, intervals is not None
         self.journal.of = _name_of(engine.run, engine.ids)
-        self.journal.write_state(self.state())
-        self._since_state, self._unwritten = 0, []
+        self.journal.begin(self.state())
+        self._due, self._since_state, self._unwritten = None, 0, []
 
     def report(self, write: Callable[[float], str]) -> Report:
         return self.watch.report(write)
