@@ -23,13 +23,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from cnfgnn.federation.process_identity import is_running
+from cnfgnn.federation.processes import LIVE_SERVICE as PROGRAM
 from cnfgnn.files import make_folder, read_json_or_empty
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import pack, unpack
 from cnfgnn.version import __version__
 
 LIVE = "live"  # the folder of the service in the kit
-PROGRAM = "cnfgnn.federation.live_service"
 SERVICE = "service.json"  # in that folder: the process, its port and the key to talk to it
 CONSOLE = "console.txt"
 ANSWERS_WITHIN = 10.0  # seconds; the service answers "working" after two

@@ -18,13 +18,13 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
 from cnfgnn.federation.kits import check_current, role
-from cnfgnn.federation.live_relay import PROGRAM as LIVE_SERVICE
 from cnfgnn.federation.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.process_identity import identity, is_running
 
 ENGINE = "nvflare.private.fed.app."
 PROGRAM = {"server": f"{ENGINE}server.server_train", "site": f"{ENGINE}client.client_train"}
 CONFIG = {"server": "fed_server.json", "site": "fed_client.json"}
+LIVE_SERVICE = "cnfgnn.federation.live_service"
 PROCESS_FILE = "process.json"
 TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CONSOLE_FILE = "console.txt"

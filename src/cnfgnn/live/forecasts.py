@@ -17,7 +17,7 @@ from cnfgnn.data.weekly_profile import SLOTS
 from cnfgnn.live.clock import Zone
 
 Quality = Literal[
-    "full", "neighbours missing", "last embedding", "no embedding", "own readings missing", "fallback"
+    "full", "neighbours missing", "own readings missing", "fallback", "last embedding", "no embedding"
 ]
 QUALITIES: tuple[Quality, ...] = get_args(Quality)  # those with an embedding are a federation's
 COLUMNS = ("sensor", "time", "forecast", "quality", "last_reading", "made", "valid_until", "stale")
