@@ -146,6 +146,7 @@ class Clients:
             elif self.adam is None and len(groups) == 1:
                 self.adam = group.adam
             yield nodes, group.theta
+            del group, learn  # before the next group is made: only one fits into memory
 
     @property
     def groups(self) -> list[slice]:

@@ -10,7 +10,7 @@ the sums of true errors if the owner tells them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -147,14 +147,14 @@ class Owner:
             return
         self._set_rate(request.r_g, fresh=not (nodes.settings.keep_optimizer or first or some.start))
         self.data.fit()
+        learn: Callable[..., Tensor | None]
         learn = self._learn if theta is None else partial(self._learn, some=some, theta=theta)
-        if (
-            theta is not None or nodes.home == nodes.compute.device
-        ):  # else a recording could not fetch weights
+        # A recording cannot fetch weights from the machine's memory.
+        if theta is not None or nodes.home == nodes.compute.device:
             learn = Replay(learn, self._pool)
         for number in range(first, until):
             windows = nodes.client_batches.numbered(request.r_g, number)
-            h_G = rows_of(nodes.at(nodes.h_G, windows), some)
+            h_G = nodes.at(rows_of(nodes.h_G, some), windows)
             learn(windows, h_G, nodes.coins[request.step + number])
 
     def _learn_with(self, request: verbs.Backward, h_G: Tensor) -> None:
