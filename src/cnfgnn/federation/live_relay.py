@@ -133,7 +133,7 @@ def _without_service(request: bytes, problem: str) -> bytes:
     """What a site answers whose service cannot be asked."""
     try:
         if unpack(request).kind == "hello":
-            about = {"ready": False, "problem": problem, "version": __version__}
+            about: dict[str, Any] = {"ready": False, "problem": problem, "version": __version__}
             return pack("hello", **about, clock=time.time(), busy=False)
     except Malformed as error:
         problem = str(error)[:300]

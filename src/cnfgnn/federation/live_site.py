@@ -77,11 +77,12 @@ class LiveTerms:
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> LiveTerms:
         """As they came with the task; a value that cannot be meant is not used."""
-        deadline, speed = fields.get("deadline"), fields.get("speed", 1.0)
-        fits = isinstance(deadline, int | float) and 0 <= deadline < 86_400
-        runs = isinstance(speed, int | float) and 0 < speed <= 100_000
-        feed = fields.get("feed") is True
-        return cls(float(deadline) if fits else None, feed, float(speed) if runs and feed else 1.0)
+        deadline, speed, feed = fields.get("deadline"), fields.get("speed"), fields.get("feed") is True
+        if not isinstance(deadline, int | float) or not 0 <= deadline < 86_400:
+            deadline = None
+        if not feed or not isinstance(speed, int | float) or not 0 < speed <= 100_000:
+            speed = 1.0
+        return cls(None if deadline is None else float(deadline), feed, float(speed))
 
     def deadline_of(self, step: int) -> float:
         return SHARE_OF_STEP * step if self.deadline is None else self.deadline
@@ -90,7 +91,7 @@ class LiveTerms:
 class LiveClients(SiteClients):
     """The nodes of a live site: a census asks for one window, and from then on they are about it."""
 
-    step = 0  # the time of the newest row of their window
+    turned_to = 0  # the time of the newest row of their window
     _copy: Readings | None = None
 
     def show(self, copy: Readings) -> None:
@@ -102,9 +103,9 @@ class LiveClients(SiteClients):
             return super().census(windows, missing)
         terms = self.readings.terms
         row = int(windows.starts["test"][0]) + windows.history - 1
-        self.step = terms.first + terms.step * row
+        self.turned_to = terms.first + terms.step * row
         if self._copy is not None:
-            self.data = window_of(rows_until(self._copy, self.step, terms.step), self.data)
+            self.data = window_of(rows_until(self._copy, self.turned_to, terms.step), self.data)
         has = self.data.available["test"]
         n = self.series.nodes
         none = torch.zeros((n, 0), dtype=torch.bool)
@@ -140,8 +141,8 @@ class LiveOwner(SiteOwner):
         added = super().follow(request, arrays, answer)
         if isinstance(request, verbs.Census) and self.nodes.theta:
             self.site.is_ready(self._ready(), self.live_nodes)
-            if self.live_nodes.step and self.site.service is not None:
-                self.site.service.pass_time(self.live_nodes.step)
+            if self.live_nodes.turned_to and self.site.service is not None:
+                self.site.service.pass_time(self.live_nodes.turned_to)
         return added
 
     def _ready(self) -> Ready:
@@ -150,7 +151,7 @@ class LiveOwner(SiteOwner):
     def forecast(self, levels: Any = ()) -> None:
         """The service makes the forecast, in a thread of its own: when this site has its readings."""
         if self.site.engine is not None:
-            self.site.engine.embed(self.live_nodes.step, self.h_G)
+            self.site.engine.embed(self.live_nodes.turned_to, self.h_G)
 
 
 class LiveSiteNodes(SiteNodes):
