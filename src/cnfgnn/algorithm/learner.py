@@ -135,8 +135,8 @@ class GraphLearner:
 
     def _descend(self, grad_h_G: Tensor) -> Tensor | None:
         if self._repeated is not None:
-            inputs, self._repeated = self._repeated, None
-            return self._descend_in_parts(inputs, grad_h_G)
+            repeated, self._repeated = self._repeated, None
+            return self._descend_in_parts(repeated, grad_h_G)
         assert self._kept is not None
         (h_G, inputs), self._kept = self._kept, None  # kept alive, it would hold on to an old recording
         grad, *more = torch.autograd.grad(h_G, [self.weights, *inputs], grad_h_G)

@@ -7,6 +7,7 @@ values ahead. Both have times of their own, and at any time an input has its new
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -217,6 +218,14 @@ class PreparedInputs:
     @property
     def counts(self) -> InputCounts:
         return InputCounts.of(self._inputs)
+
+    def of_nodes(self, nodes: slice) -> PreparedInputs:
+        """Those of some of the nodes: a view."""
+        part = copy.copy(self)
+        start, stop, _ = nodes.indices(self._nodes)
+        part._nodes, part.scales = stop - start, self.scales[nodes]
+        part._scaled = [values if len(values) == 1 else values[nodes] for values in self._scaled]
+        return part
 
     def use(self, scales: Floats) -> None:
         """Use the scales (n k 2) of a trained model. A node without them (NaN) keeps its own."""

@@ -205,6 +205,7 @@ class PreparedSeries:
             self.available[split] = None if available.all() else torch.tensor(available, device=device)
         # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
         self.linear: dict[str, Forecasters] = {}
+        self._fold_of: Tensor  # (w,): the fold of each training window
         self._told = 2 * model.level_width
         self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
         if model.linear:
@@ -316,6 +317,7 @@ class PreparedSeries:
         part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
         part.observed = self.observed[start:stop]
         part.gaps, part.profile = rows(self.gaps), rows(self.profile)
+        part.others = None if self.others is None else self.others.of_nodes(nodes)
         part.available = {split: rows(available) for split, available in self.available.items()}
         part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
         part._means = rows(self._means)

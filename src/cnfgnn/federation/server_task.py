@@ -38,6 +38,7 @@ from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
 from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
+from cnfgnn.live.engine import check_no_inputs
 from cnfgnn.models.params import part
 from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
@@ -233,6 +234,7 @@ def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experimen
 def _live(context: TaskContext) -> dict[str, Any]:
     """Forecast at every step until the operator stops it."""
     run = _run_with_a_round(context)
+    check_no_inputs(run)
     span, warnings = forecast_span(context.spans, time.time())
     context.warn(warnings)
     _check_forecast_span(context, run, span)

@@ -115,8 +115,8 @@ class LiveCopies:
         remembered = read_json(kit / "local" / RECORD)
         return remembered is not None or plan.blur > 0 or CopyStore.exists(private_folder(plan, kit))
 
-    def blur(self, readings: Readings, sigma: float) -> Readings:
-        copy = self.store.blur(readings, sigma)
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        copy = self.store.blur(readings, sigma, name)
         if (count := self.store.count()) != self.known:
             record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
             write_private(self.record, json.dumps(record).encode())
