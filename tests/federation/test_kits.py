@@ -166,7 +166,8 @@ def test_an_owner_sets_how_ambiguous_files_are_read(tmp_path: Path) -> None:
     own = SiteData(read_site(tmp_path), tmp_path)
     assert str(own.truth.times[0]) == "2024-02-01T01:00:00"
     times = {"first": own.first, "last": own.last, "step": 3600, "utc": True, "newest": own.last}
-    assert own.describe() == times | {"blur": 0, "measured": len(own.counted), "ignored": 0}
+    about = {"blur": 0, "measured": len(own.counted), "ignored": 0, "variables": [], "covariates": []}
+    assert own.describe() == times | about
     for wrong, sentence in {
         'zone = "Europe/Paris"': "reading: unknown setting 'zone'",
         'timezone = "Paris"': "reading.timezone: there is no time zone 'Paris'",

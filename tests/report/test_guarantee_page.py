@@ -12,7 +12,8 @@ from selenium import webdriver
 from cnfgnn.privacy.explanation import Guarantee, Measures, caveats, explain
 from cnfgnn.report import guarantee_page as drawing
 from cnfgnn.report.guarantee_page import guarantee_page
-from tests.browser import BROWSER, DRIVER, Browser, driver  # noqa: F401
+from tests.browser import BROWSER, DRIVER, driver  # noqa: F401
+from tests.report.test_browser import Browser
 
 MPH = Measures("mph", 300)
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
-from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries, PreparedInputs, seconds_of
+from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries, seconds_of
 from cnfgnn.data.linear import FOLDS, Forecasters, Sample, calendar_inputs
+from cnfgnn.data.prepared_inputs import PreparedInputs
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows

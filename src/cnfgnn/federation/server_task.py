@@ -38,10 +38,10 @@ from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
 from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
-from cnfgnn.live.engine import check_no_inputs
 from cnfgnn.models.params import part
 from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import check_no_inputs
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import to_go_on, train_run_with
 from cnfgnn.runs.training_loop import evaluate

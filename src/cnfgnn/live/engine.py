@@ -21,14 +21,14 @@ from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import DataError, RunError
+from cnfgnn.errors import DataError
 from cnfgnn.live.forecasts import quality_of
 from cnfgnn.models.params import part
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import with_rows_ahead
+from cnfgnn.runs.forecast import check_no_inputs, with_rows_ahead
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -154,16 +154,6 @@ class Engine:
         saved = store.read(tag)
         for prefix, data in of.items():
             data.restore(part(saved, prefix))
-
-
-def check_no_inputs(run: Run) -> None:
-    """Refuse a run that forecasts from more than the readings that arrive."""
-    if run.config.model.takes_inputs and any(run.data.inputs):
-        problem = (
-            f"was trained with further inputs ({run.data.inputs}), which a live service does not receive:"
-            " train a run without them, with --set data.inputs=none"
-        )
-        raise RunError(run.folder, problem)
 
 
 def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:

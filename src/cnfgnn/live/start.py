@@ -22,7 +22,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, check_no_inputs, last_rows
+from cnfgnn.live.engine import KEPT_ROWS, Engine, last_rows
 from cnfgnn.live.folder_source import FolderSource, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
@@ -37,6 +37,7 @@ from cnfgnn.live.tracking import open_tracking
 from cnfgnn.live.web import Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
+from cnfgnn.runs.forecast import check_no_inputs
 
 PORT = 8707
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")

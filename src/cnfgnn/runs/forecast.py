@@ -159,3 +159,13 @@ def with_rows_ahead(readings: Readings, horizon: int) -> Readings:
         values=np.concatenate([readings.values, np.full((horizon, n), np.nan, dtype=np.float32)]),
         missing=np.concatenate([readings.missing, np.ones((horizon, n), dtype=np.bool_)]),
     )
+
+
+def check_no_inputs(run: Run) -> None:
+    """Refuse a run that forecasts from more than the readings that arrive."""
+    if run.config.model.takes_inputs and any(run.data.inputs):
+        problem = (
+            f"was trained with further inputs ({run.data.inputs}), which a live service does not receive:"
+            " train a run without them, with --set data.inputs=none"
+        )
+        raise RunError(run.folder, problem)
