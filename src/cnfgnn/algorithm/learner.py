@@ -138,10 +138,10 @@ class GraphLearner:
             repeated, self._repeated = self._repeated, None
             return self._descend_in_parts(repeated, grad_h_G)
         assert self._kept is not None
-        (h_G, inputs), self._kept = self._kept, None  # kept alive, it would hold on to an old recording
-        grad, *more = torch.autograd.grad(h_G, [self.weights, *inputs], grad_h_G)
+        (h_G, wanted), self._kept = self._kept, None  # kept alive, it would hold on to an old recording
+        grad, *more = torch.autograd.grad(h_G, [self.weights, *wanted], grad_h_G)
         self.step(grad)
-        return more[0] if inputs else None
+        return more[0] if wanted else None
 
     @torch.no_grad()
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:

@@ -206,7 +206,7 @@ class PreparedSeries:
             self.available[split] = None if available.all() else torch.tensor(available, device=device)
         # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
         self.linear: dict[str, Forecasters] = {}
-        self._fold_of: Tensor  # (w,): the fold of each training window
+        self._fold_of = torch.empty(0, dtype=torch.long, device=device)  # of each training window
         self._told = 2 * model.level_width
         self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
         if model.linear:

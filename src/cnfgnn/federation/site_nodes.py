@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.algorithm.compute import SHARE, Compute
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
@@ -54,7 +56,7 @@ class SiteNodes:
         try:
             self.plan = read_site(self.kit)
             compute = Compute.of(ComputeConfig(device=self.plan.device))
-            self.memory = self.plan.memory or int(SHARE * compute.memory())
+            self.memory = self.plan.memory or compute.limit
             self.data = SiteData(self.plan, self.kit)
             for warning in self.data.warnings():
                 log.warning("%s", warning)
@@ -98,6 +100,7 @@ class SiteNodes:
             raise ConfigError("readings", self.problem)
         keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
+        compute = replace(compute, gib=self.memory / GIB)
         try:
             store, current = SiteStore(self.kit, terms.run, self.plan.sensors), self.data.series(terms)
         except CnfgnnError as error:
