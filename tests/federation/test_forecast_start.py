@@ -187,7 +187,7 @@ def test_sensors_without_recent_readings_are_counted_and_the_others_of_their_sit
     assert latest.notna().all().tolist() == [True, False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_real_processes_forecast_while_one_site_leads_and_one_lags(tmp_path: Path) -> None:
     data = city_on_disk(tmp_path / "city", days=2)
     ends = pd.Timestamp(data.readings.times[-1])

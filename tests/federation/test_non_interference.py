@@ -16,14 +16,16 @@ from tensorboard.util.tensor_util import make_ndarray
 from cnfgnn.attack.recording import RECORDING_FILE
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
+from cnfgnn.errors import ConfigError
 from cnfgnn.federation import processes
 from cnfgnn.federation.server_task import RUNS, Task
 from cnfgnn.federation.site_copies import FOLDER
 from cnfgnn.federation.site_nodes import NOT_READ_YET
 from cnfgnn.federation.site_owner import EVALUATIONS, FORECASTS
 from cnfgnn.federation.task_client import TaskError
+from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.federation import fault_injection
-from tests.federation.message_log import MESSAGES
+from tests.federation.message_log import MESSAGES, digest
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (
     ENGINE_WARNINGS,
@@ -44,6 +46,8 @@ RESTARTED = (
     "it has not been prepared",
     "it is still working on an earlier request",
 )
+# The same in answer to a request: a site that was restarted may be asked before it has read its files.
+STILL_READING = digest(encode_answers([Answer("join", str(ConfigError("readings", NOT_READ_YET)))]))
 
 
 @dataclass
@@ -88,6 +92,8 @@ def messages(server: Path) -> Iterator[dict[str, Any]]:
         if message["answer"] == "lost" and fields["reason"] in RESTARTED:
             continue
         if message["answer"] == "hello" and fields.get("problem") == NOT_READ_YET:
+            continue
+        if message["payload"] == STILL_READING:
             continue
         if message["asked"] in ("run", "wait"):  # the answer comes to whichever was asked last
             message["asked"] = "run"

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_killed_jobs_and_killed_sites_rejoin_a_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north", "south") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
@@ -86,7 +86,7 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_restart(tm
             session.state("0bd6bd6e-0000-0000-0000-000000000000")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_site_that_connects_late_gets_the_running_job(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made), jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north", "south"])
@@ -109,7 +109,7 @@ def test_a_site_that_connects_late_gets_the_running_job(tmp_path: Path) -> None:
         wait_until(lambda: forgot(made["south"]), "south forgets the job")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_sites_accept_a_new_job_after_the_server_or_its_job_was_killed(tmp_path: Path) -> None:
     with federation(tmp_path, "north") as (_, made):
         with jobs.connect(made["server"]) as session:

@@ -74,7 +74,7 @@ def test_processes_give_what_this_process_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [2])
 def test_more_rounds_go_on_where_fewer_ended(jobs: int, tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)
