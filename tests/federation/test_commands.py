@@ -102,6 +102,7 @@ def _passes(kit: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_an_operator_starts_trains_stops_resumes_and_forecasts(kits: Mapping[str, Path]) -> None:
     """How a recorded evaluation is printed is in test_same_result.py."""
     server = kits["server"]
