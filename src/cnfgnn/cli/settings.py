@@ -107,13 +107,14 @@ def resolve(
     for option in ("method", "size"):
         if option in wanted:
             raise ConfigError(option, f"give it as --{option}, because other settings depend on it")
-    if data is not None:
-        wanted["data.path"] = str(data.absolute())
-    if seed is not None:
-        wanted["seed"] = seed
-    if device is not None:
-        wanted["compute.device"] = device
-    return configured.with_given(chosen).with_changes(wanted)
+    return configured.with_given(chosen).with_changes(wanted | _of_options(data, seed, device))
+
+
+def _of_options(data: Path | None, seed: int | None, device: str | None) -> dict[str, Any]:
+    """The settings that have options of their own, as far as they were given."""
+    path = None if data is None else str(data.absolute())
+    given = {"data.path": path, "seed": seed, "compute.device": device}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def changes_to_go_on(
@@ -134,12 +135,7 @@ def changes_to_go_on(
     if method is not None or defaults.method != method_of(earlier.method).name:
         wanted["method"] = method_of(method or defaults.method).name
     wanted |= dict(toml.parse_change(text) for text in changes)
-    if data is not None:
-        wanted["data.path"] = str(data.absolute())
-    if seed is not None:
-        wanted["seed"] = seed
-    if device is not None:
-        wanted["compute.device"] = device
+    wanted |= _of_options(data, seed, device)
     return wanted
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +26,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Watcher, train_run
 
 METHOD = "cnfgnn-plus"
+SHOWN_WITHIN = 30.0  # seconds for the last forecast, after all readings have been played
 SENSORS, DAYS, ROUNDS = 24, 8.0, 3
 ROWS_A_DAY = 288
 
@@ -104,21 +106,25 @@ def show(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, service.stopping.set)
         compared, begun = Comparison(demo.played), time.perf_counter()
+        last = demo.played.times[min(rows, len(demo.played.times)) - 1].astype("datetime64[s]")
+        last_shown = threading.Event()
 
         def told(made: Forecast) -> None:
             compared.add(made)
             counts = ", ".join(f"{count} {name}" for name, count in made.counts().items() if count)
             say(f"{service.zone.write(made.step)}: {counts}; {compared}".removesuffix("; "))
+            if made.step >= last.astype(np.int64):
+                last_shown.set()
 
         def play() -> None:
-            until = demo.played.times[min(rows, len(demo.played.times)) - 1] + np.timedelta64(1, "s")
             with closing(Player(process.address)) as player:
-                for _ in replay(demo.played, player, settings.speed, until=until):
+                for _ in replay(demo.played, player, settings.speed, until=last + np.timedelta64(1, "s")):
                     if service.stopping.is_set():
                         return
             took = time.perf_counter() - begun
             say(f"{rows} steps were played in {took:.0f} s")
             if once:
+                last_shown.wait(SHOWN_WITHIN)
                 loop.call_soon_threadsafe(service.stopping.set)
 
         service.listeners.append(told)
