@@ -64,6 +64,7 @@ def test_weights_that_are_held_elsewhere_are_brought_back(
     assert_same(expected, apart)
 
 
+@pytest.mark.slow
 def test_averages_are_taken_as_groups_finish_and_counted_as_if_all_had_sent_theirs(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

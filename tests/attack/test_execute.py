@@ -47,6 +47,7 @@ def test_the_whole_series_is_found_from_hidden_states_alone(
     assert found.newest.readings <= 60 * 3  # three sensors are attacked, the fourth colludes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
@@ -71,6 +72,7 @@ def test_attacks_do_not_depend_on_the_attacked_readings(
         assert torch.equal(estimate.by_window(), after[name].by_window()), name
 
 
+@pytest.mark.slow
 def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset, tmp_path: Path) -> None:
     """The series that is found is the copy; smoothed, it is as near to the truth as the smoothed copy."""
     sigma = 5.0

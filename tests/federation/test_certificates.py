@@ -103,6 +103,7 @@ def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tm
         certificates.revoked(server)
 
 
+@pytest.mark.slow
 def test_a_server_whose_port_is_in_use_is_refused_at_once(tmp_path: Path) -> None:
     port, other = free_ports(2)
     made = kits.make_kits(
