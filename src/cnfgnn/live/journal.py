@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from cnfgnn.errors import RunError, StorageError
+from cnfgnn.live.store import transaction
 from cnfgnn.live.watch import Step
 
 TABLES = (
@@ -60,21 +61,19 @@ class Journal:
     def write_state(self, state: State, row: int) -> None:
         """Keep a state; the steps up to its row are no longer needed. Any thread may do so."""
         plain = save({name: np.array(array, order="C") for name, array in state.items()})
-        with self._explained(), closing(self._connected()) as another:
-            another.execute("BEGIN IMMEDIATE")
-            with another:
-                another.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, plain))
-                another.execute("DELETE FROM steps WHERE row <= ?", (row,))
+        with self._explained(), closing(self._connected()) as another, transaction(another):
+            another.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, plain))
+            another.execute("DELETE FROM steps WHERE row <= ?", (row,))
 
     def begin(self, state: State) -> None:
         """Keep the first state of a model; nothing of another one is needed any more."""
-        with self._transaction():
+        with self._explained(), transaction(self._database):
             self._database.execute("DELETE FROM steps")
         self.write_state(state, -1)
 
     def add(self, steps: Sequence[Step]) -> None:
         """Keep steps that have been taken since the last state."""
-        with self._transaction():
+        with self._explained(), transaction(self._database):
             self._database.executemany(
                 "INSERT OR REPLACE INTO steps VALUES (?, ?)", [(step.row, _bytes(step)) for step in steps]
             )
@@ -94,13 +93,6 @@ class Journal:
         numbers = np.frombuffer(stored, dtype="<f8").reshape(self._shape)
         last_row = numbers[:, 2].astype(np.int64)
         return Step(row, numbers[:, 0].copy(), numbers[:, 1].copy(), last_row, numbers[:, 3:].copy())
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._explained():
-            self._database.execute("BEGIN IMMEDIATE")
-            with self._database:
-                yield
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ class ReadingStore:
 
     def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
         """Store readings, and how far their files have been read; all of it is on disk when this returns."""
-        with self._transaction():
+        with self._explained(), transaction(self._database):
             self._database.executemany(
                 "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
                 ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
@@ -103,13 +103,6 @@ class ReadingStore:
     # -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._explained():
-            self._database.execute("BEGIN IMMEDIATE")
-            with self._database:
-                yield
-
-    @contextmanager
     def _explained(self) -> Iterator[None]:
         """Errors of SQLite as errors that name the file."""
         try:
@@ -118,3 +111,11 @@ class ReadingStore:
             raise StorageError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Inside, everything is written, or nothing is."""
+    database.execute("BEGIN IMMEDIATE")
+    with database:
+        yield
