@@ -89,7 +89,6 @@ class LiveService:
     listeners        called in the event loop with every new forecast
     alarm_listeners  called in the event loop with all alarms whenever one begins or ends
     problems         what does not work at the moment, in a sentence for each part
-    on_switch        called in the model's thread with an engine that replaces the one before
     """
 
     def __init__(
@@ -111,7 +110,6 @@ class LiveService:
         self.started = clock.now()
         self.listeners: list[Callable[[Forecast], None]] = []
         self.problems: dict[str, str] = {}
-        self.on_switch: list[Callable[[LiveModel], None]] = []
         self.metrics = Metrics(clock.now, lambda: self.is_stale)
         self.stopping = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -267,8 +265,6 @@ class LiveService:
                     self.tracking.use(engine, intervals)
                 except Exception as error:  # a full disk does not keep a better model away
                     self.failed("watch", error)
-            for listener in self.on_switch:
-                listener(engine)
 
         await asyncio.get_running_loop().run_in_executor(self._model, switch)
 
