@@ -36,6 +36,7 @@ ON_THE_WIRE = {
     "calendar",
     "personal",
     "personal_head",
+    "members",
     "sent",
     "loss",
     "decay_rounds",

@@ -235,7 +235,7 @@ class Clients:
 
     def _learned(self, grad_h_G: Tensor) -> Tensor:
         """The part of a gradient that belongs to what the Graph Network learns."""
-        return grad_h_G[..., : self.settings.model.embedding]
+        return grad_h_G[..., : self.settings.model.learned_width]
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         grad_h_G = torch.empty_like(h_G)

@@ -17,7 +17,7 @@ from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.algorithm.working_memory import network_windows
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
-from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
+from cnfgnn.models.graphnet import Edges, GraphNetwork, GraphNetworks, Mask, means
 from cnfgnn.models.params import Packing, part
 
 ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
@@ -38,17 +38,14 @@ class GraphLearner:
     """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
-        width = model.sent_width
-        gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
-        gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
-        self.gn = gn.to(compute.device, compute.dtype)
+        self.gn = _drawn(model, seed).to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
         # one vector, so that Adam takes one pass
         self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        suited = _kernels_support(model.gn_widths) and not model.gn_mean
+        suited = _kernels_support(model.gn_widths) and not model.gn_mean and model.members == 1
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
         self.levels = model.level_width
         self.width = model.embedding_width
@@ -79,7 +76,7 @@ class GraphLearner:
 
     def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G (n b h) of h_c (n b h), differentiable for both h_c and `weights`."""
-        if self.by_kernels:
+        if self.by_kernels and isinstance(self.gn, GraphNetwork):
             from cnfgnn.models.kernels.graph import graph_network
 
             weights, mask = self.packing.views(self.weights.bfloat16()), Mask.of(present, graph)
@@ -178,6 +175,17 @@ class GraphLearner:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.load_weights(state)
         self.adam.load(part(state, "adam."))
+
+
+def _drawn(model: ModelConfig, seed: int) -> GraphNetwork | GraphNetworks:
+    """The Graph Network, or one for each member, with weights from the seed."""
+    width = model.level_width + model.sent_by_member
+    networks = [
+        GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
+        for _ in range(model.members)
+    ]
+    gn = networks[0] if model.members == 1 else GraphNetworks(networks, model.level_width)
+    return gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
 
 
 def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -> Tensor | None:
