@@ -1,4 +1,4 @@
-"""Several networks side by side in one node model: each is what it would be alone, and forecasts are means."""
+"""Several networks side by side in one node model: each is what it would be alone, forecasts are means."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def weights(experiment: Experiment) -> tuple[Params, Params]:
     assert isinstance(strategy, Server | Pooled)
     if isinstance(strategy, Server):
         strategy.nodes.flush()
-    network = {} if strategy.gn is None else {name: w for name, w in strategy.gn.gn.state_dict().items()}
+    network = {} if strategy.gn is None else dict(strategy.gn.gn.state_dict())
     return experiment.owners[0][1].theta, network
 
 
