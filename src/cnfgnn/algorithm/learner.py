@@ -20,7 +20,8 @@ from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
 from cnfgnn.models.params import Packing, part
 
-ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
+# (Edges + nodes) x windows in one pass without gradients: bounds memory and fits the caches of a CPU.
+ROWS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 20}
 
 
 class _Inputs(NamedTuple):
@@ -48,7 +49,7 @@ class GraphLearner:
         self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        suited = _kernels_support(model.gn_widths) and not model.gn_mean
+        suited = _kernels_support(model.gn_widths)
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
         self.levels = model.level_width
         self.width = model.embedding_width
@@ -147,7 +148,9 @@ class GraphLearner:
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.width, dtype=h_c.dtype, device=h_c.device)
-        width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
+        at_once = ROWS_AT_ONCE.get(self.compute.device.type, ROWS_AT_ONCE["cpu"])
+        fitting = self._windows(len(h_c), len(graph.weights), self.compute)
+        width = max(1, min(fitting, at_once // (len(graph.weights) + len(h_c))))
         network = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
         for start in range(0, h_c.shape[1], width):
             windows = slice(start, start + width)
@@ -158,7 +161,7 @@ class GraphLearner:
 
     def level_means(self, levels: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """(n w k) -> (n w 2k): the means of levels over neighbours and over all, a few windows at a time."""
-        at_once = max(1, 8 * ROWS_AT_ONCE // (len(graph.weights) + len(levels)))
+        at_once = max(1, 8 * ROWS_AT_ONCE["cpu"] // (len(graph.weights) + len(levels)))
         parts = [
             means(levels[:, windows].to(self.compute.dtype), graph, _at(present, windows, levels.device))
             for windows in slices(levels.shape[1], at_once)
