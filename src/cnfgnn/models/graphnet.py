@@ -200,7 +200,7 @@ class GraphNetwork(nn.Module):
 
 
 class GraphNetworks(nn.Module):
-    """A Graph Network for each member of the node models, side by side.
+    """A Graph Network for each member of the node models.
 
     The beginning of h_c, `common` numbers, is an input of each; the rest belongs to one member after another,
     and so does h_G.
@@ -218,12 +218,13 @@ class GraphNetworks(nn.Module):
 
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
         """(n b h) -> h_G (n b h)."""
+        inputs = zip(self.networks, self.inputs(h_c), strict=True)
+        return torch.cat([network(x, graph, present) for network, x in inputs], dim=-1)
+
+    def inputs(self, h_c: Tensor) -> list[Tensor]:
+        """What each network gets of h_c."""
         common, own = h_c[..., : self.common], h_c[..., self.common :].chunk(len(self.networks), dim=-1)
-        h_G = [
-            network(torch.cat([common, part], dim=-1), graph, present)
-            for network, part in zip(self.networks, own, strict=True)
-        ]
-        return torch.cat(h_G, dim=-1)
+        return [torch.cat([common, part], dim=-1) for part in own]
 
 
 def means(x: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
