@@ -35,7 +35,8 @@ def test_training_evaluation_and_forecasts_equal_the_simulators(tmp_path: Path) 
     """With `cnfgnn-plus`, which has all that a method can have. Weights of `at-fedavg` are compared in
     test_recovery.py, and its forecasts in test_forecast_start.py."""
     data = city_on_disk(tmp_path / "city")
-    c = config(2, "cnfgnn-plus", **{"training.server_batch": 64, "training.average_every": 3})
+    changes = {"training.server_batch": 64, "training.average_every": 3, "model.members": 2}
+    c = config(2, "cnfgnn-plus", **changes)
     with running_federation(tmp_path, data) as sites:
         for name in SITES:  # as in the simulator: otherwise the server has errors without personal weights
             settings = sites.kits[name] / "local" / "site.toml"
