@@ -65,7 +65,12 @@ def begin_as(alone: Experiment, together: Experiment, k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["cnfgnn-plus", "at-fedavg", "mlp-fedavg", "gru-gn-central", "cnfgnn-private"]
+    "method",
+    [
+        "cnfgnn-plus",
+        pytest.param("at-fedavg", marks=pytest.mark.slow),
+        *("mlp-fedavg", "gru-gn-central", "cnfgnn-private"),  # slow, too
+    ],
 )
 def test_a_training_of_several_members_is_that_of_each_of_them(method: str, hourly: Dataset) -> None:
     together = simulate(hourly, members(method))
@@ -87,16 +92,16 @@ def test_a_training_of_several_members_is_that_of_each_of_them(method: str, hour
     assert not torch.allclose(together.strategy.score("validation").best_known, first)
 
 
+@pytest.mark.slow
 def test_however_nodes_are_put_into_groups_members_learn_the_same() -> None:
     config = members("cnfgnn-plus")
     assert_same(trained(config, None), trained(config, [[0, 3], [1, 4, 5], [2]]))
 
 
-@pytest.mark.parametrize("wire", ["full", "int8"])
-def test_members_send_as_many_times_the_numbers_but_levels_only_once(wire: str, hourly: Dataset) -> None:
+def test_members_send_as_many_times_the_numbers_but_levels_only_once(hourly: Dataset) -> None:
     sent = []
     for count in (1, K):
-        config = members("cnfgnn-plus", count, **{"training.wire": wire, "compute.precision": "fp32"})
+        config = members("cnfgnn-plus", count, **{"training.wire": "int8"})
         experiment = simulate(hourly, config)
         server(experiment).round(1)
         server(experiment).nodes.flush()

@@ -13,7 +13,7 @@ never see each other: each has its own part of h_c and h_G, and learns from its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,10 +80,9 @@ class PlusModel(EncoderDecoder):
     def state(self) -> int:
         """Width of a member's decoder state, which starts as [h_c ; h_G]; with a linear forecast, if all
         steps are forecast at once, as [h_c ; h_G ; linear forecast]."""
-        config, others = self.config, self.members - 1
-        linear = config.linear and config.decoder == "direct"
-        of_others = others * (config.hidden + config.embedding)
-        return self.hidden + self.embedding - of_others + (self.horizon if linear else 0)
+        alone = replace(self.config, members=1)
+        linear = alone.linear and alone.decoder == "direct"
+        return alone.state_width + alone.embedding_width + (self.horizon if linear else 0)
 
     @property
     def features(self) -> int:
