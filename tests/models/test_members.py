@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.forecaster import Forecaster
-from cnfgnn.config.settings import Config, ModelConfig
+from cnfgnn.config.settings import Config, Loss, ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.errors import ConfigError
 from cnfgnn.models.params import Params, is_personal, own
@@ -49,11 +49,11 @@ def of_member(theta: Params, k: int) -> Params:
     return {name: w[:, k] for name, w in theta.items()}
 
 
-def alone(config: ModelConfig, x: Tensor, k: int, common: slice, sent: int) -> Tensor:
+def alone(x: Tensor, k: int, common: int, sent: int) -> Tensor:
     """What one member has of a state in which the sent parts of all members come first."""
-    rest = x[..., common.stop :]
+    rest = x[..., common:]
     first, last = rest[..., : K * sent].chunk(K, -1), rest[..., K * sent :].chunk(K, -1)
-    return torch.cat([x[..., common], first[k], last[k]], dim=-1)
+    return torch.cat([x[..., :common], first[k], last[k]], dim=-1)
 
 
 @pytest.mark.parametrize("m", [1, N])
@@ -69,7 +69,7 @@ def test_members_encode_and_forecast_as_if_they_were_alone_and_their_mean_is_the
     h_G = torch.randn(N, B, wide.embedding_width).double() if config.embedding else None
     forecasts = []
     for k in range(K):
-        own_h_c = alone(config, h_c, k, slice(0, config.level_width), config.sent_by_member)
+        own_h_c = alone(h_c, k, config.level_width, config.sent_by_member)
         torch.testing.assert_close(own_h_c, one.encode(of_member(theta, k), data))
         own_h_G = None
         if h_G is not None:
@@ -92,7 +92,7 @@ def test_the_first_member_is_drawn_like_a_model_without_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["square", "absolute"])
-def test_each_member_gets_the_gradient_of_its_own_loss(kind: str) -> None:
+def test_each_member_gets_the_gradient_of_its_own_loss(kind: Loss) -> None:
     torch.manual_seed(5)
     config, data = replace(ALL, levels=True), readings()
     together, one = members(config), PlusModel(config, HISTORY, HORIZON)
@@ -100,11 +100,11 @@ def test_each_member_gets_the_gradient_of_its_own_loss(kind: str) -> None:
     compute = Compute.of(
         Config().with_changes({"compute.device": "cpu", "compute.precision": "fp64"}).compute
     )
-    losses = Forecaster(together, compute, kind).losses(theta, data, None, None)  # type: ignore[arg-type]
+    losses = Forecaster(together, compute, kind).losses(theta, data, None, None)
     grads = dict(zip(theta, torch.autograd.grad(losses.sum(), list(theta.values())), strict=True))
     for k in range(K):
         apart = {name: w.detach()[:, k].clone().requires_grad_() for name, w in theta.items()}
-        loss = data.losses(one.forecast(apart, data, None), kind).sum()  # type: ignore[arg-type]
+        loss = data.losses(one.forecast(apart, data, None), kind).sum()
         for name, grad in zip(apart, torch.autograd.grad(loss, list(apart.values())), strict=True):
             torch.testing.assert_close(grads[name][:, k], grad)
 

@@ -131,4 +131,4 @@ def test_a_run_with_members_is_saved_and_forecasts_as_it_was_evaluated(
     assert evaluate_run(run, hourly, "validation").overall == run.progress.best.validation
     readings = hourly.readings
     readings.values[-12:] = np.nan_to_num(readings.values[-12:], nan=50.0)
-    assert np.isfinite(forecast_run(run, hourly)).all(axis=None)
+    assert np.isfinite(forecast_run(run, hourly).to_numpy()).all()

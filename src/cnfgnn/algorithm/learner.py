@@ -91,7 +91,7 @@ class GraphLearner:
         weights = self.packing.views(self.weights.bfloat16())
         if isinstance(self.gn, GraphNetwork):
             return graph_network(self.gn, weights, h_c, graph, mask)
-        networks, inputs = self.gn.networks, self.gn.inputs(h_c)
+        networks, inputs = self.gn.members, self.gn.inputs(h_c)
         each = len(weights) // len(networks)
         h_G = [
             graph_network(gn, weights[k * each : (k + 1) * each], x, graph, mask)
@@ -198,8 +198,10 @@ def _drawn(model: ModelConfig, seed: int) -> GraphNetwork | GraphNetworks:
         GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
         for _ in range(model.members)
     ]
-    gn = networks[0] if model.members == 1 else GraphNetworks(networks, model.level_width)
-    return gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
+    draws, zero_u = generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0
+    if model.members == 1:
+        return networks[0].init(draws, zero_u)
+    return GraphNetworks(networks, model.level_width).init(draws, zero_u)
 
 
 def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -> Tensor | None:

@@ -210,15 +210,20 @@ class GraphNetworks(nn.Module):
         super().__init__()
         self.networks, self.common = nn.ModuleList(networks), common
 
+    @property
+    def members(self) -> list[GraphNetwork]:
+        """The networks, one after the other."""
+        return [network for network in self.networks if isinstance(network, GraphNetwork)]
+
     def init(self, generator: torch.Generator, zero_u: int = 0) -> GraphNetworks:
         """Draw the weights of one network after the other, see `GraphNetwork.init`."""
-        for network in self.networks:
+        for network in self.members:
             network.init(generator, zero_u)
         return self
 
     def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
         """(n b h) -> h_G (n b h)."""
-        inputs = zip(self.networks, self.inputs(h_c), strict=True)
+        inputs = zip(self.members, self.inputs(h_c), strict=True)
         return torch.cat([network(x, graph, present) for network, x in inputs], dim=-1)
 
     def inputs(self, h_c: Tensor) -> list[Tensor]:

@@ -292,17 +292,17 @@ class PlusModel(EncoderDecoder):
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
         """(n k b h) -> (n k b t): the shared output layer, plus the node's own correction."""
-        n, size = len(state), (state.shape[0], state.shape[1], state.shape[2])
+        n, k, b = state.shape[:3]
         with torch.autocast(state.device.type, enabled=False):
             state = state.to(theta["output.weight"].dtype)
             folded = _fold(state, theta["output.weight"].shape[0])
-            y_hat = _unfold(_linear(theta, "output", folded), size)
+            y_hat = _unfold(_linear(theta, "output", folded), (n, k, b))
             if "output.personal.weight" in theta:
                 of_nodes = {
                     name: theta[name].expand(n, *theta[name].shape[1:])
                     for name in ("output.personal.weight", "output.personal.bias")
                 }
-                y_hat = y_hat + _unfold(_linear(of_nodes, "output.personal", _fold(state, n)), size)
+                y_hat = y_hat + _unfold(_linear(of_nodes, "output.personal", _fold(state, n)), (n, k, b))
         return y_hat
 
 
