@@ -333,7 +333,7 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 def _apart(x: Tensor, members: int) -> Tensor:
     """(n b kh) -> (n k b h)."""
-    return x.unflatten(-1, (members, x.shape[-1] // members)).transpose(1, 2)
+    return x.reshape(*x.shape[:2], members, x.shape[-1] // members).transpose(1, 2)
 
 
 def _linear(theta: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
