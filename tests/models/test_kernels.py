@@ -165,8 +165,10 @@ def test_graph_network(
         return
     with torch.autocast(DEVICE.type, torch.bfloat16):  # small gradients suffer from rounding, here as there
         rounded = with_gradients(gn(h_c, graph, present).float())
+    # In a network of a few nodes, one rectifier that rounding flips changes a fifth of a gradient.
+    allowed = 5e-2 if n >= 40 else 0.25
     for ours, plain, exact in zip(actual, rounded, expected, strict=True):
-        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 5e-2 * exact.norm()
+        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + allowed * exact.norm()
 
 
 def test_adam_leaves_inactive_rows_unchanged() -> None:

@@ -22,7 +22,7 @@ CONFIGS = [
     SMALL,
     replace(SMALL, calendar=3, personal=2, personal_head=True, gaps=True, profile=True, embedding=0),
     replace(ALL, levels=True, sent=4),
-    replace(ALL, linear=True, levels=True),
+    replace(ALL, linear=True, levels=True, personal_layers=True),
 ]
 
 

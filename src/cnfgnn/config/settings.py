@@ -180,6 +180,11 @@ class ModelConfig:
         "Give each node its own correction of the output layer, which stays at the node.",
         sent_to_nodes=True,
     )
+    personal_layers: bool = setting(
+        False,
+        "Give each node its own correction of the first layers of a perceptron and of a direct decoder, too.",
+        sent_to_nodes=True,
+    )
     members: int = setting(
         1,
         "Number of networks that train side by side from different initial weights; a forecast is the mean of"

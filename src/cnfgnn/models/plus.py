@@ -127,9 +127,14 @@ class PlusModel(EncoderDecoder):
         if config.linear:  # training begins with the linear forecast alone
             theta["output.weight"].zero_()
             theta["output.bias"].zero_()
-        if config.personal_head:
-            theta["output.personal.weight"] = torch.zeros(1, steps, self.state)
-            theta["output.personal.bias"] = torch.zeros(1, steps)
+        own = {"output": (steps, self.state)} if config.personal_head else {}
+        if config.personal_layers and config.encoder == "perceptron":
+            own["encoder"] = (h, self.features)
+        if config.personal_layers and config.decoder == "direct":
+            own["decoder"] = (self.state, self.state)
+        for part, shape in own.items():
+            theta[f"{part}.personal.weight"] = torch.zeros(1, *shape)
+            theta[f"{part}.personal.bias"] = torch.zeros(1, shape[0])
         return theta
 
     # ---- encoder ------------------------------------------------------------------------------------
@@ -170,8 +175,11 @@ class PlusModel(EncoderDecoder):
             parts.append(self._for_each(batch.others))
         h = _fold(torch.cat(parts, dim=-1), m)
         for layer in range(HIDDEN_LAYERS):
-            above = torch.relu(_linear(theta, f"encoder.{layer}", h))
-            h = above if layer == 0 else h + above
+            above = _linear(theta, f"encoder.{layer}", h)
+            if layer == 0:
+                h = torch.relu(_corrected(theta, "encoder", h, above, size))
+            else:
+                h = h + torch.relu(above)
         return _unfold(h, size)
 
     def _context(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -234,7 +242,8 @@ class PlusModel(EncoderDecoder):
             assert batch.linear_change is not None
             start = torch.cat([start, self._for_each(batch.linear_change.to(start.dtype))], dim=-1)
         folded = _fold(start, m)
-        state = folded + torch.relu(_linear(theta, "decoder.0", folded))
+        within = _corrected(theta, "decoder", folded, _linear(theta, "decoder.0", folded), size)
+        state = folded + torch.relu(within)
         y_hat = self._out(theta, _unfold(state, size)).transpose(0, 1)
         return y_hat if simple is None else y_hat + simple
 
@@ -292,18 +301,11 @@ class PlusModel(EncoderDecoder):
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
         """(n k b h) -> (n k b t): the shared output layer, plus the node's own correction."""
-        n, k, b = state.shape[:3]
+        size = (state.shape[0], state.shape[1], state.shape[2])
         with torch.autocast(state.device.type, enabled=False):
-            state = state.to(theta["output.weight"].dtype)
-            folded = _fold(state, theta["output.weight"].shape[0])
-            y_hat = _unfold(_linear(theta, "output", folded), (n, k, b))
-            if "output.personal.weight" in theta:
-                of_nodes = {
-                    name: theta[name].expand(n, *theta[name].shape[1:])
-                    for name in ("output.personal.weight", "output.personal.bias")
-                }
-                y_hat = y_hat + _unfold(_linear(of_nodes, "output.personal", _fold(state, n)), (n, k, b))
-        return y_hat
+            folded = _fold(state.to(theta["output.weight"].dtype), theta["output.weight"].shape[0])
+            y_hat = _corrected(theta, "output", folded, _linear(theta, "output", folded), size)
+            return _unfold(y_hat, size)
 
 
 Size = tuple[int, int, int]
@@ -340,6 +342,18 @@ def _linear(theta: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """(mk B i) -> (mk B o)."""
     weight, bias = theta[f"{name}.weight"], theta[f"{name}.bias"]
     return linear(x, weight.reshape(-1, *weight.shape[-2:]), bias.reshape(-1, bias.shape[-1]))
+
+
+def _corrected(theta: Mapping[str, Tensor], part: str, x: Tensor, y: Tensor, size: Size) -> Tensor:
+    """y (mk B o), a layer's output for x (mk B i), plus each node's own correction of this layer."""
+    own = {
+        name: w for name, w in theta.items() if name.startswith(f"{part}.personal.") and "embed" not in name
+    }
+    if not own:
+        return y
+    n, (m, folded) = size[0], (len(y) // size[1], _unfold(x, size))
+    own = {name: w.expand(n, *w.shape[1:]) for name, w in own.items()}
+    return y + _fold(_unfold(_linear(own, f"{part}.personal", _fold(folded, n)), size), m)
 
 
 def _stacked(theta: Mapping[str, Tensor], layer: str) -> Params:
