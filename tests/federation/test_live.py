@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from cnfgnn.federation import live_engine
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
-from tests.federation.live_federation import LiveFederation
+from tests.federation.live_federation import LIVE_FOLDER, LiveFederation
+from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.small_service import wait_for
 from tests.privacy.test_by_construction import arrays_of, holds
 
@@ -33,6 +35,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> LiveFederation:
 
 @pytest.fixture
 def sites(trained: LiveFederation) -> Iterator[LiveFederation]:
+    with trained.live():
+        yield trained
+
+
+@pytest.fixture
+def begun(trained: LiveFederation) -> Iterator[LiveFederation]:
+    """The same, whose services have never run: the next row is the one after those in the files."""
+    trained.begin_again(trained.data, len(trained.readings("west")))
     with trained.live():
         yield trained
 
@@ -125,6 +135,53 @@ def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sit
     assert all(told["quality"] == "full" for told in made["south"]["sensors"].values())
     assert sites.live_status["sites"]["west"]["step"] != step
     assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
+# ---- what a site serves ------------------------------------------------------------------------------------
+
+
+def test_a_site_serves_ranges_errors_places_and_its_model_of_its_own_sensors(begun: LiveFederation) -> None:
+    for _ in range(4):
+        made = begun.forecasts(begun.send())
+    positions = begun.data.readings.positions
+    assert positions is not None
+    for name, columns in begun.sites.items():
+        own, client = {begun.data.readings.ids[k]: positions[k] for k in columns}, begun.client(name)
+        assert_same_ranges(made[name], undisturbed(begun.kits[name], begun.data, columns))
+        places = {told["id"]: told for told in client.get("/sensors?steps=1").json["sensors"]}
+        assert places.keys() == own.keys()
+        for sensor, place in own.items():
+            assert [places[sensor][key] for key in ("latitude", "longitude")] == pytest.approx(
+                place, abs=1e-5
+            )
+        watched = client.get("/watch").json
+        assert watched["sensors"].keys() == own.keys()
+        assert watched["overall"]["count"] >= (1 + 2 + 3) * len(columns)
+        model = client.get("/model").json
+        assert (model["site"], model["run"], model["round"], model["switches"]) == (name, "one", 1, [])
+        assert model["trained"] <= model["loaded"]
+        metrics = client.get("/metrics").body.decode()
+        assert 'cnfgnn_live_alarms{kind="frozen"} 0.0' in metrics
+        assert "cnfgnn_live_model_trained_timestamp_seconds 1." in metrics
+        latest = begun.kits[name] / LIVE_FOLDER / "latest.csv"
+        wait_for(partial(has_columns, latest, "low_80,high_80,low_95,high_95"), "latest.csv")
+        assert begun.live_status["sites"][name]["coverage"] is None
+
+
+def has_columns(file: Path, names: str) -> bool:
+    return file.exists() and file.read_text().splitlines()[0].endswith(f",{names}")
+
+
+def test_a_restarted_site_goes_on_with_its_ranges(begun: LiveFederation) -> None:
+    for _ in range(3):
+        begun.forecasts(begun.send())
+    before = begun.client("west").get("/watch").json["overall"]["count"]
+    begun.end_site("west")
+    begun.restart("west")
+    begun.wait_until_joined("west")
+    made = begun.forecasts(begun.send())
+    assert_same_ranges(made["west"], undisturbed(begun.kits["west"], begun.data, begun.sites["west"]))
+    assert begun.client("west").get("/watch").json["overall"]["count"] > before > 0
 
 
 # ---- what leaves a site ------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ import pytest
 
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import live_relay
-from cnfgnn.federation.live_page import LivePage, live_state
+from cnfgnn.federation.live_page import LivePage
 from cnfgnn.federation.live_relay import Relay, read_service
 from cnfgnn.federation.live_site import LiveTerms, settings_of
+from cnfgnn.federation.live_state import live_state
 from cnfgnn.federation.process_identity import identity
 from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
