@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.forecaster import Forecaster
+from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import PreparedSeries
-from cnfgnn.live.engine import Floats, Ints, window_of
+from cnfgnn.live.engine import Floats, Ints, key_of, window_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
 
@@ -42,13 +43,22 @@ log = logging.getLogger(__name__)
 
 
 class Ready(NamedTuple):
-    """A trained run at this site: what a forecast needs besides readings and an embedding."""
+    """A trained run at this site: what a forecast needs besides readings and an embedding.
+
+    run        its name and id, as the server told them
+    tag        the name of the state that was restored
+    intervals  finds the ranges as training, evaluations and forecasts have left them; None if there are none
+    trained    finds when that state was saved here, in seconds since 1970; None if it was not
+    """
 
     forecaster: Forecaster
     theta: Params
     data: PreparedSeries
     trust: Tensor | None
     run: str
+    tag: str
+    intervals: Callable[[], Intervals | None]
+    trained: Callable[[], float | None]
 
 
 class Embedding(NamedTuple):
@@ -61,6 +71,7 @@ class Embedding(NamedTuple):
 class SiteEngine:
     """The `LiveModel` of a site.
 
+    ids      the site's sensors
     copies   makes the blurred copy of readings; None if the copy is the readings
     show     hands the copy to the nodes
     patience seconds that a step's embedding may still take, given the time of the step
@@ -68,6 +79,7 @@ class SiteEngine:
 
     def __init__(
         self,
+        ids: Sequence[str],
         ready: Ready,
         cleaning: DataConfig,
         copies: Callable[[Readings], Readings] | None,
@@ -75,7 +87,7 @@ class SiteEngine:
         report: Callable[[str, Exception], None],
     ) -> None:
         self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
-        self.report = report
+        self.ids, self.report = tuple(ids), report
         self.patience: Callable[[int], float] = lambda step: 0.0
         self.history, self.horizon = ready.data.history, ready.data.horizon
         self.has_network = ready.forecaster.model.embedding > 0
@@ -87,8 +99,17 @@ class SiteEngine:
         self.joined = False  # whether the server counts on this site for the next step
         self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
+        self._last: tuple[Readings, Readings, Readings] | None = None
+
+    def suits(self, ready: Ready) -> bool:
+        """Whether forecasts of this run are as long, and need as many readings."""
+        return (ready.data.history, ready.data.horizon) == (self.history, self.horizon)
 
     # ---- for the service ----------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        return key_of(self.ids, run=self.ready.run, round=self.ready.tag)
 
     @property
     def weekly_profiles(self) -> Floats | None:
@@ -103,11 +124,17 @@ class SiteEngine:
         return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
 
     def cleaned(self, readings: Readings) -> Readings:
-        return mask_outliers(mask_codes(readings, self.cleaning), self.cleaning)
+        return self._masked(readings)[1]
+
+    def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
+        """Without codes, and without outliers either; those that were asked for last are remembered."""
+        if self._last is None or self._last[0] is not readings:
+            observed = mask_codes(readings, self.cleaning)
+            self._last = readings, observed, mask_outliers(observed, self.cleaning)
+        return self._last[1:]
 
     def forecast(self, readings: Readings) -> Floats:
-        observed = mask_codes(readings, self.cleaning)
-        truth = mask_outliers(observed, self.cleaning)
+        observed, truth = self._masked(readings)
         step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
         asks = self._show_copy(observed, truth)
         if asks:
@@ -127,7 +154,7 @@ class SiteEngine:
 
     @torch.no_grad()
     def _forecast(self, truth: Readings, h_G: Tensor | None) -> Floats:
-        forecaster, theta, data, trust, _ = self.ready
+        forecaster, theta, data, trust = self.ready[:4]
         window = window_of(truth, data)
         has = window.available["test"]
         y_hat = forecaster.forecasts(theta, window, h_G, "test", slice(0, 1), trust)
