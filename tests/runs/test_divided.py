@@ -126,7 +126,9 @@ def test_the_run_folder_is_that_of_one_process(method: str, tmp_path: Path) -> N
     assert tests[1] == pytest.approx(tests[0], rel=1e-9)
 
 
-@pytest.mark.parametrize("method", ["cnfgnn-plus", "gru-local"])
+@pytest.mark.parametrize(
+    "method", ["at-fedavg", pytest.param("cnfgnn-plus", marks=pytest.mark.slow), "gru-local"]
+)
 def test_any_number_of_processes_resumes_a_run_and_goes_on_from_it(method: str, tmp_path: Path) -> None:
     config = brief(method, **{"training.rounds": 3})
     whole = train_run(Run.create(tmp_path / "whole", config, DATA), DATA, Unwatched())

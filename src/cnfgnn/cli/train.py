@@ -84,6 +84,9 @@ def train(
     --config can change. A resumed run gives the same result as one that was never interrupted. With --from,
     a new run begins with the weights of an earlier one and takes a third of the rounds; without DATA it reads
     the earlier run's file or folder again, which may have grown.
+
+    `torchrun --nproc-per-node 2 -m cnfgnn train` divides the sensors between two processes, on a GPU each if
+    there are GPUs, with the same result.
     """
     start: Start
     if resume is not None:
