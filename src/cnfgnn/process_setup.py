@@ -19,7 +19,7 @@ class Launch(NamedTuple):
     """This process among those that torchrun has started together: its number, on its machine too."""
 
     rank: int
-    count: int
+    processes: int
     local_rank: int
 
     @classmethod
@@ -29,7 +29,7 @@ class Launch(NamedTuple):
         if "MASTER_ADDR" not in os.environ or not all(number.isdigit() for number in numbers):
             return None
         launch = cls(*map(int, numbers))
-        return launch if launch.count > 1 else None
+        return launch if launch.processes > 1 else None
 
 
 def end_with_parent() -> None:

@@ -59,7 +59,9 @@ def options(
         raise typer.Exit
     launch = Launch.of_torchrun()
     if launch is not None and context.invoked_subcommand not in ("train", None):
-        problem = f"starts {launch.count} processes, and only cnfgnn train divides its work between several"
+        problem = (
+            f"starts {launch.processes} processes, and only cnfgnn train divides its work between several"
+        )
         if launch.rank == 0:
             raise ConfigError("torchrun", f"{problem}: run cnfgnn {context.invoked_subcommand} by itself")
         raise typer.Exit(ConfigError.exit_code)

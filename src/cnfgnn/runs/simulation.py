@@ -74,7 +74,7 @@ def simulate(
         raise ConfigError("method", f"{method.name} pools all readings and cannot run on separate groups")
     transport: InProcess | Divided
     if processes is None:
-        owners = _owners(data, config, rows, store, tick, copies, tells)
+        owners = _owners(data.readings, config, rows, store, tick, copies, tells)
         transport = InProcess(owners)
     else:
         transport = _divided(data, config, rows, store, tick, processes)
@@ -95,7 +95,7 @@ def simulate(
 
 
 def _owners(
-    data: Dataset,
+    readings: Readings,
     config: Config,
     rows: Sequence[np.ndarray],
     store: Callable[[str], Store],
@@ -105,7 +105,7 @@ def _owners(
     name: str = "",
 ) -> list[tuple[Tensor, Owner]]:
     """The owners of the nodes in some rows, and these rows; `name` is that of all nodes, if they share it."""
-    truth, copy = truth_and_copy(used_inputs(data.readings, config), config, copies)
+    truth, copy = truth_and_copy(used_inputs(readings, config), config, copies)
     compute = Compute.of(config.compute)
     owners = []
     for k, group in enumerate(rows):
@@ -133,17 +133,21 @@ def own_parts(
     groups = _grouped(None, seen_sensors(data, config.training.seen), len(data.readings.ids))
     divided = [divide(torch.from_numpy(group), processes.count) for group in groups]
     held = {k: parts[processes.rank] for k, parts in enumerate(divided) if len(parts[processes.rank])}
+    if not held:  # few sensors, and some of them do not train
+        return {}
     stores: dict[str, CarriedStore] = {}
 
     def store(name: str) -> CarriedStore:
         return stores.setdefault(name, CarriedStore(name))
 
-    rows = [rows.numpy() for rows in held.values()]
-    owners = _owners(data, config, rows, store, tick, name=f"process-{processes.rank}")
+    own_sensors = data.readings.select([data.readings.ids[row] for rows in held.values() for row in rows])
+    places = np.split(np.arange(len(own_sensors.ids)), np.cumsum([len(rows) for rows in held.values()])[:-1])
+    owners = _owners(own_sensors, config, places, store, tick, name=f"process-{processes.rank}")
     parts = {}
-    for at, (k, (of_part, owner)) in enumerate(zip(held, owners, strict=True)):
+    for at, (k, rows) in enumerate(held.items()):
+        owner = owners[at][1]
         owner.calibrated_with = len(groups[k])
-        parts[k] = Part(of_part, owner, {who: stores[f"{who}-{at}"] for who in (NODES, OWNER)})
+        parts[k] = Part(rows, owner, {who: stores[f"{who}-{at}"] for who in (NODES, OWNER)})
     return parts
 
 

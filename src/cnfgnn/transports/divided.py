@@ -5,6 +5,9 @@ answers and finds the same checkpoints. Each group is cut into as many parts as 
 goes to every process with the rows of its part. The states that parts save come back with their answers, are
 joined and stored here; those to restore are read here, cut and sent along. Intervals depend on the errors of
 all nodes of a group, so they are calibrated here.
+
+This is for one party with several processes or GPUs: what owners keep to themselves in a federation passes
+between these processes. Sites of a federation are elsewhere, in `remote/`.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Processes:
             raise NodeError(
                 f"process-{launch.rank}", "join", f"cannot reach the others ({reason})"
             ) from error
-        return cls(launch.rank, launch.count, device, group)
+        return cls(launch.rank, launch.processes, device, group)
 
     @property
     def leads(self) -> bool:
