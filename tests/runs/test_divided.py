@@ -20,7 +20,7 @@ from cnfgnn.algorithm import working_memory
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import ConfigError, NodeError
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.followers import Follower
@@ -56,7 +56,7 @@ class Together(Processes):
         for follower, message in zip(self.followers, messages[1:], strict=True):
             try:
                 answers.append(passed_on(follower.answer(passed_on(message))))
-            except NodeError as problem:
+            except CnfgnnError as problem:
                 failure = Failure.of(problem, follower.processes.rank)
                 raise OtherProcess(failure.message, failure.exit_code) from problem
         return answers
@@ -182,8 +182,10 @@ def test_a_failure_in_another_process_names_it() -> None:
 
 def test_every_process_checks_that_it_has_read_the_same_data(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", brief("at-fedavg"), DATA)
-    with pytest.raises(Exception, match="are not those"):
-        train_run(run, DATA, Unwatched(), Together(2, network(n=7, seed=1, seconds=3600)))
+    other = network(n=7, seed=1, seconds=3600)
+    with pytest.raises(OtherProcess, match=r"process 1: .* are not those that process 0 has read") as problem:
+        train_run(run, DATA, Unwatched(), Together(2, other))
+    assert problem.value.exit_code == DataError.exit_code
 
 
 def test_a_small_group_stays_in_the_first_process() -> None:

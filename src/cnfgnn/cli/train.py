@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -117,7 +118,9 @@ def _train(start: Start) -> None:
 
     with several_processes() as processes:
         if processes is not None and not processes.leads:
-            raise typer.Exit(_followed(start, processes))
+            if code := _followed(start, processes):
+                raise typer.Exit(code)
+            return
         with agreement(processes):
             readings, begin = start()
         run = begin()
@@ -133,6 +136,7 @@ def _followed(start: Start, processes: Processes) -> int:
     from cnfgnn.runs.followers import STOPPED, Follower, agreement
     from cnfgnn.transports.processes import ProcessLost
 
+    logging.getLogger("cnfgnn").addFilter(lambda record: False)  # process 0 warns of the same
     try:
         with agreement(processes):
             readings, _ = start()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import CnfgnnError
+from cnfgnn.data.description import fingerprint
+from cnfgnn.data.inputs import used_inputs
+from cnfgnn.errors import CnfgnnError, DataError
 from cnfgnn.process_setup import Launch
 from cnfgnn.runs.evaluate import weights_of
 from cnfgnn.runs.folder import Run
@@ -26,9 +29,10 @@ STOPPED = 130  # the exit code after Ctrl-C
 
 @dataclass(frozen=True)
 class SameData:
-    """Have you read the data that this run was begun with?"""
+    """Have you read the data that the run was begun with? Their fingerprint depends on the settings."""
 
-    run: str
+    config: Config
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ class Follower:
 
     def answer(self, message: object) -> Any:
         match message:
-            case SameData(run):
-                Run.open(Path(run)).check_same_data(self.data)
+            case SameData(config, expected):
+                self._check_same_data(config, expected)
             case SetUp(config):
                 self.config = config
                 self.parts = own_parts(self.data, config, self.processes)
@@ -61,6 +65,12 @@ class Follower:
             case _:
                 raise TypeError(f"there is no such message: {type(message).__name__}")
         return None
+
+    def _check_same_data(self, config: Config, expected: str) -> None:
+        used = replace(self.data, readings=used_inputs(self.data.readings, config))
+        if fingerprint(used) != expected:
+            problem = "its readings or graph are not those that process 0 has read"
+            raise DataError(self.data.readings.source, problem)
 
     def follow(self) -> int:
         """Answer until the training ends; returns the exit code that all processes end with."""

@@ -71,7 +71,8 @@ def train_run(run: Run, data: Dataset, watcher: Watcher, processes: Processes | 
     if processes is None:
         run.check_same_data(data)
     else:
-        _ask_all(processes, SameData(str(run.folder)), lambda: run.check_same_data(data))
+        same = SameData(run.config, run.data.fingerprint)
+        _ask_all(processes, same, lambda: run.check_same_data(data))
 
     def experiment_with(scaler: Scaler | None) -> Experiment:
         return simulate(
