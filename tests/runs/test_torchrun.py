@@ -29,11 +29,14 @@ pytestmark = pytest.mark.slow
 LONGEST_S = 240  # a test fails rather than hang
 
 
-def started(*arguments: object, processes: int = 2) -> subprocess.Popen[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command = [*torchrun, processes, "-m", "cnfgnn", "train", *arguments]
+def started(*arguments: object) -> subprocess.Popen[str]:
+    return torchrun_of(2, "-m", "cnfgnn", "train", *arguments)
+
+
+def torchrun_of(processes: int, *command: object) -> subprocess.Popen[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
     return subprocess.Popen(
-        [str(word) for word in command],
+        [str(word) for word in (*torchrun, *command)],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -197,3 +200,27 @@ def test_a_problem_is_one_sentence_and_all_processes_end_with_its_code(
     assert sentence in end.sentences[0]
     assert end.exit_codes == {2}
     assert not (tmp_path / "run").exists()
+
+
+FOLLOWER_FAILS = """
+import sys
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.runs.followers import Follower, several_processes
+
+try:
+    with several_processes() as processes:
+        if not processes.leads:
+            sys.exit(Follower(processes, None).follow())
+        processes.ask(["no message"] * processes.count, lambda: None)
+except CnfgnnError as problem:
+    print(f"cnfgnn: {problem}", file=sys.stderr)
+    sys.exit(problem.exit_code)
+"""
+
+
+def test_a_failure_in_another_process_ends_all_with_its_code(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FOLLOWER_FAILS)
+    end = Ended(torchrun_of(3, script))
+    assert end.sentences == ["cnfgnn: process 1: TypeError: there is no such message: str"]
+    assert end.exit_codes == {3}
