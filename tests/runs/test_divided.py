@@ -6,9 +6,6 @@ packed and unpacked as between real ones. tests/runs/test_torchrun.py has real o
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,47 +16,18 @@ import torch
 from cnfgnn.algorithm import working_memory
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.config.settings import Config
-from cnfgnn.data.dataset import Dataset
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NodeError
+from cnfgnn.errors import ConfigError, DataError, NodeError
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.followers import Follower
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, begin_from, train_run
 from cnfgnn.runs.training_loop import Progress, train
 from cnfgnn.transports.divided import divide
-from cnfgnn.transports.processes import Failure, OtherProcess, Processes, _Packer, _Unpacker
+from cnfgnn.transports.processes import OtherProcess, Processes
 from tests.conftest import FEDERATED, network, server, small
+from tests.runs.processes_in_one import Together, passed_on
 
 DATA = network(n=7, seconds=3600)
-
-
-def passed_on(message: object) -> Any:
-    """The message as it arrives in another process."""
-    buffer = io.BytesIO()
-    packer = _Packer(buffer)
-    packer.dump(message)
-    tensors = [torch.clone(tensor) for tensor in packer.tensors]
-    return _Unpacker(io.BytesIO(pickle.loads(pickle.dumps(buffer.getvalue()))), tensors).load()
-
-
-class Together(Processes):
-    """All processes in one: the first, and the followers that it asks."""
-
-    def __init__(self, count: int, data: Dataset) -> None:
-        super().__init__(0, count, torch.device("cpu"), None)
-        ranks = range(1, count)
-        self.followers = [Follower(Processes(r, count, self.device, None), data) for r in ranks]
-
-    def ask(self, messages: Sequence[object], own: Callable[[], Any]) -> list[Any]:
-        answers = [own()]
-        for follower, message in zip(self.followers, messages[1:], strict=True):
-            try:
-                answers.append(passed_on(follower.answer(passed_on(message))))
-            except CnfgnnError as problem:
-                failure = Failure.of(problem, follower.processes.rank)
-                raise OtherProcess(failure.message, failure.exit_code) from problem
-        return answers
 
 
 def brief(method: str, **changes: Any) -> Config:

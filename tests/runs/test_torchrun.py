@@ -24,6 +24,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.commands import ENVIRONMENT
 from tests.conftest import network, small
+from tests.runs.processes_in_one import Together
 
 pytestmark = pytest.mark.slow
 LONGEST_S = 240  # a test fails rather than hang
@@ -86,10 +87,11 @@ def brief(method: str, **changes: Any) -> Config:
     return small(method, **{**epochs, **changes})
 
 
-def alone(config: Config, data: Path, out: Path) -> Path:
-    """The same training in this process."""
+def alone(config: Config, data: Path, out: Path, parts: int = 1) -> Path:
+    """The same training in this process, with sensors that are divided into so many parts."""
     dataset = load(data)
-    train_run(Run.create(out, config, dataset), dataset, Unwatched())
+    processes = Together(parts, dataset) if parts > 1 else None
+    train_run(Run.create(out, config, dataset), dataset, Unwatched(), processes)
     return out
 
 
@@ -155,7 +157,7 @@ def process_of(torchrun: subprocess.Popen[str], rank: int) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 def test_a_killed_process_ends_the_others_and_the_run_resumes(folder: Path, tmp_path: Path) -> None:
     config = brief("at-fedavg", **{"training.rounds": 6})
-    expected = alone(config, folder, tmp_path / "one")
+    expected = alone(config, folder, tmp_path / "expected", parts=2)
     run = tmp_path / "two"
     first = ("--config", settings_file(config, tmp_path / "c.toml"), "--out", run)
     for rank, arguments in ((1, first), (0, ("--resume", run))):
@@ -167,7 +169,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes(folder: Path, tmp_
         assert end.code != 0
         assert end.err.count("Traceback") == 1  # torchrun's own
     assert Ended(started("--resume", run)).code == 0
-    assert_same_run(run, expected)
+    assert_same_run(run, expected, exactly=True)
 
 
 def test_ctrl_c_ends_all_processes_and_says_how_to_resume(folder: Path, tmp_path: Path) -> None:
