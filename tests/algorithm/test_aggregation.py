@@ -103,7 +103,7 @@ def test_nodes_add_the_pull_to_their_own_gradient(data: Dataset) -> None:
     server, clients = experiment.strategy, experiment.owners[0][1].nodes
     assert isinstance(server, Server)
     server.nodes.flush()
-    clients._own_weights()
+    clients.theta = clients.joint.own_weights(clients.theta)
     anchor = {name: torch.randn_like(w) for name, w in clients.theta.items()}
     weight = torch.arange(6.0, dtype=torch.float64)
     clients.pull(anchor, weight)

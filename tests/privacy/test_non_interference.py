@@ -381,7 +381,7 @@ def _failure_at_negative_readings(leaky: Leaky) -> None:
 LEAKS: Mapping[str, Callable[[Leaky], None]] = {
     "personal weights in h_c": _personal_weights_in_h_c,
     "h_c of true readings": lambda leaky: leaky.on_true_readings("encoded"),
-    "gradients from true readings": lambda leaky: leaky.on_true_readings("_backward_to_learn"),
+    "gradients from true readings": lambda leaky: leaky.on_true_readings("backward"),
     "weights that learn from true readings": lambda leaky: leaky.on_true_readings("step"),
     "census of true readings": _census_of_true_readings,
     "one bit of the census": _one_bit_of_the_census,

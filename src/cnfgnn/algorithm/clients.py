@@ -19,7 +19,8 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
 from cnfgnn.algorithm.forecaster import Forecaster
-from cnfgnn.algorithm.learning_group import LearningGroup, active, rows_of
+from cnfgnn.algorithm.joint_learning import JointLearning
+from cnfgnn.algorithm.learning_group import LearningGroup, rows_of
 from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
 from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
 from cnfgnn.algorithm.randomness import (
@@ -66,9 +67,9 @@ class Clients:
         self.evaluation_h_G: Tensor | None = None  # of the split that is evaluated next
         self.regulariser: Pull | None = None  # toward the weights of neighbours
         self._h_c: Tensor | None = None  # of all training windows, until the weights change
-        self._decoder_grads: tuple[Draw, Params, Tensor] | None = None
         self._backward: Callable[..., Tensor | None] = self._grad_h_G
         self._update_pool, self._backward_pool = RecordingPool(compute.device), RecordingPool(compute.device)
+        self.joint = JointLearning(self)
 
     # ---- set-up -------------------------------------------------------------------------------------
 
@@ -98,6 +99,7 @@ class Clients:
         parameters = size(shared(theta))
         self.memory = NodeMemory(self.model, parameters, windows.history, windows.horizon, self.compute)
         self.home = self.memory.home(self.series.nodes, s.keep_optimizer)
+        self.joint = JointLearning(self)
         self.load(theta)
         self.adam, self.h_G, self.evaluation_h_G, self.regulariser = None, None, None, None
         self.stored_dtype = stored_dtype(s.state_format, dtype)
@@ -197,7 +199,7 @@ class Clients:
     def encode(self, draw: Draw | None = None, split: Split = "train") -> Tensor:
         """h_c of one minibatch, or of every window of the split."""
         if draw is not None:
-            return self.encoded(self.theta, "train", self.server_batches[draw])[..., : self.sent]
+            return self.joint.encode(self.server_batches[draw])[..., : self.sent]
         if split == "train":
             self._check_memory()
         shape = (self.series.nodes, len(self.data.starts[split]), self.model.hidden * self.model.layers)
@@ -225,7 +227,8 @@ class Clients:
         windows, truth = self.server_batches[draw], self.coins[step]
         self.data.fit()
         if learn:
-            return self._learned(self._backward_to_learn(h_G, draw, windows, truth))
+            self.theta, self._h_c = self.joint.own_weights(self.theta), None
+            return self._learned(self.joint.backward(draw, windows, h_G, truth))
         h_c = self.at(self._h_c, windows)
         if h_c is None:
             h_c = self.encoded(self.theta, "train", windows)
@@ -235,7 +238,7 @@ class Clients:
 
     def _learned(self, grad_h_G: Tensor) -> Tensor:
         """The part of a gradient that belongs to what the Graph Network learns."""
-        return grad_h_G[..., : self.settings.model.embedding]
+        return grad_h_G[..., : self.settings.model.learned_width]
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
         grad_h_G = torch.empty_like(h_G)
@@ -247,63 +250,13 @@ class Clients:
             grad_h_G[nodes] = torch.autograd.grad(losses.sum(), own_h_G)[0]
         return grad_h_G
 
-    def _backward_to_learn(self, h_G: Tensor, draw: Draw, windows: Tensor, truth: Tensor | None) -> Tensor:
-        """The first half of joint split learning: gradients of the decoder wait for those of the encoder."""
-        self._own_weights()
-        parts: list[tuple[Tensor, Tensor, Params]] = []
-        for nodes in self.memory.within(*h_G.shape[:2]):
-            theta = self._at_hand(nodes)
-            decoder = {name: w for name, w in theta.items() if not name.startswith("encoder")}
-            own_h_G = h_G[nodes].detach().requires_grad_()
-            batch, _ = self.data.of_nodes(nodes).batch("train", windows, own_h_G)
-            with torch.no_grad(), self.compute.autocast():
-                h_c = self.model.encode(theta, batch)
-            h_c = h_c.detach().requires_grad_()
-            losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c)
-            grad_h_G, grad_h_c, *grads = torch.autograd.grad(losses.sum(), [own_h_G, h_c, *decoder.values()])
-            of_decoder = {name: grad.to(self.home) for name, grad in zip(decoder, grads, strict=True)}
-            parts.append((grad_h_G, grad_h_c, of_decoder))
-        joined = {name: torch.cat([part[2][name] for part in parts]) for name in parts[0][2]}
-        self._decoder_grads = draw, joined, torch.cat([part[1] for part in parts])
-        return torch.cat([part[0] for part in parts])
-
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
-        """The second half: the encoder's gradients from both sides, then one step of Adam."""
-        if self._decoder_grads is None or self._decoder_grads[0] != draw:
-            return  # these nodes were away during the first half
-        _, of_decoder, own_grad = self._decoder_grads
-        self._decoder_grads = None
-        own_grad[..., : self.sent] += grad_h_c
+        """Finish a `backward(learn=True)` with the server's part of the gradient at the encoder's output."""
         if self.adam is None:
             self.adam = self._optimisers()
         self.adam.set_rate(self.settings.client_lr * decay(draw.r_g, self.settings.decay_rounds))
-        for nodes in self.memory.within(*grad_h_c.shape[:2]):
-            theta = self._at_hand(nodes)
-            encoder = {name: w for name, w in theta.items() if name.startswith("encoder")}
-            batch, has = self.data.of_nodes(nodes).batch("train", self.server_batches[draw])
-            with self.compute.autocast():
-                h_c = self.model.encode(theta, batch)
-            of_encoder = torch.autograd.grad(h_c, list(encoder.values()), own_grad[nodes].to(h_c.dtype))
-            grads = rows(of_decoder, nodes, self.compute.device)
-            grads |= dict(zip(encoder, of_encoder, strict=True))
-            adam = self.adam.rows(nodes, self.compute.device)
-            adam.step(theta, grads, active(has))
-            self._put_back(nodes, theta, adam)
-        self._h_c = None
-
-    def _at_hand(self, nodes: slice) -> Params:
-        """The weights of some nodes on the device, ready to learn: views of those held here, or copies."""
-        theta = rows(self.theta, nodes, self.compute.device)
-        return {name: w.detach().requires_grad_() for name, w in theta.items()}
-
-    def _put_back(self, nodes: slice, theta: Params, adam: Adam) -> None:
-        """Keep what some nodes have learned; if it was learned in place, it is kept already."""
-        if self.home == self.compute.device:
-            return
-        assert self.adam is not None
-        self.adam.put(nodes, adam)
-        for name, w in theta.items():
-            self.theta[name][nodes] = w.detach().to(self.home)
+        if self.joint.step(draw, self.server_batches[draw], grad_h_c):
+            self._h_c = None
 
     # ---- weights and embeddings ---------------------------------------------------------------------
 
@@ -333,6 +286,7 @@ class Clients:
     def inform(self, means: Tensor) -> None:
         """Use the means of the levels of all training windows in the nodes' linear forecasts."""
         self.data.inform(means)
+        self.joint.forget()
 
     def embed(self, h_G: Tensor, for_evaluation: bool = False, draw: Draw | None = None) -> None:
         """Keep h_G of all windows, or of one minibatch of them."""
@@ -380,6 +334,7 @@ class Clients:
         if state.adam:
             self.adam = self._optimisers()
             self.adam.load(state.adam)
+        self.joint.forget()
 
     def inherit(self, run: str, tag: str) -> None:
         """Begin with the weights of another run; nodes that took no part in it stay as they were prepared."""
@@ -399,17 +354,11 @@ class Clients:
         """Some windows of an array that is stored for all, in the type in which nodes compute."""
         return None if x is None else x[:, windows].to(self.compute.dtype)
 
-    def _own_weights(self) -> None:
-        """Give each node a copy of its own, ready to learn."""
-        n = self.series.nodes
-        if models(self.theta) != n:
-            self.theta = own({name: w.to(self.home) for name, w in self.theta.items()}, n)
-        self._h_c = None
-
     def _fix_weights(self) -> None:
         """Freeze weights that have changed, and drop what was computed from the old ones."""
         self.theta = {name: w.detach() for name, w in self.theta.items()}
-        self._h_c, self._decoder_grads = None, None
+        self._h_c = None
+        self.joint.interrupt()
         if self.home == self.compute.device:
             self._backward = Replay(self._grad_h_G, self._backward_pool)
         else:  # a recording cannot fetch weights from the machine's memory

@@ -28,8 +28,15 @@ class Forecaster:
     def losses(
         self, theta: Params, batch: Batch, h_G: Tensor | None, truth: Tensor | None, h_c: Tensor | None = None
     ) -> Tensor:
-        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values."""
+        """(n,): each node's mean squared or absolute error over the targets it has, on scaled values.
+
+        Of several members these are added up, not the error of their mean: so each of them gets the gradient
+        of its own error, as if it were trained alone, and they stay different.
+        """
         with self.compute.autocast():
+            if self.model.members > 1:
+                h_c = self.model.encode(theta, batch) if h_c is None else h_c
+                return batch.losses(self.model.decoded(theta, batch, h_c, h_G, truth), self.loss).sum(dim=0)
             return batch.losses(self.model.forecast(theta, batch, h_G, truth, h_c), self.loss)
 
     @torch.no_grad()

@@ -6,8 +6,9 @@ reading lies beyond it, and inward otherwise, so that in the long run the agreed
 beyond it, whatever the readings do (Gibbs and Candes, 2021; in this form Angelopoulos, Candes and
 Tibshirani, 2023, the "P" of conformal PID control). docs/intervals.md says what holds and what does not.
 
-Nothing in here reads files or sends anything. Arrays are numpy's; n nodes, b windows, t steps ahead, and l
-levels in the order of `LEVELS`. Bounds have a first axis of two: lower and upper.
+Nothing in here reads files or sends anything. Arrays are numpy's, apart from the errors that bounds are
+calibrated on: these are many, and stay on the device that computed them. There are n nodes, b windows, t
+steps ahead, and l levels in the order of `LEVELS`. Bounds have a first axis of two: lower and upper.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cnfgnn.errors import ConfigError
 
@@ -53,30 +55,37 @@ class ErrorSize:
 
     def at(self, forecasts: Floats) -> Floats:
         """(n b t) -> (2 n b t): linear between knots, constant beyond them."""
-        values = torch.from_numpy(np.ascontiguousarray(np.swapaxes(forecasts, 1, 2)))  # (n t b)
-        knots = torch.from_numpy(np.ascontiguousarray(np.moveaxis(self.knots, 0, -1)))  # (n t c)
-        above = torch.searchsorted(knots, values).clamp(1, knots.shape[-1] - 1)
-        low, high = (knots.gather(-1, place) for place in (above - 1, above))
-        share = ((values - low) / (high - low).clamp(min=1e-9)).clamp(0, 1)
-        found = []
-        for of_side in self.sizes:
-            sizes = torch.from_numpy(np.ascontiguousarray(np.moveaxis(of_side, 0, -1)))
-            found.append(torch.lerp(sizes.gather(-1, above - 1), sizes.gather(-1, above), share))
-        return np.swapaxes(torch.stack(found).numpy(), 2, 3)
+        values, knots, sizes = (
+            torch.from_numpy(np.ascontiguousarray(array))
+            for array in (
+                np.swapaxes(forecasts, 1, 2),
+                np.moveaxis(self.knots, 0, -1),
+                np.moveaxis(self.sizes, 1, -1),
+            )
+        )
+        return np.swapaxes(_interpolated(values, knots, sizes).numpy(), 2, 3)
+
+
+def _interpolated(values: Tensor, knots: Tensor, sizes: Tensor) -> Tensor:
+    """(n t b), (n t c), (2 n t c) -> (2 n t b): the sizes of errors at these levels of the forecast."""
+    above = torch.searchsorted(knots, values).clamp(1, knots.shape[-1] - 1)
+    low, high = (knots.gather(-1, place) for place in (above - 1, above))
+    share = ((values - low) / (high - low).clamp(min=1e-9)).clamp(0, 1)
+    return torch.stack([torch.lerp(at.gather(-1, above - 1), at.gather(-1, above), share) for at in sizes])
 
 
 class Errors(NamedTuple):
     """Forecasts of past windows and what became of them: (n b t) each; `known` says which targets count."""
 
-    forecasts: Floats
-    errors: Floats  # reading minus forecast
-    known: Bools
+    forecasts: Tensor
+    errors: Tensor  # reading minus forecast
+    known: Tensor
 
     @classmethod
-    def of(cls, forecasts: Floats, truth: Floats, observed: Bools) -> Errors:
+    def of(cls, forecasts: Tensor, truth: Tensor, observed: Tensor) -> Errors:
         errors = truth - forecasts
-        known = observed & np.isfinite(errors)
-        return cls(forecasts, np.where(known, errors, 0.0), known)
+        known = observed & errors.isfinite()
+        return cls(forecasts, torch.where(known, errors, 0.0), known)
 
 
 class Intervals:
@@ -115,15 +124,28 @@ class Intervals:
         `stride` is the number of rows between the windows. The errors of overlapping windows depend on each
         other: of windows that begin in h consecutive rows, forecasts h steps ahead count as one.
         """
-        n, _, t = past.errors.shape
         if not past.known.any():
             return None
-        size, usual = _error_size(past, stride)
-        scaled = _scaled(past.errors, size.at(past.forecasts))
-        independent = past.known.sum(1) * np.minimum(1, stride / np.arange(1, t + 1))  # (n t)
+        forecasts, errors, known = (part.transpose(1, 2).contiguous() for part in past)  # (n t b)
+        dependence = _dependence(stride, errors)
+        knots, sizes, mean = _error_size(forecasts, errors, known, dependence)
+        found = _interpolated(forecasts, knots, sizes)
+        scaled = errors / torch.where(errors < 0, found[0], found[1])
         shares = np.stack([TAILS, 1 - TAILS])  # (2 l)
-        own = _quantiles(scaled, past.known, shares.ravel()).reshape(*shares.shape, n, t)
-        pooled = np.quantile(scaled[past.known], shares)[:, :, None, None]
+        own = _quantiles(scaled, known, shares.ravel()).cpu().numpy()  # (n t 2l)
+        pooled = _quantiles(scaled[known], torch.ones_like(scaled[known], dtype=torch.bool), shares.ravel())
+        independent = (known.sum(-1) * dependence).cpu().numpy()  # (n t)
+        size = ErrorSize(*(np.moveaxis(part.cpu().numpy(), -1, -3).copy() for part in (knots, sizes)))
+        usual = mean.sum(0).cpu().numpy()
+        of_all = pooled.cpu().numpy().reshape(*shares.shape, 1, 1)
+        return cls._from_quantiles(size, usual, np.moveaxis(own, -1, 0), of_all, independent, least)
+
+    @classmethod
+    def _from_quantiles(
+        cls, size: ErrorSize, usual: Floats, own: Floats, pooled: Floats, independent: Floats, least: float
+    ) -> Intervals:
+        """From the quantiles of scaled errors of each node and step (2l n t), and of all together."""
+        own = own.reshape(*pooled.shape[:2], *independent.shape)
         weight = independent / (independent + SHARING)
         quantiles = np.where(independent > 0, weight * own + (1 - weight) * pooled, pooled)
         reach = OUTWARD[:, None, None, None] * quantiles * _allowance(independent)
@@ -308,78 +330,80 @@ class Calibration(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Calibration]) -> Calibration:
         """That of all nodes of several groups, one after another."""
-        past = Errors(
-            *(np.concatenate(arrays) for arrays in zip(*(part.past for part in parts), strict=True))
-        )
+        past = Errors(*(torch.cat(arrays) for arrays in zip(*(part.past for part in parts), strict=True)))
         return cls(past, parts[0].stride, min(part.lowest for part in parts))
 
 
-def _scaled(errors: Floats, sizes: Floats) -> Floats:
-    """Errors in multiples of their usual size."""
-    scaled: Floats = errors / np.where(errors < 0, sizes[0], sizes[1])
-    return scaled
+def _dependence(stride: int, like: Tensor) -> Tensor:
+    """(t,): the share of errors at each step ahead that count as independent."""
+    steps = torch.arange(1, like.shape[1] + 1, dtype=like.dtype, device=like.device)
+    return (stride / steps).clamp(max=1)
 
 
-def _error_size(past: Errors, stride: int) -> tuple[ErrorSize, Floats]:
-    """How large errors are at each level of the forecast, and at all levels (n t).
+def _error_size(
+    forecasts: Tensor, errors: Tensor, known: Tensor, dependence: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How large errors are at each level of the forecast: knots (n t c), sizes there (2 n t c), and the mean
+    over all levels (2 n t).
 
     At a level where a node has few errors, the estimate leans on the shape that all nodes share.
     """
-    n, _, t = past.errors.shape
-    knots = _filled(_quantiles(past.forecasts, past.known, (np.arange(KNOTS) + 0.5) / KNOTS))
-    edges = _filled(_quantiles(past.forecasts, past.known, np.arange(1, KNOTS) / KNOTS))
-    level = np.zeros(past.errors.shape, dtype=np.int64)
-    for edge in edges:
-        level += past.forecasts > edge[:, None]
-    place = (level * n + np.arange(n)[:, None, None]) * t + np.arange(t)
-    parts = [past.known, np.maximum(-past.errors, 0), np.maximum(past.errors, 0)]
-    sums = [np.bincount(place.ravel(), part.ravel(), KNOTS * n * t).reshape(KNOTS, n, t) for part in parts]
-    count, below_and_above = sums[0], np.stack(sums[1:])
-    overall = below_and_above.sum((1, 2)) / np.maximum(count.sum((0, 1)), 1)  # (2 t)
+    shares = np.concatenate([np.arange(KNOTS) + 0.5, np.arange(1, KNOTS)]) / KNOTS
+    knots, edges = _filled(_quantiles(forecasts, known, shares)).tensor_split([KNOTS], dim=-1)
+    count, *of_sides = _sums_by_level(
+        forecasts, known, edges, [known.to(errors.dtype), (-errors).clamp(min=0), errors.clamp(min=0)]
+    )
+    below_and_above = torch.stack(of_sides)  # (2 n t c)
+    overall = below_and_above.sum((1, 3)) / count.sum((0, 2)).clamp(min=1)  # (2 t)
     least = LEAST_SIZE * overall[:, None] + 1e-9
-    mean = np.where(
-        count.sum(0) > 0, below_and_above.sum(1) / np.maximum(count.sum(0), 1), overall[:, None]
-    ).clip(min=least)  # (2 n t)
-    shape = (below_and_above / mean[:, None]).sum((2, 3)) / np.maximum(count.sum((1, 2)), 1)  # (2 c)
-    dependence = np.minimum(1, stride / np.arange(1, t + 1))
-    expected = SHRINKAGE * shape.clip(min=LEAST_SIZE)[:, :, None, None] * mean[:, None]
-    sizes = (below_and_above * dependence + expected) / (count * dependence + SHRINKAGE)
-    sizes = np.maximum(sizes, LEAST_SIZE * mean[:, None])
-    return ErrorSize(*_with_ends(knots, sizes, mean)), mean.sum(0)
+    own = below_and_above.sum(-1) / count.sum(-1).clamp(min=1)
+    mean = torch.maximum(torch.where(count.sum(-1) > 0, own, overall[:, None]), least)  # (2 n t)
+    shape = (below_and_above / mean[..., None]).sum((1, 2)) / count.sum((0, 1)).clamp(min=1)  # (2 c)
+    expected = SHRINKAGE * shape.clamp(min=LEAST_SIZE)[:, None, None] * mean[..., None]
+    weight = dependence[:, None]
+    sizes = (below_and_above * weight + expected) / (count * weight + SHRINKAGE)
+    sizes = torch.maximum(sizes, LEAST_SIZE * mean[..., None])
+    return *_with_ends(knots, sizes, mean), mean
 
 
-def _with_ends(knots: Floats, sizes: Floats, mean: Floats) -> tuple[Floats, Floats]:
-    """(c n t), (2 c n t), (2 n t): one more knot at both ends. Forecasts beyond those that are known say
+def _sums_by_level(forecasts: Tensor, known: Tensor, edges: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """The sums of (n t b) over the known forecasts up to the first edge (n t c-1), from there to the second,
+    and so on: (n t c). In the order of forecasts they are differences of running sums."""
+    ordered, order = torch.where(known, forecasts, torch.inf).sort(dim=-1, stable=True)
+    until = torch.searchsorted(ordered, edges.contiguous(), right=True)
+    ends = functional.pad(until, (1, 0)), functional.pad(until, (0, 1), value=ordered.shape[-1])
+    found = []
+    for part in parts:
+        running = functional.pad(part.gather(-1, order).cumsum(-1), (1, 0))
+        found.append(running.gather(-1, ends[1]) - running.gather(-1, ends[0]))
+    return found
+
+
+def _with_ends(knots: Tensor, sizes: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """(n t c), (2 n t c), (2 n t): one more knot at both ends. Forecasts beyond those that are known say
     nothing about errors, so that they count as no smaller than the mean."""
-    margin = (knots[-1] - knots[0]) / KNOTS + 1e-9
-    ends = [np.maximum(sizes[:, place], mean) for place in (0, -1)]
-    knots = np.concatenate([knots[:1] - margin, knots, knots[-1:] + margin])
-    return knots, np.concatenate([ends[0][:, None], sizes, ends[1][:, None]], axis=1)
+    margin = (knots[..., -1:] - knots[..., :1]) / KNOTS + 1e-9
+    first, last = (torch.maximum(sizes[..., place], mean)[..., None] for place in (0, -1))
+    knots = torch.cat([knots[..., :1] - margin, knots, knots[..., -1:] + margin], dim=-1)
+    return knots, torch.cat([first, sizes, last], dim=-1)
 
 
-def _quantiles(values: Floats, known: Bools, shares: Floats) -> Floats:
-    """(n b t), (k,) -> (k n t): quantiles of the known values; NaN where none is known."""
-    ordered = np.sort(np.where(known, values, np.inf), axis=1)
-    last = known.sum(1)[None] - 1  # (1 n t)
-    place = shares[:, None, None] * np.maximum(last, 0)
-    low = np.floor(place).astype(np.int64)
-    high = np.minimum(low + 1, np.maximum(last, 0))
-    below, above = (
-        np.moveaxis(np.take_along_axis(ordered, np.moveaxis(rows, 0, 1), axis=1), 1, 0)
-        for rows in (low, high)
-    )
-    with np.errstate(invalid="ignore"):
-        found = below + (place - low) * (above - below)
-    return np.where(last < 0, np.nan, found)
+def _quantiles(values: Tensor, known: Tensor, shares: Floats) -> Tensor:
+    """(... b), (k,) -> (... k): quantiles of the known values; NaN where none is known."""
+    ordered = torch.where(known, values, torch.inf).sort(dim=-1).values
+    last = known.sum(-1, keepdim=True) - 1
+    place = torch.from_numpy(shares).to(values) * last.clamp(min=0)
+    low = place.floor().long()
+    high = torch.minimum(low + 1, last.clamp(min=0))
+    below, above = ordered.gather(-1, low), ordered.gather(-1, high)
+    return torch.where(last < 0, torch.nan, below + (place - low) * (above - below))
 
 
-def _filled(knots: Floats) -> Floats:
-    """(c n t): a node without any forecast takes the mean of the others."""
-    unknown = np.isnan(knots)
-    others = np.where(unknown, 0, knots).sum(1, keepdims=True) / np.maximum(
-        (~unknown).sum(1, keepdims=True), 1
-    )
-    return np.where(unknown, others, knots)
+def _filled(knots: Tensor) -> Tensor:
+    """(n t c): a node without any forecast takes the mean of the others."""
+    unknown = knots.isnan()
+    others = knots.nan_to_num().sum(0, keepdim=True) / (~unknown).sum(0, keepdim=True).clamp(min=1)
+    return torch.where(unknown, others, knots)
 
 
 def _allowance(independent: Floats) -> Floats:

@@ -17,10 +17,11 @@ from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.algorithm.working_memory import network_windows
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
-from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask, means
+from cnfgnn.models.graphnet import Edges, GraphNetwork, GraphNetworks, Mask, means
 from cnfgnn.models.params import Packing, part
 
-ROWS_AT_ONCE = 1 << 17  # (edges + nodes) x windows in one pass without gradients: bounds memory, fits caches
+# (Edges + nodes) x windows in one pass without gradients: bounds memory and fits the caches of a CPU.
+ROWS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 20}
 
 
 class _Inputs(NamedTuple):
@@ -38,17 +39,14 @@ class GraphLearner:
     """
 
     def __init__(self, model: ModelConfig, lr: float, seed: int, compute: Compute) -> None:
-        width = model.sent_width
-        gn = GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
-        gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
-        self.gn = gn.to(compute.device, compute.dtype)
+        self.gn = _drawn(model, seed).to(compute.device, compute.dtype)
         weights = list(self.gn.parameters())
         self.packing = Packing(weights)
         # one vector, so that Adam takes one pass
         self.weights = self.packing.pack(weights).detach().requires_grad_()
         for w, view in zip(weights, self.packing.views(self.weights.detach()), strict=True):
             w.data = view
-        suited = _kernels_support(model.gn_widths) and not model.gn_mean
+        suited = _kernels_support(model.gn_widths)
         self.by_kernels = kernels.available(compute.device) and compute.bf16 and suited
         self.levels = model.level_width
         self.width = model.embedding_width
@@ -80,15 +78,26 @@ class GraphLearner:
     def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G (n b h) of h_c (n b h), differentiable for both h_c and `weights`."""
         if self.by_kernels:
-            from cnfgnn.models.kernels.graph import graph_network
-
-            weights, mask = self.packing.views(self.weights.bfloat16()), Mask.of(present, graph)
-            h_G = graph_network(self.gn, weights, h_c, graph, mask).to(h_c.dtype)
+            h_G = self._network_by_kernels(h_c, graph, Mask.of(present, graph)).to(h_c.dtype)
             return self._with_means(h_G, h_c, graph, present)
         views = dict(zip(dict(self.gn.named_parameters()), self.packing.views(self.weights), strict=True))
         with self.compute.autocast():
             h_G = functional_call(self.gn, views, (h_c, graph, present)).to(h_c.dtype)
         return self._with_means(h_G, h_c, graph, present)
+
+    def _network_by_kernels(self, h_c: Tensor, graph: Edges, mask: Mask) -> Tensor:
+        from cnfgnn.models.kernels.graph import graph_network
+
+        weights = self.packing.views(self.weights.bfloat16())
+        if isinstance(self.gn, GraphNetwork):
+            return graph_network(self.gn, weights, h_c, graph, mask)
+        networks, inputs = self.gn.networks, self.gn.inputs(h_c)
+        each = len(weights) // len(networks)
+        h_G = [
+            graph_network(gn, weights[k * each : (k + 1) * each], x, graph, mask)
+            for k, (gn, x) in enumerate(zip(networks, inputs, strict=True))
+        ]
+        return torch.cat(h_G, dim=-1)
 
     def _with_means(self, h_G: Tensor, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G, followed by the means of the levels in h_c."""
@@ -147,7 +156,9 @@ class GraphLearner:
     def propagate(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of every window, a few at a time: (n w h) -> (n w h)."""
         h_G = torch.empty(*h_c.shape[:2], self.width, dtype=h_c.dtype, device=h_c.device)
-        width = max(1, ROWS_AT_ONCE // (len(graph.weights) + len(h_c)))
+        at_once = ROWS_AT_ONCE.get(self.compute.device.type, ROWS_AT_ONCE["cpu"])
+        fitting = self._windows(len(h_c), len(graph.weights), self.compute)
+        width = max(1, min(fitting, at_once // (len(graph.weights) + len(h_c))))
         network = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
         for start in range(0, h_c.shape[1], width):
             windows = slice(start, start + width)
@@ -158,7 +169,7 @@ class GraphLearner:
 
     def level_means(self, levels: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """(n w k) -> (n w 2k): the means of levels over neighbours and over all, a few windows at a time."""
-        at_once = max(1, 8 * ROWS_AT_ONCE // (len(graph.weights) + len(levels)))
+        at_once = max(1, 8 * ROWS_AT_ONCE["cpu"] // (len(graph.weights) + len(levels)))
         parts = [
             means(levels[:, windows].to(self.compute.dtype), graph, _at(present, windows, levels.device))
             for windows in slices(levels.shape[1], at_once)
@@ -178,6 +189,17 @@ class GraphLearner:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.load_weights(state)
         self.adam.load(part(state, "adam."))
+
+
+def _drawn(model: ModelConfig, seed: int) -> GraphNetwork | GraphNetworks:
+    """The Graph Network, or one for each member, with weights from the seed."""
+    width = model.level_width + model.sent_by_member
+    networks = [
+        GraphNetwork(width, model.embedding, model.gn_widths, model.gn_layers, model.gn_mean)
+        for _ in range(model.members)
+    ]
+    gn = networks[0] if model.members == 1 else GraphNetworks(networks, model.level_width)
+    return gn.init(generator(seed, SERVER_WEIGHTS), width if model.global_input == "zero" else 0)
 
 
 def _at(present: Tensor | None, windows: Tensor | slice, device: torch.device) -> Tensor | None:

@@ -66,6 +66,8 @@ class Owner:
         self.calibrated_with: int | None = None
         self.calibration: Calibration | None = None
         self._pool = RecordingPool(nodes.compute.device)
+        # A minibatch of joint learning, and the optimiser and the recording of the nodes that it goes with.
+        self._recorded: tuple[Adam, int, Replay] | None = None
 
     def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
         """Do the owner's part of a verb that the nodes have answered; returns what it adds to the answer."""
@@ -131,6 +133,7 @@ class Owner:
         compute = self.nodes.compute
         own = personal(theta, self.nodes.series.nodes)
         self.personal = {name: w.to(compute.device, compute.dtype) for name, w in own.items()}
+        self._recorded = None
 
     @property
     def theta(self) -> Params:
@@ -167,7 +170,17 @@ class Owner:
             self._set_rate(request.draw.r_g)
             self.data.fit()
             windows = self.nodes.server_batches[request.draw]
-            self._learn(windows, h_G.detach(), self.nodes.coins[request.step])
+            self._joint_learning()(windows, h_G.detach(), self.nodes.coins[request.step])
+
+    def _joint_learning(self) -> Callable[..., Tensor | None]:
+        """One minibatch of joint learning; where the nodes record theirs, so does the owner."""
+        joint = self.nodes.joint
+        if not joint.recorded:
+            return self._learn
+        assert self.adam is not None
+        if self._recorded is None or self._recorded[:2] != (self.adam, joint.recordings):
+            self._recorded = self.adam, joint.recordings, Replay(self._learn, self._pool)
+        return self._recorded[2]
 
     def _set_rate(self, r_g: int, fresh: bool = False) -> None:
         settings = self.nodes.settings
@@ -279,7 +292,7 @@ class Owner:
                 past.append(self._past("validation", slice(first, chunk.stop, stride)))
         if not past:
             return None
-        joined = Errors(*(np.concatenate(parts, axis=1) for parts in zip(*past, strict=True)))
+        joined = Errors(*(torch.cat(parts, dim=1) for parts in zip(*past, strict=True)))
         rows = slice(0, int(self.data.starts["validation"][0]))
         before = self.truth.values[:, rows][~self.truth.missing[:, rows]]
         return Calibration(joined, stride, float(before.min()) if len(before) else np.inf)
@@ -289,10 +302,10 @@ class Owner:
         they are (see `INTERVAL_SUMS`); None without intervals or test windows."""
         sums: Floats | None = None
         for chunk in self.data.chunks("test"):
-            past = self._past("test", chunk)
-            bounds = self.bounds_of(chunk, past.forecasts)
+            forecasts, errors, known = (part.cpu().numpy() for part in self._past("test", chunk))
+            bounds = self.bounds_of(chunk, forecasts)
             if bounds is not None:
-                found = interval_sums(bounds, past.forecasts + past.errors, past.known)
+                found = interval_sums(bounds, forecasts + errors, known)
                 sums = found if sums is None else sums + found
         return sums
 
@@ -305,14 +318,10 @@ class Owner:
 
     def _past(self, split: Split, windows: slice) -> Errors:
         """Forecasts of some windows and their errors, in the readings' unit."""
-        y_hat = self.data.unscaled(self.forecasts_of(split, windows)).cpu().numpy()
-        has = self.data.available[split]
-        if has is not None:
-            y_hat = np.where(has[:, windows, None].cpu().numpy(), y_hat, np.nan)
-        rows = self.data.starts[split][windows].cpu().numpy()[:, None] + np.arange(
-            self.data.history, self.data.length
-        )
-        return Errors.of(y_hat, self.truth.values[:, rows], ~self.truth.missing[:, rows])
+        y_hat, data = self.data.unscaled(self.forecasts_of(split, windows)), self.data
+        if (has := data.available[split]) is not None:
+            y_hat = y_hat.masked_fill(~has[:, windows, None], torch.nan)
+        return Errors.of(y_hat, *data.truth(split, windows))
 
     # ---- checkpoints --------------------------------------------------------------------------------
 

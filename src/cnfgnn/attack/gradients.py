@@ -209,13 +209,13 @@ class _Crossed:
             h_c = replica.model.encode(group.theta, batch)
 
             def loss(h_G: Tensor) -> Tensor:
-                y_hat = replica.model.decode(group.theta, batch, h_c, h_G, group.truth)
+                y_hat = replica.model.decoded(group.theta, batch, h_c, h_G, group.truth)  # (k n b t)
                 error = y_hat - batch.y
                 error = error.square() if replica.settings.loss == "square" else error.abs()
                 return (error * weight).sum()
 
             gradient = torch.func.grad(loss)(self.h_G[:, windows])
-        learned = gradient[..., : replica.settings.model.embedding]  # that of means is not sent
+        learned = gradient[..., : replica.settings.model.learned_width]  # that of means is not sent
         return torch.cat([h_c[..., : replica.sent], learned], dim=-1)
 
     @property

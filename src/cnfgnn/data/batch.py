@@ -69,9 +69,12 @@ class Batch:
         )
 
     def losses(self, y_hat: Tensor, kind: Loss = "square") -> Tensor:
-        """(n,): each node's mean squared or absolute error over the targets that count, on scaled values."""
+        """(n,): each node's mean squared or absolute error over the targets that count, on scaled values.
+
+        `y_hat` is (n b t); axes before these three stay in the result.
+        """
         error = y_hat.to(self.y.dtype) - self.y
         error = error.square() if kind == "square" else error.abs()
         if self.weight is None:
-            return error.mean(dim=(1, 2))
-        return (error * self.weight).sum(dim=(1, 2)) / self.weight.sum(dim=(1, 2)).clamp(min=1)
+            return error.mean(dim=(-2, -1))
+        return (error * self.weight).sum(dim=(-2, -1)) / self.weight.sum(dim=(1, 2)).clamp(min=1)

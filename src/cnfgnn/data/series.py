@@ -22,7 +22,8 @@ from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.errors import DataError
 
-SEQUENCES_AT_ONCE = 1 << 15  # windows x nodes in one forward pass without gradients: bounds memory
+# Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
+SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
 WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 12  # in fitting linear forecasters
 PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
@@ -326,7 +327,8 @@ class PreparedSeries:
 
     def chunks(self, split: Split) -> Iterator[slice]:
         """All windows of a split, in chunks that fit into memory."""
-        width, count = max(1, SEQUENCES_AT_ONCE // self.nodes), len(self.starts[split])
+        at_once = SEQUENCES_AT_ONCE.get(self.inputs.device.type, SEQUENCES_AT_ONCE["cpu"])
+        width, count = max(1, at_once // self.nodes), len(self.starts[split])
         return (slice(start, min(start + width, count)) for start in range(0, count, width))
 
     # ---- linear forecasters -------------------------------------------------------------------------
@@ -402,11 +404,10 @@ class PreparedSeries:
 
     def terms(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> list[Tensor]:
         """The terms of each sum in `SUMS`: (n b t) float64, zero where a target does not count."""
-        starts, available = self.starts[split][windows], self._available(split, windows)
-        truth = self.unscaled(self._cut(self.targets, starts)[:, :, self.history :])
+        available = self._available(split, windows)
+        truth, known = self.truth(split, windows)
         error = self.unscaled(y_hat) - truth
-        counted = torch.ones_like(truth)
-        observed = self._cut(self.observed, starts)[:, :, self.history :].double()
+        counted, observed = torch.ones_like(truth), known.double()
         if available is not None:
             counted, observed = counted * available[:, :, None], observed * available[:, :, None]
         nonzero = observed * (truth.abs() > 1e-3)  # there is no percentage of zero
@@ -421,6 +422,14 @@ class PreparedSeries:
             nonzero * share,
             nonzero,
         ]
+
+    def truth(self, split: Split, windows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """(n b t) each: the targets of some windows in the readings' unit, and which were observed."""
+        starts = self.starts[split][windows]
+        targets, observed = (
+            self._cut(rows, starts)[:, :, self.history :] for rows in (self.targets, self.observed)
+        )
+        return self.unscaled(targets), observed
 
     def unscaled(self, values: Tensor) -> Tensor:
         """Convert to the readings' unit, as float64."""

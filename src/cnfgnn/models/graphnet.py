@@ -199,6 +199,34 @@ class GraphNetwork(nn.Module):
         return product(v, self.output.weight, self.output.bias)
 
 
+class GraphNetworks(nn.Module):
+    """A Graph Network for each member of the node models.
+
+    The beginning of h_c, `common` numbers, is an input of each; the rest belongs to one member after another,
+    and so does h_G.
+    """
+
+    def __init__(self, networks: Sequence[GraphNetwork], common: int) -> None:
+        super().__init__()
+        self.networks, self.common = nn.ModuleList(networks), common
+
+    def init(self, generator: torch.Generator, zero_u: int = 0) -> GraphNetworks:
+        """Draw the weights of one network after the other, see `GraphNetwork.init`."""
+        for network in self.networks:
+            network.init(generator, zero_u)
+        return self
+
+    def forward(self, h_c: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
+        """(n b h) -> h_G (n b h)."""
+        inputs = zip(self.networks, self.inputs(h_c), strict=True)
+        return torch.cat([network(x, graph, present) for network, x in inputs], dim=-1)
+
+    def inputs(self, h_c: Tensor) -> list[Tensor]:
+        """What each network gets of h_c."""
+        common, own = h_c[..., : self.common], h_c[..., self.common :].chunk(len(self.networks), dim=-1)
+        return [torch.cat([common, part], dim=-1) for part in own]
+
+
 def means(x: Tensor, graph: Edges, present: Tensor | None = None) -> Tensor:
     """(n b k) -> (n b 2k): the mean of x over a node's neighbours, by the weights of edges, and over all.
 

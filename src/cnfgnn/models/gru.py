@@ -23,6 +23,11 @@ from cnfgnn.models.products import linear
 class EncoderDecoder(ABC):
     """A node model: it encodes past readings as h_c, and decodes h_c and h_G into a forecast."""
 
+    @property
+    def members(self) -> int:
+        """Networks side by side whose forecasts are averaged."""
+        return 1
+
     @abstractmethod
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
 
@@ -35,6 +40,17 @@ class EncoderDecoder(ABC):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor: ...
+
+    def decoded(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        """What each member forecasts: (k n b t)."""
+        return self.decode(theta, batch, h_c, h_G, truth)[None]
 
     def forecast(
         self,

@@ -4,6 +4,10 @@ Weights with `.personal.` in their name belong to one node and stay with its own
 and never sent. They have one row per node and start at zero. Weights without them stand for a model in which
 they are zero: this is how hidden states for the server are computed, and how a sensor that has not trained is
 forecast.
+
+With `model.members`, a node has k such models side by side, and a forecast is the mean of theirs. Each weight
+then has one more axis, (m k ...), and each product is one batched GEMM over models and members. The members
+never see each other: each has its own part of h_c and h_G, and learns from its own error.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts
 from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
-from cnfgnn.models.gru import EncoderDecoder, NodeModel, fold
+from cnfgnn.models.gru import EncoderDecoder, NodeModel
 from cnfgnn.models.params import Params, uniform
 from cnfgnn.models.products import linear
 
@@ -58,6 +62,11 @@ class PlusModel(EncoderDecoder):
     layers = 1
 
     @property
+    def members(self) -> int:
+        """Networks side by side whose forecasts are averaged."""
+        return self.config.members
+
+    @property
     def hidden(self) -> int:
         """Width of h_c."""
         return self.config.state_width
@@ -69,10 +78,12 @@ class PlusModel(EncoderDecoder):
 
     @property
     def state(self) -> int:
-        """Width of the decoder's state, which starts as [h_c ; h_G]; with a linear forecast, if all steps are
-        forecast at once, as [h_c ; h_G ; linear forecast]."""
-        linear = self.config.linear and self.config.decoder == "direct"
-        return self.hidden + self.embedding + (self.horizon if linear else 0)
+        """Width of a member's decoder state, which starts as [h_c ; h_G]; with a linear forecast, if all
+        steps are forecast at once, as [h_c ; h_G ; linear forecast]."""
+        config, others = self.config, self.members - 1
+        linear = config.linear and config.decoder == "direct"
+        of_others = others * (config.hidden + config.embedding)
+        return self.hidden + self.embedding - of_others + (self.horizon if linear else 0)
 
     @property
     def features(self) -> int:
@@ -83,7 +94,15 @@ class PlusModel(EncoderDecoder):
         return (of_a_reading + config.gaps) * readings + context + self.others
 
     def init(self, generator: torch.Generator) -> Params:
-        """One model (m = 1); personal weights start at zero."""
+        """One model (m = 1); personal weights start at zero. Members are drawn one after the other: the first
+        is the one that a model without others has."""
+        if self.members == 1:
+            return self._drawn(generator)
+        members = [self._drawn(generator) for _ in range(self.members)]
+        return {name: torch.stack([theta[name] for theta in members], dim=1) for name in members[0]}
+
+    def _drawn(self, generator: torch.Generator) -> Params:
+        """The initial weights of one member."""
         config, h = self.config, self.config.hidden
         theta: Params = {}
         if config.encoder == "gru":
@@ -109,63 +128,88 @@ class PlusModel(EncoderDecoder):
         if config.linear:  # training begins with the linear forecast alone
             theta["output.weight"].zero_()
             theta["output.bias"].zero_()
-        if config.personal_head:
-            theta["output.personal.weight"] = torch.zeros(1, steps, self.state)
-            theta["output.personal.bias"] = torch.zeros(1, steps)
+        own = {"output": (steps, self.state)} if config.personal_head else {}
+        if config.personal_layers and config.encoder == "perceptron":
+            own["encoder"] = (h, self.features)
+        if config.personal_layers and config.decoder == "direct":
+            own["decoder"] = (self.state, self.state)
+        for part, shape in own.items():
+            theta[f"{part}.personal.weight"] = torch.zeros(1, *shape)
+            theta[f"{part}.personal.bias"] = torch.zeros(1, shape[0])
         return theta
 
     # ---- encoder ------------------------------------------------------------------------------------
 
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """h_c: (n b h)."""
+        """h_c: (n b h). What is sent comes first: the levels, and the beginning of each member's part."""
         h = self._encoded(theta, batch)
-        return torch.cat([levels(batch.x[..., 0]).to(h.dtype), h], dim=-1) if self.config.levels else h
+        parts = [h[:, 0]]
+        if self.members > 1:
+            sent = self.config.sent_by_member
+            parts = [_side_by_side(h[..., :sent]), _side_by_side(h[..., sent:])]
+        if self.config.levels:
+            parts = [levels(batch.x[..., 0]).to(h.dtype), *parts]
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     def _encoded(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """What the encoder makes of the readings and the context: (n b h)."""
+        """What the encoder of each member makes of the readings and the context: (n k b h)."""
         n, b, t = batch.x.shape[:3]
-        m = theta["output.weight"].shape[0]
+        m, size = theta["output.weight"].shape[0], (n, self.members, b)
         context = self._context(theta, batch)
         if self.config.encoder == "gru":
-            parts = [batch.x, context[:, :, None].expand(n, b, t, -1)]
+            parts = [self._for_each(batch.x), context[..., None, :].expand(*size, t, -1)]
             if self.config.gaps:
                 assert batch.gaps is not None
-                parts.append(batch.gaps[..., None])
-            frames = fold(torch.cat(parts, dim=-1), m)
-            cell = Cell(theta, "encoder.0")
+                parts.append(self._for_each(batch.gaps[..., None]))
+            frames = _fold(torch.cat(parts, dim=-1), m)
+            cell = Cell(_stacked(theta, "encoder.0"), "encoder.0")
             h = frames.new_zeros(*frames.shape[:2], self.config.hidden)
             for frame in frames.unbind(2):
                 h = cell.step(frame, h)
-            return h.reshape(n, b, -1)
-        parts = [batch.x[..., 0], context]
+            return _unfold(h, size)
+        parts = [self._for_each(batch.x[..., 0]), context]
         if self.config.gaps:
             assert batch.gaps is not None
-            parts.append(batch.gaps)
+            parts.append(self._for_each(batch.gaps))
         if self.others:
             assert batch.others is not None
-            parts.append(batch.others)
-        h = fold(torch.cat(parts, dim=-1), m)
+            parts.append(self._for_each(batch.others))
+        h = _fold(torch.cat(parts, dim=-1), m)
         for layer in range(HIDDEN_LAYERS):
-            above = torch.relu(_linear(theta, f"encoder.{layer}", h))
-            h = above if layer == 0 else h + above
-        return h.reshape(n, b, -1)
+            above = _linear(theta, f"encoder.{layer}", h)
+            if layer == 0:
+                h = torch.relu(_corrected(theta, "encoder", h, above, size))
+            else:
+                h = h + torch.relu(above)
+        return _unfold(h, size)
 
     def _context(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Inputs of the encoder besides readings: (n b k), where k may be 0."""
+        """Inputs of the encoder besides readings: (n k b c), where c may be 0."""
         n, b = batch.x.shape[:2]
-        parts = [batch.x.new_zeros(n, b, 0)]
+        size = (n, self.members, b)
+        parts = [batch.x.new_zeros(*size, 0)]
         if self.config.profile:
             assert batch.profile_change is not None
-            parts.append(batch.profile_change)
+            parts.append(self._for_each(batch.profile_change))
         if self.config.calendar:
             assert batch.moment is not None
             slot, weekday = batch.moment.unbind(-1)
             for name, place in (("encoder.slot", slot), ("encoder.weekday", weekday)):
-                parts.append(theta[name][:, place].expand(n, b, -1))
+                parts.append(self._by_member(theta[name])[:, :, place].expand(*size, -1))
         if self.config.personal:
-            embedding = theta.get("encoder.personal.embedding", batch.x.new_zeros(1, 1, self.config.personal))
-            parts.append(embedding.expand(n, b, -1))
+            embedding = theta.get("encoder.personal.embedding")
+            if embedding is None:
+                embedding = batch.x.new_zeros(1, self.members, 1, self.config.personal)
+            parts.append(self._by_member(embedding).expand(*size, -1))
         return torch.cat(parts, dim=-1)
+
+    def _for_each(self, x: Tensor) -> Tensor:
+        """What all members of a node get: (n b ...) -> (n k b ...)."""
+        return x[:, None].expand(-1, self.members, *[-1] * (x.dim() - 1))
+
+    def _by_member(self, w: Tensor) -> Tensor:
+        """A matrix of weights with the axis of members even if there is only one: (m k i j)."""
+        return w.reshape(len(w), self.members, *w.shape[-2:])
 
     # ---- decoder ------------------------------------------------------------------------------------
 
@@ -177,21 +221,51 @@ class PlusModel(EncoderDecoder):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat (n b t): step by step as in the paper, or all steps at once."""
-        n, b, steps = batch.y.shape
-        start = h_c
-        if self.embedding:
-            start = torch.cat([h_c, h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G], dim=-1)
-        simple = self._simple_forecast(batch)
+        """y_hat (n b t): the mean of what the members forecast."""
+        y_hat = self.decoded(theta, batch, h_c, h_G, truth)
+        return y_hat[0] if self.members == 1 else y_hat.mean(dim=0)
+
+    def decoded(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        """What each member forecasts (k n b t): step by step as in the paper, or all steps at once."""
+        n, b = batch.y.shape[:2]
+        m, size = theta["output.weight"].shape[0], (n, self.members, b)
+        start, simple = self._start(batch, h_c, h_G), self._simple_forecast(batch)
         if self.config.decoder == "autoregressive":
-            return self._one_by_one(theta, batch, start, truth, simple).reshape(n, b, steps)
+            return self._one_by_one(theta, batch, start, truth, simple).transpose(0, 1)
         if self.config.linear:
             assert batch.linear_change is not None
-            start = torch.cat([start, batch.linear_change.to(start.dtype)], dim=-1)
-        folded = fold(start, theta["output.weight"].shape[0])
-        state = folded + torch.relu(_linear(theta, "decoder.0", folded))
-        y_hat = self._out(theta, state.reshape(n, b, -1))
+            start = torch.cat([start, self._for_each(batch.linear_change.to(start.dtype))], dim=-1)
+        folded = _fold(start, m)
+        within = _corrected(theta, "decoder", folded, _linear(theta, "decoder.0", folded), size)
+        state = folded + torch.relu(within)
+        y_hat = self._out(theta, _unfold(state, size)).transpose(0, 1)
         return y_hat if simple is None else y_hat + simple
+
+    def _start(self, batch: Batch, h_c: Tensor, h_G: Tensor | None) -> Tensor:
+        """[h_c ; h_G] of each member, with the levels and their means, which all have: (n k b h)."""
+        config, (n, b) = self.config, batch.y.shape[:2]
+        if self.embedding and h_G is None:
+            h_G = h_c.new_zeros(n, b, self.embedding)
+        if self.members == 1:
+            return (torch.cat([h_c, h_G], dim=-1) if self.embedding and h_G is not None else h_c)[:, None]
+        first, sent = config.level_width, config.sent_width
+        parts = [
+            self._for_each(h_c[..., :first]),
+            _apart(h_c[..., first:sent], self.members),
+            _apart(h_c[..., sent:], self.members),
+        ]
+        if self.embedding and h_G is not None:
+            learned = config.learned_width
+            parts.append(_apart(h_G[..., :learned], self.members))
+            parts.append(self._for_each(h_G[..., learned:]))
+        return torch.cat(parts, dim=-1)
 
     def _simple_forecast(self, batch: Batch) -> Tensor | None:
         """What the network forecasts the difference from: (n b t), or None."""
@@ -207,40 +281,87 @@ class PlusModel(EncoderDecoder):
         truth: Tensor | None,
         simple: Tensor | None,
     ) -> Tensor:
+        """(n k b h) -> (n k b t)."""
         n, b, steps = batch.y.shape
-        m = theta["output.weight"].shape[0]
-        cell, state = Cell(theta, "decoder.0"), fold(state, m)
-        frame = batch.x[:, :, -1]
+        m, size = theta["output.weight"].shape[0], (n, self.members, b)
+        cell, state = Cell(_stacked(theta, "decoder.0"), "decoder.0"), _fold(state, m)
+        frame = batch.x[:, None, :, -1].expand(*size, -1)
         y_hat: list[Tensor] = []
         for t in range(steps):
             if t > 0:
                 value = y_hat[-1]
                 if truth is not None:
                     fed = NodeModel.fed(batch, truth, t, n)
-                    value = torch.where(fed, batch.y[:, :, t - 1 : t], value)
-                frame = torch.cat([value, batch.clock[:, t - 1 : t].expand(n, b, 1)], dim=-1)
-            state = cell.step(fold(frame, m), state)
-            out = self._out(theta, state.reshape(n, b, -1))
-            y_hat.append(out if simple is None else out + simple[..., t : t + 1])
+                    fed = fed[:, None] if fed.dim() else fed
+                    value = torch.where(fed, batch.y[:, None, :, t - 1 : t], value)
+                frame = torch.cat([value, batch.clock[:, t - 1 : t].expand(*size, 1)], dim=-1)
+            state = cell.step(_fold(frame, m), state)
+            out = self._out(theta, _unfold(state, size))
+            y_hat.append(out if simple is None else out + simple[:, None, :, t : t + 1])
         return torch.cat(y_hat, dim=-1)
 
     def _out(self, theta: Mapping[str, Tensor], state: Tensor) -> Tensor:
-        """(n b h) -> (n b t): the shared output layer, plus the node's own correction."""
-        n, b = state.shape[:2]
+        """(n k b h) -> (n k b t): the shared output layer, plus the node's own correction."""
+        size = (state.shape[0], state.shape[1], state.shape[2])
         with torch.autocast(state.device.type, enabled=False):
-            state = state.to(theta["output.weight"].dtype)
-            folded = fold(state, theta["output.weight"].shape[0])
-            y_hat = _linear(theta, "output", folded).reshape(n, b, -1)
-            if "output.personal.weight" in theta:
-                weight = theta["output.personal.weight"].expand(n, -1, -1)
-                bias = theta["output.personal.bias"].expand(n, -1)
-                y_hat = y_hat + linear(state, weight, bias)
-        return y_hat
+            folded = _fold(state.to(theta["output.weight"].dtype), theta["output.weight"].shape[0])
+            y_hat = _corrected(theta, "output", folded, _linear(theta, "output", folded), size)
+            return _unfold(y_hat, size)
+
+
+Size = tuple[int, int, int]
+"""Nodes, members and windows."""
+
+
+def _fold(x: Tensor, m: int) -> Tensor:
+    """(n k b ...) -> (mk B ...): join the nodes into one batch if they share one model of each member."""
+    n, k = x.shape[:2]
+    if m == n:
+        return x.flatten(0, 1)
+    return x.transpose(0, 1).reshape(k, -1, *x.shape[3:])
+
+
+def _unfold(x: Tensor, size: Size) -> Tensor:
+    """(mk B ...) -> (n k b ...)."""
+    n, k, b = size
+    if len(x) == n * k:
+        return x.reshape(n, k, b, *x.shape[2:])
+    return x.reshape(k, n, b, *x.shape[2:]).transpose(0, 1)
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """(n k b h) -> (n b kh)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _apart(x: Tensor, members: int) -> Tensor:
+    """(n b kh) -> (n k b h)."""
+    return x.unflatten(-1, (members, x.shape[-1] // members)).transpose(1, 2)
 
 
 def _linear(theta: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """(m B i) -> (m B o)."""
-    return linear(x, theta[f"{name}.weight"], theta[f"{name}.bias"])
+    """(mk B i) -> (mk B o)."""
+    weight, bias = theta[f"{name}.weight"], theta[f"{name}.bias"]
+    return linear(x, weight.reshape(-1, *weight.shape[-2:]), bias.reshape(-1, bias.shape[-1]))
+
+
+def _corrected(theta: Mapping[str, Tensor], part: str, x: Tensor, y: Tensor, size: Size) -> Tensor:
+    """y (mk B o), a layer's output for x (mk B i), plus each node's own correction of this layer."""
+    own = {
+        name: w for name, w in theta.items() if name.startswith(f"{part}.personal.") and "embed" not in name
+    }
+    if not own:
+        return y
+    n, (m, folded) = size[0], (len(y) // size[1], _unfold(x, size))
+    own = {name: w.expand(n, *w.shape[1:]) for name, w in own.items()}
+    return y + _fold(_unfold(_linear(own, f"{part}.personal", _fold(folded, n)), size), m)
+
+
+def _stacked(theta: Mapping[str, Tensor], layer: str) -> Params:
+    """The weights of a GRU layer, members stacked: (m k ...) -> (mk ...)."""
+    found = {name: w for name, w in theta.items() if name.startswith(f"{layer}.")}
+    sizes = {name: w.shape[-2:] if "weight" in name else w.shape[-1:] for name, w in found.items()}
+    return {name: w.reshape(-1, *sizes[name]) for name, w in found.items()}
 
 
 def _gru(name: str, inputs: int, h: int, generator: torch.Generator) -> Params:

@@ -49,11 +49,15 @@ def _layer(
 ) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
     """One block; `e` holds the outputs of the earlier blocks, latest first, without the edge weights."""
     incoming, e_new = _edges(block.phi_e, w, v, e, u, graph, mask, last)
+    nodes: Tensor | int = 1
+    if block.mean:
+        incoming = incoming / mask.degree(graph).clamp(min=1).to(incoming.dtype)
+        nodes = mask.count(len(v))
     inputs = [incoming, v] if u is None else [incoming, v, u.expand(len(v), -1, -1)]
     v_new = mask.nodes(_rest(block.phi_v, w, "phi_v", _hidden(torch.cat(inputs, -1), w, "phi_v.layers.0")))
     u_new = None
     if block.phi_u is not None:
-        sums = [incoming.sum(0, keepdim=True), v_new.sum(0, keepdim=True)]
+        sums = [incoming.sum(0, keepdim=True) / nodes, v_new.sum(0, keepdim=True) / nodes]
         if u is not None:
             sums.append(u)
         u_new = _rest(block.phi_u, w, "phi_u", _hidden(torch.cat(sums, -1), w, "phi_u.layers.0"))
