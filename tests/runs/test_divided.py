@@ -61,6 +61,11 @@ def test_every_method_gives_the_result_of_one_process(method: str) -> None:
     assert_same(brief(method), 3)
 
 
+@pytest.mark.slow
+def test_members_and_personal_layers_are_divided_with_their_nodes() -> None:
+    assert_same(brief("cnfgnn-plus", **{"model.members": 2, "model.personal_layers": True}), 3)
+
+
 def test_nodes_that_do_not_train_are_divided_too() -> None:
     assert_same(brief("gru-fedavg", **{"training.seen": 0.6}), 2)
 
