@@ -144,6 +144,19 @@ def test_what_cannot_be_divided_is_refused() -> None:
         simulate(DATA, brief("at-fedavg", **{"compute.device": "cuda:1"}), processes=Together(2, DATA))
 
 
+def test_every_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with_gpu = Processes(1, 3, torch.device("cuda", 1), None)
+    without = Processes(2, 3, torch.device("cpu"), None)
+    for name in ("auto", "cuda", "cpu"):
+        with_gpu.check_device(name)
+    without.check_device("cpu")
+    for name in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match=r"more processes than GPUs \(2\)"):
+            without.check_device(name)
+
+
 def test_a_failure_in_another_process_names_it() -> None:
     together = Together(2, DATA)
     experiment = simulate(DATA, brief("at-fedavg"), processes=together)

@@ -130,6 +130,7 @@ def own_parts(
     data: Dataset, config: Config, processes: Processes, tick: Callable[[], None] = lambda: None
 ) -> dict[int, Part]:
     """The parts of the groups of nodes that this process holds, by the number of the group."""
+    processes.check_device(config.compute.device)
     groups = _grouped(None, seen_sensors(data, config.training.seen), len(data.readings.ids))
     divided = [divide(torch.from_numpy(group), processes.count) for group in groups]
     held = {k: parts[processes.rank] for k, parts in enumerate(divided) if len(parts[processes.rank])}
@@ -167,7 +168,6 @@ def _divided(
     if n < LEAST_NODES * processes.count:
         problem = f"{processes.count} processes need at least {LEAST_NODES * processes.count} sensors"
         raise ConfigError("--nproc-per-node", f"{problem}, and there are {n}: start fewer processes")
-    processes.check_device(config.compute.device)
     own = processes.ask([SetUp(config)] * processes.count, lambda: own_parts(data, config, processes, tick))[
         0
     ]
