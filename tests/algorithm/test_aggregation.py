@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
 
+from cnfgnn.algorithm import aggregation
 from cnfgnn.algorithm.aggregation import average, neighbours
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.server import Server
@@ -66,6 +68,34 @@ def test_the_pull_is_the_gradient_of_fmtl_s_penalty() -> None:
     actual = 2 * wire.weight[:, None, None] * (theta["w"] - wire.told["w"])
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     assert wire.weight[3] == 0  # no outgoing edge but the loop
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 1 << 24])
+def test_anchors_are_those_of_the_matrix_of_all_pairs(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregation, "NUMBERS_AT_ONCE", at_once)
+    rng, n = np.random.default_rng(0), 30
+    matrix = np.where(rng.random((n, n)) < 0.2, rng.random((n, n)), 0.0)
+    matrix[3] = 0  # a node without outgoing edges
+    senders, receivers = np.nonzero(matrix)
+    theta = {"w": torch.randn(n, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+    wire = Wire(theta, [True] * n)
+    neighbours(Graph(n, senders, receivers, matrix[senders, receivers]), LAMBDA)(cast(Nodes, wire))
+    a = torch.tensor(matrix - np.diag(np.diag(matrix)))
+    degree = a.sum(1)
+    torch.testing.assert_close(wire.weight, LAMBDA * degree, rtol=0, atol=1e-12)
+    expected = (a / degree.clamp(min=1e-12)[:, None]) @ theta["w"].flatten(1)
+    torch.testing.assert_close(wire.told["w"].flatten(1), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_anchors_of_many_nodes_need_no_matrix_of_all_pairs() -> None:
+    n = 200_000  # the matrix would take 298 GiB
+    senders = np.arange(n).repeat(5)
+    receivers = (senders + np.tile([1, 2, 3, 4, 5], n)) % n
+    wire = Wire({"w": torch.ones(n, 4, 2)}, [True] * n)
+    neighbours(Graph(n, senders, receivers, np.ones(len(senders))), LAMBDA)(cast(Nodes, wire))
+    torch.testing.assert_close(wire.told["w"], torch.ones(n, 4, 2))
+    torch.testing.assert_close(wire.weight, torch.full((n,), 5 * LAMBDA))
 
 
 def test_nodes_add_the_pull_to_their_own_gradient(data: Dataset) -> None:

@@ -93,7 +93,7 @@ def gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Ma
     for name, example in first.items():
         joined[name] = example.new_zeros(n, *example.shape[1:])
         for where, reply in parts:
-            joined[name][where.to(example.device)] = reply[name]
+            joined[name][where.to(example.device)] = reply[name].to(example.device)
     return joined
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.scores import Errors
     from cnfgnn.runs.training_loop import Result
+    from cnfgnn.transports.processes import Processes
 
 SHOWN_SENSORS = 5  # in a line that lists some of them
 FORECAST_SUFFIXES = (".csv", ".parquet")
@@ -51,6 +54,8 @@ OtherDataArgument = Annotated[
     Path | None, typer.Argument(help="Readings to use instead of those that the run was trained on.")
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
+Start = Callable[[], tuple["Dataset", Callable[[], "Run"]]]
+"""Checks what was asked for, reads the readings, and returns them with what opens or begins the run."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -80,50 +85,112 @@ def train(
     --config can change. A resumed run gives the same result as one that was never interrupted. With --from,
     a new run begins with the weights of an earlier one and takes a third of the rounds; without DATA it reads
     the earlier run's file or folder again, which may have grown.
+
+    `torchrun --nproc-per-node 2 -m cnfgnn train` divides the sensors between two processes, on a GPU each if
+    there are GPUs, with the same result.
     """
+    start: Start
+    if resume is not None:
+        given = {
+            "--from": earlier,
+            "--method": method,
+            "--size": node_size,
+            "--like": like,
+            "--config": config,
+            "--set": changes,
+            "--seed": seed,
+            "--device": device,
+            "--out": out,
+        }
+        start = partial(_resumed, resume, data, given)
+    elif earlier is not None:
+        given = {"--size": node_size, "--like": like}
+        start = partial(_begun_from, earlier, data, given, (method, config, changes or [], seed, device), out)
+    else:
+        chosen = (method, node_size, like, config, changes or [], seed, device)
+        start = partial(_begun, data, chosen, out)
+    _train(start)
+
+
+def _train(start: Start) -> None:
+    """Train a run, in this process or together with the others that torchrun has started."""
+    from cnfgnn.runs.followers import agreement, several_processes
+
+    with several_processes() as processes:
+        if processes is not None and not processes.leads:
+            if code := _followed(start, processes):
+                raise typer.Exit(code)
+            return
+        with agreement(processes):
+            readings, begin = start()
+        run = begin()
+        if run.finished:
+            print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
+            return
+        _print_result(run, readings, _trained(run, readings, processes))
+
+
+def _followed(start: Start, processes: Processes) -> int:
+    """Hold a part of the sensors until the training ends; returns the exit code. Process 0 prints, and says
+    so if this one has failed."""
+    from cnfgnn.runs.followers import STOPPED, Follower, agreement
+    from cnfgnn.transports.processes import ProcessLost
+
+    logging.getLogger("cnfgnn").addFilter(lambda record: False)  # process 0 warns of the same
+    try:
+        with agreement(processes):
+            readings, _ = start()
+        return Follower(processes, readings).follow()
+    except ProcessLost:
+        if processes.rank == 1:
+            raise
+        return ProcessLost.exit_code
+    except CnfgnnError as problem:
+        return problem.exit_code
+    except KeyboardInterrupt:
+        return STOPPED
+
+
+def _resumed(folder: Path, data: Path | None, given: Mapping[str, Any]) -> tuple[Dataset, Callable[[], Run]]:
+    from cnfgnn.runs.folder import Run
+
+    refuse_with_resume(given)
+    run = Run.open(folder)
+    return _data_of(run, data, None), lambda: run
+
+
+def _begun(data: Path | None, chosen: tuple[Any, ...], out: Path | None) -> tuple[Dataset, Callable[[], Run]]:
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.folder import Run
 
-    if resume is not None:
-        refuse_with_resume(
-            {
-                "--from": earlier,
-                "--method": method,
-                "--size": node_size,
-                "--like": like,
-                "--config": config,
-                "--set": changes,
-                "--seed": seed,
-                "--device": device,
-                "--out": out,
-            }
-        )
-        run = Run.open(resume)
-        readings = _data_of(run, data, None)
-    elif earlier is not None:
-        refuse_with_from({"--size": node_size, "--like": like})
-        before = Run.open(earlier)
-        wanted = changes_to_go_on(before.config, data, method, config, changes or [], seed, device)
-        run, readings = _begun_from(before, data, out, wanted)
-    else:
-        settings = resolve(data, method, node_size, like, config, changes or [], seed, device)
-        readings = open_data(settings, data)
+    settings = resolve(data, *chosen)
+    readings = open_data(settings, data)
+
+    def begin() -> Run:
         run = Run.create(out or _new_folder(settings, readings), settings, readings)
         _print_findings(readings, settings)
-    if run.finished:
-        print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
-        return
-    _print_result(run, readings, _trained(run, readings))
+        return run
+
+    return readings, begin
 
 
 def _begun_from(
-    earlier: Run, data: Path | None, out: Path | None, changes: Mapping[str, Any]
-) -> tuple[Run, Dataset]:
-    """Begin a run that goes on from an earlier one, and say what that means for its sensors."""
+    folder: Path, data: Path | None, given: Mapping[str, Any], chosen: tuple[Any, ...], out: Path | None
+) -> tuple[Dataset, Callable[[], Run]]:
     from cnfgnn.data.source import open_data
+    from cnfgnn.runs.folder import Run
+
+    refuse_with_from(given)
+    earlier = Run.open(folder)
+    changes = changes_to_go_on(earlier.config, data, *chosen)
+    readings = open_data(earlier.config.with_changes(changes), data)
+    return readings, lambda: _going_on(earlier, readings, out, changes)
+
+
+def _going_on(earlier: Run, readings: Dataset, out: Path | None, changes: Mapping[str, Any]) -> Run:
+    """Begin a run that goes on from an earlier one, and say what that means for its sensors."""
     from cnfgnn.runs.train import begin_from
 
-    readings = open_data(earlier.config.with_changes(changes), data)
     run = begin_from(earlier, readings, out or _new_folder(earlier.config, readings), changes)
     _print_findings(readings, run.config)
     assert run.origin is not None
@@ -134,10 +201,10 @@ def _begun_from(
         print(f"new sensors: {_listed(new)}", file=sys.stderr)
     if gone := sorted(known - set(readings.readings.ids)):
         print(f"sensors that are gone: {_listed(gone)}", file=sys.stderr)
-    return run, readings
+    return run
 
 
-def _trained(run: Run, readings: Dataset) -> Result:
+def _trained(run: Run, readings: Dataset, processes: Processes | None) -> Result:
     """Train a run to its end; Ctrl-C ends the command and says how to resume."""
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.train import train_run
@@ -146,7 +213,7 @@ def _trained(run: Run, readings: Dataset) -> Result:
         print(f"{readings.readings.source}: {'; '.join(readings.readings.notes)}", file=sys.stderr)
     print(f"run {run.folder}", file=sys.stderr, flush=True)
     try:
-        return train_run(run, readings, progress.watcher())
+        return train_run(run, readings, progress.watcher(), processes)
     except KeyboardInterrupt:
         rounds = len(Run.open(run.folder).progress.history)
         saved = "1 round is saved" if rounds == 1 else f"{rounds} rounds are saved"

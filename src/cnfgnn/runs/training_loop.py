@@ -203,17 +203,18 @@ def evaluate(experiment: Experiment, split: Split = "test") -> Scores:
 
 
 def _interval_scores(experiment: Experiment) -> IntervalScores | None:
-    """How good the intervals of all owners in this process were in the last evaluation; None if there are no
-    such owners, or one of them had no intervals or does not tell errors."""
-    parts = [(rows.numpy(), owner.interval_sums, owner.tells) for rows, owner in experiment.owners]
-    n = sum(len(rows) for rows, *_ in parts)
+    """How good the intervals of all owners of this training were in the last evaluation; None if there are no
+    such owners here, or one of them had no intervals or does not tell errors."""
+    parts = [(rows, owner.interval_sums if owner.tells else None) for rows, owner in experiment.owners]
+    parts += experiment.elsewhere()
+    n = sum(len(rows) for rows, _ in parts)
     sums: Floats | None = None
-    for rows, of_owner, tells in parts:
-        if of_owner is None or not tells:
+    for rows, of_owner in parts:
+        if of_owner is None:
             return None
         if sums is None:
             sums = np.zeros((n, *of_owner.shape[1:]))
-        sums[rows] = of_owner
+        sums[rows.numpy()] = of_owner
     return None if sums is None else IntervalScores(sums)
 
 

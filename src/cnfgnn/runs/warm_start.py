@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment, fit_to_windows
 from cnfgnn.algorithm.methods import method_of, preset
+from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import SETTINGS, Config
@@ -104,25 +105,31 @@ def go_on_from(experiment: Experiment, weights: Weights, sensors: Sequence[str])
     has a model of its own, it begins with the weights that the seed gives, as in a training from the
     beginning. What the earlier training knew about sensors that are gone is left out.
     """
-    in_order = InOrder(weights.sensors, sensors)
-    for rows, owner in experiment.owners:
-        owner.load({name: in_order(w, 0.0)[rows] for name, w in weights.personal.items()})
+    give_own_weights(experiment.owners, experiment.config, weights, sensors)
     theta = {name: w.to(experiment.owners[0][1].nodes.compute.device) for name, w in weights.theta.items()}
     if isinstance(experiment.strategy, Pooled):
         experiment.strategy.go_on_from({**theta, **experiment.owners[0][1].personal}, weights.server)
     elif method_of(experiment.config.method).sharing == "average":
         experiment.strategy.go_on_from(theta, weights.server)
     else:
-        _load_own_models(experiment, theta, in_order)
         experiment.strategy.go_on_from({}, weights.server)
 
 
-def _load_own_models(experiment: Experiment, theta: Params, in_order: InOrder) -> None:
-    """Give every node its own model, without the server: no such weights are ever sent."""
-    for rows, owner in experiment.owners:
-        first = owner.nodes.theta  # drawn from the seed, the same for all
-        own = {name: in_order(w, first[name])[rows] for name, w in theta.items()}
-        owner.nodes.load(own)
+def give_own_weights(
+    owners: Sequence[tuple[Tensor, Owner]], config: Config, weights: Weights, sensors: Sequence[str]
+) -> None:
+    """Give the nodes of these owners what is theirs alone, without the server: no such weights are ever sent.
+    These are personal weights, and the whole model where nodes do not share it."""
+    in_order, method = InOrder(weights.sensors, sensors), method_of(config.method)
+    for rows, owner in owners:
+        owner.load({name: in_order(w, 0.0)[rows] for name, w in weights.personal.items()})
+        if method.federated and method.sharing != "average":
+            first = owner.nodes.theta  # drawn from the seed, the same for all
+            own = {
+                name: in_order(w.to(first[name].device), first[name])[rows]
+                for name, w in weights.theta.items()
+            }
+            owner.nodes.load(own)
 
 
 # ---- settings -------------------------------------------------------------------------------------------
