@@ -32,6 +32,9 @@ class Note:
         return value
 
 
+Buffer = bytes | bytearray | memoryview
+
+
 class Unreachable(Exception):
     """A site that cannot be reached at the moment."""
 
