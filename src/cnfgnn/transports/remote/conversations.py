@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from cnfgnn.transports.remote.messages import Buffer, Channel, Unreachable
+from cnfgnn.transports.remote.messages import Buffer, Channel
 
 Outcome = TypeVar("Outcome")
 
@@ -31,14 +31,21 @@ Answered = Callable[[Buffer | Exception], None]
 
 def hold(conversation: Conversation[Outcome], channel: Channel) -> Outcome:
     """Hold one conversation to its end, and wait for every answer."""
-    step: Callable[[], Sent] = lambda: next(conversation)
+    answer: Buffer | Exception | None = None
     while True:
         try:
-            sent = step()
+            sent = _advanced(conversation, answer)
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome
-        step = _continued(conversation, _asked(channel, sent))
+        answer = _asked(channel, sent)
+
+
+def _advanced(conversation: Conversation[Outcome], answer: Buffer | Exception | None) -> Sent:
+    """What is sent next, after this answer; a conversation begins with None."""
+    if isinstance(answer, Exception):
+        return conversation.throw(answer)
+    return conversation.send(answer)  # type: ignore[arg-type]
 
 
 def _asked(channel: Channel, sent: Sent) -> Buffer | Exception:
@@ -46,12 +53,6 @@ def _asked(channel: Channel, sent: Sent) -> Buffer | Exception:
         return channel.ask(*sent)
     except Exception as problem:  # the conversation handles those that it expects
         return problem
-
-
-def _continued(conversation: Conversation[Outcome], answer: Buffer | Exception) -> Callable[[], Sent]:
-    if isinstance(answer, Exception):
-        return lambda: conversation.throw(answer)
-    return lambda: conversation.send(answer)
 
 
 class Callers:
@@ -84,20 +85,19 @@ def hold_all(conversations: Sequence[Conversation[Outcome]], callers: Callers) -
     outcomes: dict[int, Outcome] = {}
     arrived: SimpleQueue[tuple[int, Buffer | Exception]] = SimpleQueue()
 
-    def advance(k: int, step: Callable[[], Sent]) -> None:
+    def advance(k: int, answer: Buffer | Exception | None) -> None:
         try:
-            sent = step()
+            sent = _advanced(conversations[k], answer)
         except StopIteration as end:
             outcomes[k] = end.value
         else:
             callers.send(sent, lambda answer: arrived.put((k, answer)))
 
     try:
-        for k, conversation in enumerate(conversations):
-            advance(k, lambda conversation=conversation: next(conversation))  # type: ignore[misc]
+        for k in range(len(conversations)):
+            advance(k, None)
         while len(outcomes) < len(conversations):
-            k, answer = arrived.get()
-            advance(k, _continued(conversations[k], answer))
+            advance(*arrived.get())
     finally:  # if one of them failed, the others end here
         for conversation in conversations:
             conversation.close()

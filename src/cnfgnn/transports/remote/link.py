@@ -81,6 +81,11 @@ class Link:
         since = self._asking
         return 0.0 if since is None else max(0.0, time.monotonic() - max(since, self._heard))
 
+    @property
+    def quiet(self) -> float:
+        """Seconds since the site last answered anything."""
+        return time.monotonic() - self._heard
+
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What the site reports about itself."""
         request = pack("hello", session=self.session)

@@ -23,6 +23,7 @@ from cnfgnn.transports.remote.header import ALIGNED, CALLS, PREFIX, Declared, Ma
 from cnfgnn.transports.remote.messages import Buffer
 from cnfgnn.transports.remote.schema import after, check_answers, largest_answer
 
+ZEROS = bytes(ALIGNED)
 MOST_LAYOUTS = 8  # of answers to one question that are remembered; sites that agree all have the same
 
 
@@ -30,14 +31,21 @@ MOST_LAYOUTS = 8  # of answers to one question that are remembered; sites that a
 class Place:
     """The places of a site's nodes among those that are asked: a range, or any places in any order."""
 
-    rows: Tensor
-    first: int  # of a range; -1 if they are none
+    index: slice | np.ndarray[Any, Any]
+    count: int
 
     @classmethod
     def of(cls, rows: Tensor) -> Place:
         first = int(rows[0]) if len(rows) else 0
-        in_order = torch.equal(rows, torch.arange(first, first + len(rows)))
-        return cls(rows, first if in_order else -1)
+        if torch.equal(rows, torch.arange(first, first + len(rows))):
+            return cls(slice(first, first + len(rows)), len(rows))
+        return cls(rows.numpy(), len(rows))
+
+    def bytes(self, row: int) -> slice | None:
+        """The bytes of a range, if each node has so many; None if the nodes are in no range."""
+        if not isinstance(self.index, slice):
+            return None
+        return slice(self.index.start * row, self.index.stop * row)
 
 
 class _Array(NamedTuple):
@@ -70,10 +78,9 @@ class Outgoing:
         """The message with this header to the nodes in these places."""
         pieces: list[Any] = [header]
         for data, row in self._arrays:
-            if row and place.first >= 0:
-                data = data[place.first * row : (place.first + len(place.rows)) * row]
-            elif row:
-                data = data.reshape(-1, row)[place.rows.numpy()]
+            if row:
+                of_range = place.bytes(row)
+                data = data.reshape(-1, row)[place.index] if of_range is None else data[of_range]
             pieces += [data, bytes(-data.nbytes % ALIGNED)]
         return b"".join(pieces)
 
@@ -82,10 +89,22 @@ def _cut(tensor: Tensor, n: int) -> Declared:
     return Declared(tensor.dtype, (1 if len(tensor) == 1 else n, *tensor.shape[1:]))
 
 
+class Found(NamedTuple):
+    """An array in an answer: the number of the call, its name, its type and shape, and its bytes."""
+
+    call: int
+    name: str
+    declared: Declared
+    start: int
+    end: int
+    row: int  # bytes of one node
+
+
 class Layout(NamedTuple):
     """Where the arrays are in an answer that has been checked."""
 
-    arrays: Sequence[tuple[int, str, Declared, int]]  # the number of the call, its name, its first byte
+    arrays: Sequence[Found]
+    padding: Sequence[tuple[int, int]]  # the bytes between arrays, which are zero
     size: int  # bytes of the whole message
     failed: str = ""  # the verb that failed at the site, if one did
     problem: str = ""  # and why
@@ -127,13 +146,16 @@ class Question:
     def _checked(self, answer: Buffer) -> Layout:
         parts, start = read_answers(answer, lambda parts: check_answers(parts, self.calls, self.known))
         if parts and (last := parts[-1]).problem is not None:
-            return Layout((), len(answer), last.verb, last.problem)
-        arrays = []
+            return Layout((), (), len(answer), last.verb, last.problem)
+        arrays, padding = [], []
         for k, part in enumerate(parts):
             for name, declared in part.tensors.items():
-                arrays.append((k, name, declared, start))
+                end = start + declared.bytes
+                arrays.append(Found(k, name, declared, start, end, declared.bytes // self.known.n))
                 start += declared.padded
-        return Layout(arrays, len(answer))
+                if start > end:
+                    padding.append((end, start))
+        return Layout(arrays, padding, len(answer))
 
 
 def _header_length(answer: Buffer) -> int:
@@ -146,41 +168,39 @@ class Gathering:
     def __init__(self, calls: int, n: int) -> None:
         self.n = n
         self.replies: list[dict[str, Tensor]] = [{} for _ in range(calls)]
-        self._bytes: dict[tuple[int, str], np.ndarray[Any, Any]] = {}
+        self._bytes: dict[tuple[int, str], memoryview] = {}
 
     def put(self, place: Place, layout: Layout, answer: Buffer) -> None:
         """Copy the arrays of an answer to the rows of its nodes."""
-        found = np.frombuffer(answer, dtype=np.uint8)
-        for k, name, declared, start in layout.arrays:
-            end = start + declared.bytes
-            if found[end : start + declared.padded].any():
+        data = memoryview(answer)
+        for start, end in layout.padding:
+            if data[start:end] != ZEROS[: end - start]:
                 raise Malformed("the padding after an array is not zero")
-        for k, name, declared, start in layout.arrays:
-            if declared.bytes:
-                self._put(k, name, declared, place, found[start : start + declared.bytes])
-            elif name not in self.replies[k]:
-                self.replies[k][name] = torch.zeros((self.n, *declared.shape[1:]), dtype=declared.dtype)
+        for found in layout.arrays:
+            whole = self.replies[found.call].get(found.name)
+            if whole is None:
+                whole = self._room_for(found)
+            of_range = place.bytes(found.row)
+            if of_range is not None and whole.dtype == found.declared.dtype:
+                self._bytes[found.call, found.name][of_range] = data[found.start : found.end]
+            else:  # a site may compute in another precision
+                copied = torch.frombuffer(
+                    bytearray(data[found.start : found.end]), dtype=found.declared.dtype
+                )
+                whole[place.index] = copied.view(found.declared.shape).to(whole)
 
-    def _put(self, k: int, name: str, declared: Declared, place: Place, data: np.ndarray[Any, Any]) -> None:
-        whole = self.replies[k].get(name)
-        if whole is None:
-            whole = torch.zeros((self.n, *declared.shape[1:]), dtype=declared.dtype)
-            self.replies[k][name] = whole
-            self._bytes[k, name] = as_bytes(whole)
-        row = declared.bytes // len(place.rows)
-        if whole.dtype == declared.dtype and place.first >= 0:
-            self._bytes[k, name][place.first * row : place.first * row + len(data)] = data
-        else:  # a site may compute in another precision
-            whole[place.rows] = (
-                torch.from_numpy(data.copy()).view(declared.dtype).view(declared.shape).to(whole)
-            )
+    def _room_for(self, found: Found) -> Tensor:
+        whole = torch.zeros((self.n, *found.declared.shape[1:]), dtype=found.declared.dtype)
+        self.replies[found.call][found.name] = whole
+        self._bytes[found.call, found.name] = memoryview(as_bytes(whole))
+        return whole
 
-    def of_rows(self, rows: Tensor) -> list[Mapping[str, Tensor]]:
-        """The answers of some nodes."""
-        return [{name: tensor[rows] for name, tensor in reply.items()} for reply in self.replies]
+    def of_site(self, place: Place) -> list[Mapping[str, Tensor]]:
+        """The answers of one site."""
+        return [{name: tensor[place.index] for name, tensor in reply.items()} for reply in self.replies]
 
-    def drop(self, rows: Tensor) -> None:
-        """Forget the answers of some nodes."""
+    def drop(self, place: Place) -> None:
+        """Forget the answers of one site."""
         for reply in self.replies:
             for tensor in reply.values():
-                tensor[rows] = 0
+                tensor[place.index] = 0

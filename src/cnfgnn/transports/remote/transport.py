@@ -6,16 +6,19 @@ and named in the status; the others continue. It takes part again as soon as it 
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload
+from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, sites_with
 from cnfgnn.algorithm.quantize import SCALE
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
 from cnfgnn.algorithm.shapes import Sizes
@@ -32,6 +35,7 @@ from cnfgnn.transports.remote.question import Gathering, Layout, Outgoing, Place
 from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, norms, too_large
 
 PROBED_EVERY = 1.0  # seconds
+PROBED_AT_LEAST_EVERY = 10.0  # seconds, for sites that answer requests in the meantime
 PROBE_WITHIN = 3.0
 SHOWN_AFTER = 5.0  # seconds for which a site holds up the others before the status says so
 
@@ -96,7 +100,6 @@ class RemoteTransport:
         self.parties, self.terms, self.min_sites = list(sites), terms, min_sites
         self.sites = [site.rows for site in self.parties]
         self.device, self.stopped, self.changed = device or torch.device("cpu"), stopped, changed
-        self._terms = terms._asdict()
         self.setting_up = True  # during set-up a problem at any site ends the task
         self.waiting = False  # for sites to rejoin
         self.exchanges, self.verb = 0, ""
@@ -104,10 +107,7 @@ class RemoteTransport:
         self.site_seconds = 0.0  # of these, the seconds in which the slowest site was working
         self._norm: float | None = None  # of weights known to be good
         self._callers = Callers(_SiteChannels(self.parties), len(self.parties))
-        self._asked_before: tuple[Tensor, list[tuple[Site, Place]]] | None = None
-        self._site_of_row = torch.zeros(sum(map(len, self.sites)), dtype=torch.long)
-        for k, rows in enumerate(self.sites):
-            self._site_of_row[rows] = k
+        self._asked_before: _Asked | None = None
         self._closed = threading.Event()
         for site in self.parties:  # a thread each, so that a silent site does not delay the others
             threading.Thread(target=self._probe, args=[site], name=f"probe {site.name}", daemon=True).start()
@@ -135,25 +135,25 @@ class RemoteTransport:
         )
         if self.stopped():  # sites that were interrupted are not absent
             raise Stopped
-        for (site, _), present in zip(asked, took_part, strict=True):
-            site.present = present
+        for (site, _), answered in zip(asked, took_part, strict=True):
+            site.present = answered
         self._refuse_values([(site, place) for site, place in asked if site.present], calls, gathering)
-        present = torch.zeros(len(rows), dtype=torch.bool)
+        present = np.zeros(len(rows), dtype=np.bool_)
         for site, place in asked:
-            if site.present:
-                present[place.rows] = True
+            present[place.index] = site.present
         self.site_seconds += max((site.link.worked for site, _ in asked if site.present), default=0.0)
         self.exchanges += 1
         self.engine_seconds += time.perf_counter() - begun
         self.changed()
         replies = zip(calls, gathering.replies, strict=True)
-        return Payload([self._placed(call.verb, reply) for call, reply in replies], present)
+        placed = [self._placed(call.verb, reply) for call, reply in replies]
+        return Payload(placed, torch.from_numpy(present))
 
     def _sites_of(self, rows: Tensor, verb: str) -> list[tuple[Site, Place]]:
         """The sites that have these rows, each with the places of its rows among them."""
-        if self._asked_before is not None and torch.equal(self._asked_before[0], rows):
-            return self._asked_before[1]
-        place = torch.full((len(self._site_of_row),), -1, dtype=torch.long)
+        if self._asked_before is not None and self._asked_before.are(rows, self.sites):
+            return self._asked_before.places
+        place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
         place[rows] = torch.arange(len(rows))
         asked = []
         for site in self.parties:
@@ -162,12 +162,12 @@ class RemoteTransport:
                 if (where < 0).any():
                     raise NodeError(site.name, verb, "only some of its nodes were asked")
                 asked.append((site, Place.of(where)))
-        self._asked_before = rows.clone(), asked
+        self._asked_before = _Asked(rows.clone(), list(self.sites), asked)
         return asked
 
     def wait(self, answered: Tensor) -> bool:
         enough = min(self.min_sites, len(self.parties))
-        if len(self._site_of_row[answered].unique()) >= enough:
+        if sites_with(answered, self.sites) >= enough:
             return False
         self.waiting = True
         self.changed()
@@ -226,7 +226,7 @@ class RemoteTransport:
     ) -> Conversation[Layout]:
         request = question.message(place)
         answer = yield from site.link.conversation(
-            request, question.largest_answer, site.deadline, **self._terms
+            request, question.largest_answer, site.deadline, **self.terms._asdict()
         )
         site.carried += len(request) + len(answer)
         layout = question.layout(answer)
@@ -248,20 +248,20 @@ class RemoteTransport:
         except Malformed:
             for site, place in answered:
                 try:
-                    _check_values(calls, gathering.of_rows(place.rows))
+                    _check_values(calls, gathering.of_site(place))
                 except Malformed as problem:
                     reasons[site.name] = str(problem)
         if verb == Weights.name and reply:
-            each = norms(reply)
-            largest = {s.name: float(each[p.rows].max()) for s, p in answered if s.name not in reasons}
+            each = norms(reply).numpy()
+            largest = {s.name: float(each[p.index].max()) for s, p in answered if s.name not in reasons}
             reasons |= too_large(largest, self._norm)
         for site, place in answered:
             if site.name in reasons:
                 self._refuse(site, verb, reasons[site.name])
                 site.present = False
-                gathering.drop(place.rows)
+                gathering.drop(place)
             elif verb == Census.name:
-                site.windows = int(reply["has.train"][place.rows].sum())
+                site.windows = int(reply["has.train"][place.index].sum())
 
     def _learn_norm(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -280,10 +280,16 @@ class RemoteTransport:
         }
 
     def _probe(self, site: Site) -> None:
-        """Send a site a hello every second: that is how it is noticed when it rejoins."""
+        """Send a site a hello every second: that is how it is noticed when it rejoins. One that answers
+        requests anyway gets a hello less often, so that those of hundreds of sites do not delay exchanges."""
+        probed = -math.inf
         while not self._closed.wait(PROBED_EVERY):
             if site.holding_up:
                 self.changed()
+            now = time.monotonic()
+            if site.present and site.link.quiet < PROBED_EVERY and now - probed < PROBED_AT_LEAST_EVERY:
+                continue
+            probed = now
             begun = time.perf_counter()
             try:
                 hello = site.link.hello(PROBE_WITHIN)
@@ -312,6 +318,19 @@ class Questions:
                     return question
             question = self._asked[id(site.known)] = Question(self._outgoing, site.known)
         return question
+
+
+class _Asked(NamedTuple):
+    """The rows that were asked last, those of all sites, and the places of each site that was asked."""
+
+    rows: Tensor
+    sites: list[Tensor]
+    places: list[tuple[Site, Place]]
+
+    def are(self, rows: Tensor, sites: Sequence[Tensor]) -> bool:
+        """Whether these are the same, and the sites have the same rows."""
+        same = len(sites) == len(self.sites) and all(map(operator.is_, sites, self.sites))
+        return same and torch.equal(rows, self.rows)
 
 
 class _SiteChannels:
