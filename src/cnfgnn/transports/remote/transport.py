@@ -280,14 +280,14 @@ class RemoteTransport:
         }
 
     def _probe(self, site: Site) -> None:
-        """Send a site a hello every second: that is how it is noticed when it rejoins. One that answers
-        requests anyway gets a hello less often, so that those of hundreds of sites do not delay exchanges."""
+        """Send a site a hello every second: that is how it is noticed when it rejoins. A site that answers
+        requests anyway gets one less often: the hellos of hundreds of sites would delay the exchanges."""
         probed = -math.inf
         while not self._closed.wait(PROBED_EVERY):
             if site.holding_up:
                 self.changed()
             now = time.monotonic()
-            if site.present and site.link.quiet < PROBED_EVERY and now - probed < PROBED_AT_LEAST_EVERY:
+            if not needs_hello(site, now - probed):
                 continue
             probed = now
             begun = time.perf_counter()
@@ -300,6 +300,12 @@ class RemoteTransport:
             if objection := site.objection(hello):
                 site.problem = objection
             site.reachable = not objection
+
+
+def needs_hello(site: Site, since: float) -> bool:
+    """Whether a site that had its last hello so many seconds ago gets another one now."""
+    answers_anyway = site.present and site.link.quiet < PROBED_EVERY
+    return not answers_anyway or since >= PROBED_AT_LEAST_EVERY
 
 
 class Questions:
