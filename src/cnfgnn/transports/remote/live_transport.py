@@ -87,11 +87,9 @@ class LiveTransport(RemoteTransport):
     def _prepare(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """Ask one site alone; returns its answers if they are valid."""
         place, gathering = Place.of(torch.arange(len(site.rows))), Gathering(len(calls), len(site.rows))
-        question = Questions(calls).to(site)
-        site.present = hold(self._asked(site, question, place, gathering), site.link.channel)
-        if site.present:
-            self._refuse_values([(site, place)], calls, gathering)
-        return gathering.replies if site.present else None
+        if not hold(self._asked(site, Questions(calls), place, gathering), site.link.channel):
+            return None
+        return None if self._refuse_values([(site, place)], calls, gathering) else gathering.replies
 
 
 def _prepares(calls: Sequence[CallHeader]) -> bool:

@@ -131,13 +131,15 @@ class RemoteTransport:
         self._learn_norm(calls)
         gathering, questions = Gathering(len(calls), len(rows)), Questions(calls)
         took_part = hold_all(
-            [self._asked(site, questions.to(site), place, gathering) for site, place in asked], self._callers
+            [self._asked(site, questions, place, gathering) for site, place in asked], self._callers
         )
         if self.stopped():  # sites that were interrupted are not absent
             raise Stopped
         for (site, _), answered in zip(asked, took_part, strict=True):
             site.present = answered
-        self._refuse_values([(site, place) for site, place in asked if site.present], calls, gathering)
+        answers = [(site, place) for site, place in asked if site.present]
+        for site in self._refuse_values(answers, calls, gathering):
+            site.present = False
         present = np.zeros(len(rows), dtype=np.bool_)
         for site, place in asked:
             present[place.index] = site.present
@@ -183,11 +185,12 @@ class RemoteTransport:
     # ---- one site ------------------------------------------------------------------------------------
 
     def _asked(
-        self, site: Site, question: Question, place: Place, gathering: Gathering
+        self, site: Site, questions: Questions, place: Place, gathering: Gathering
     ) -> Conversation[bool]:
         """Ask a site; returns whether all of its answers are valid. Their arrays are gathered then."""
         if not site.usable:
             return False
+        question = questions.to(site)
         try:
             site.deadline = site.pace.deadline(question.work)
             site.asked = time.monotonic()
@@ -240,9 +243,9 @@ class RemoteTransport:
 
     def _refuse_values(
         self, answered: Sequence[tuple[Site, Place]], calls: Sequence[Call], gathering: Gathering
-    ) -> None:
-        """Leave out sites whose answers have impossible values, or implausibly large weights."""
-        verb, reply, reasons = calls[-1].verb, gathering.replies[-1], {}
+    ) -> list[Site]:
+        """Refuse answers with impossible values or implausibly large weights; returns the sites."""
+        verb, reply, reasons = calls[-1].verb, gathering.replies[-1], dict[str, str]()
         try:
             _check_values(calls, gathering.replies)  # all sites at once: nearly always nothing is wrong
         except Malformed:
@@ -258,10 +261,10 @@ class RemoteTransport:
         for site, place in answered:
             if site.name in reasons:
                 self._refuse(site, verb, reasons[site.name])
-                site.present = False
                 gathering.drop(place)
             elif verb == Census.name:
                 site.windows = int(reply["has.train"][place.index].sum())
+        return [site for site, _ in answered if site.name in reasons]
 
     def _learn_norm(self, calls: Sequence[Call]) -> None:
         for call in calls:
