@@ -244,3 +244,16 @@ def test_whole_rounds_are_measured_at_given_shapes() -> None:
         assert measured["bytes_per_node"] > 0
     refused = ran("scale.py", "--shapes", "6x60").stderr
     assert refused.endswith("'6x60' is not NODESxSTEPSxEDGES, like 1000x288x7000\n")
+
+
+@pytest.mark.slow
+def test_many_sites_are_measured_at_work_with_answers_ready_and_with_one_that_is_stuck() -> None:
+    options = ["--sites", 3, "--latency", 5, "--steps", 150, "--minibatches", 2, "--hosts", 1]
+    done = ran("many_sites.py", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"backward", "step+encode", "step+weights", "prepare+inform+load"} <= set(found["at work"])
+    assert set(found["at work"]) | {"hello"} <= set(found["ready"])
+    assert all(row["ms"] >= row["slowest"] for row in found["at work"].values())
+    assert all(row["processor_ms_a_site"] > 0 for row in found["ready"].values())
+    assert found["stuck"]["next"] < found["stuck"]["given_up_after"] <= found["stuck"]["first"] + 1

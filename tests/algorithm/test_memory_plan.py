@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cnfgnn.algorithm.calls import MemoryLimit
+from cnfgnn.algorithm import hidden_states
+from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.experiment import Experiment
@@ -149,6 +151,43 @@ def test_encoding_again_changes_nothing_but_the_rounding_of_h_G(
         experiment.strategy.round(1)
         finals.append(final(experiment))
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=near)
+
+
+def test_h_c_comes_with_the_gradients_of_the_minibatch_before_and_no_bit_changes(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [[0, 4], [1, 2, 3], [5]]
+    rounds = []
+    for together in (True, False):
+        if not together:  # as many exchanges as there are questions
+            monkeypatch.setattr(hidden_states, "AT_ONCE", 0)
+            plain = hidden_states.Stored.backward
+            monkeypatch.setattr(hidden_states.Recomputed, "backward", plain)
+        experiment = simulate(data, kept(data, "recomputed", "at-fedavg"), groups)
+        exchanges = counted_exchanges(experiment, monkeypatch)
+        for r_g in (1, 2):
+            server(experiment).round(r_g)
+        server(experiment).nodes.flush()
+        count = len(exchanges)
+        rounds.append((final(experiment), experiment.ledger.items, count))
+    (one, sent, few), (two, same_sent, many) = rounds
+    assert torch.equal(one, two)
+    assert sent == same_sent
+    minibatches, pieces = server(experiment).phases[1], len(server(experiment).batches)
+    assert many - few == 2 * (minibatches - 1 + pieces - 2)
+
+
+def counted_exchanges(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Call]]:
+    """The calls of each exchange from now on."""
+    wire, seen = transport(experiment), list[Sequence[Call]]()
+    exchange = wire.exchange
+
+    def counting(calls: Sequence[Call], rows: torch.Tensor) -> Payload:
+        seen.append(calls)
+        return exchange(calls, rows)
+
+    monkeypatch.setattr(wire, "exchange", counting)
+    return seen
 
 
 @pytest.mark.slow

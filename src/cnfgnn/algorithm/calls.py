@@ -100,3 +100,13 @@ def gathered(parts: Sequence[tuple[Tensor, Mapping[str, Tensor]]], n: int) -> Ma
 def are_all_rows(rows: Tensor, n: int) -> bool:
     """Whether these are all n rows, in order."""
     return len(rows) == n and torch.equal(rows, torch.arange(n))
+
+
+def sites_with(rows: Tensor, sites: Sequence[Tensor]) -> int:
+    """How many of the sites have one of these rows."""
+    if len(sites) == 1:
+        return int(len(rows) > 0)
+    sizes = torch.tensor([len(site) for site in sites])
+    site_of_row = torch.empty(int(sizes.sum()), dtype=torch.long)
+    site_of_row[torch.cat(list(sites))] = torch.arange(len(sites)).repeat_interleave(sizes)
+    return len(site_of_row[rows].unique())

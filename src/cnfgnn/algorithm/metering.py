@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.calls import Call, sites_with
 from cnfgnn.algorithm.ledger import Bytes, Item, Ledger, Purpose
 
 
@@ -37,7 +36,7 @@ class Meter:
         if not tensors or not present.any():
             return
         n, answered = len(rows), rows[present]
-        nodes, sites = len(answered), self._sites_with(answered)
+        nodes, sites = len(answered), sites_with(answered, self.sites)
         per_node = per_site = 0
         for tensor in tensors.values():
             size = tensor.numel() * tensor.element_size()
@@ -48,8 +47,3 @@ class Meter:
                 per_node += size // n * nodes
                 per_site += size // n * nodes
         self.ledger.add(item, Bytes(per_node, per_site))
-
-    def _sites_with(self, rows: Tensor) -> int:
-        if len(self.sites) == 1:
-            return 1
-        return sum(bool(torch.isin(site, rows).any()) for site in self.sites)

@@ -79,6 +79,12 @@ class Nodes:
         """h_c of one minibatch, or of all windows of a split: (n w h)."""
         return self._ask(verbs.Encode(split, draw), purpose=purpose)["h_c"]
 
+    def encode_each(self, draws: Sequence[Draw]) -> list[Tensor]:
+        """h_c of several minibatches, in one exchange: (n b h) of each."""
+        for draw in draws:
+            self._tell(verbs.Encode("train", draw))
+        return [dequantised(reply)["h_c"] for reply in self._exchange()[-len(draws) :]]
+
     def levels(self) -> Tensor:
         """The levels of all training windows: (n w k)."""
         return self._ask(verbs.Levels())["levels"]
@@ -87,6 +93,15 @@ class Nodes:
         """Each node's gradient of its loss with respect to what is learned in its h_G: (n b h) -> (n b h)."""
         reply = self._ask(verbs.Backward(draw, step, learn), {"h_G": h_G})
         return reply["grad_h_G"].to(h_G.dtype)
+
+    def backward_and_encode(
+        self, h_G: Tensor, draw: Draw, step: int, following: Draw
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of one minibatch, and h_c of the one that follows, in one exchange."""
+        self._tell(verbs.Encode("train", following))
+        self._tell(verbs.Backward(draw, step, learn=False), {"h_G": h_G})
+        encoded, backward = (dequantised(reply) for reply in self._exchange()[-2:])
+        return backward["grad_h_G"].to(h_G.dtype), encoded["h_c"]
 
     def score(self, split: Split) -> Sums:
         """Summed errors of each node at each step."""

@@ -62,6 +62,11 @@ class Batches:
     def epoch(self, r_g: int, epoch: int) -> Iterator[Draw]:
         return (Draw(r_g, epoch, number) for number in range(len(self)))
 
+    def after(self, draw: Draw, epochs: int) -> Draw | None:
+        """The minibatch after this one; None after the last of so many epochs."""
+        epoch, number = divmod(draw.epoch * len(self) + draw.number + 1, len(self))
+        return Draw(draw.r_g, epoch, number) if epoch < epochs else None
+
     def some(self, epochs: int, minibatches: Minibatches | None) -> tuple[int, int]:
         """The first of these minibatches, and one more than the last; None stands for all of the epochs."""
         until = epochs * len(self)

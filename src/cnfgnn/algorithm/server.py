@@ -184,7 +184,8 @@ class Alternating(Server):
                 for draw, _ in self.server_batches(r_g):
                     h_c, present = encoded[draw]
                     h_G = self.gn(h_c, self.graph, present)
-                    self.gn.descend(self.nodes.backward(h_G, draw, self.step))
+                    following = self.batches.after(draw, self.server_rounds)
+                    self.gn.descend(encoded.backward(h_G, draw, self.step, following))
                 self._reach(r_g, 3)
             # (4) On-node graph embedding update.
             self.embed(encoded)
@@ -213,8 +214,7 @@ class Alternating(Server):
     def embed(self, encoded: Encodings) -> None:
         """Send the nodes h_G of all training windows."""
         assert self.gn is not None
-        for piece in encoded.pieces:
-            h_c, present = encoded[piece]
+        for piece, (h_c, present) in encoded.pieces():
             h_G = self.gn.propagate(h_c, self.graph, present)
             self.nodes.embed(h_G.to(self.stored_dtype), draw=piece)
 

@@ -13,7 +13,7 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.transports.remote import endpoint
-from cnfgnn.transports.remote.deadlines import FIRST_OTHER, FIRST_WORK, LEAST, SLACK, Pace
+from cnfgnn.transports.remote.deadlines import FIRST_OTHER, FIRST_WORK, LEAST, SLACK, Pace, work_of
 from cnfgnn.transports.remote.link import Late, Link, silence
 from cnfgnn.transports.remote.messages import PIECE, Unreachable, pack, unpack
 from tests.conftest import server, small
@@ -31,19 +31,21 @@ SAVE = Call("save", {"tag": "a", "keep": ""})
 
 def test_the_first_request_of_a_kind_is_given_long() -> None:
     its = Pace()
-    assert its.deadline([UPDATE], KNOWN) == LEAST + FIRST_WORK
-    assert its.deadline([SAVE], KNOWN) == LEAST + FIRST_OTHER
-    assert its.deadline([UPDATE, SAVE], KNOWN) == LEAST + FIRST_WORK + FIRST_OTHER
+    assert its.deadline(work_of([UPDATE], KNOWN)) == LEAST + FIRST_WORK
+    assert its.deadline(work_of([SAVE], KNOWN)) == LEAST + FIRST_OTHER
+    assert its.deadline(work_of([UPDATE, SAVE], KNOWN)) == LEAST + FIRST_WORK + FIRST_OTHER
 
 
 def test_later_ones_by_what_as_much_work_took_and_never_less_than_the_floor() -> None:
     its = Pace()
-    its.learn([UPDATE, SCORE], KNOWN, {"update": 40.0, "score": 0.4})  # 20 minibatches, 40 windows
-    assert its.deadline([UPDATE], KNOWN) == pytest.approx(LEAST + SLACK * 40)
-    assert its.deadline([PART], KNOWN) == pytest.approx(LEAST + SLACK * 10)
-    assert its.deadline([Call("score", {"split": "validation"})], KNOWN) == pytest.approx(LEAST + SLACK * 0.2)
-    its.learn([SAVE], KNOWN, {"save": 0.0})
-    assert its.deadline([SAVE], KNOWN) == LEAST
+    its.learn(work_of([UPDATE, SCORE], KNOWN), {"update": 40.0, "score": 0.4})  # 20 minibatches, 40 windows
+    assert its.deadline(work_of([UPDATE], KNOWN)) == pytest.approx(LEAST + SLACK * 40)
+    assert its.deadline(work_of([PART], KNOWN)) == pytest.approx(LEAST + SLACK * 10)
+    assert its.deadline(work_of([Call("score", {"split": "validation"})], KNOWN)) == pytest.approx(
+        LEAST + SLACK * 0.2
+    )
+    its.learn(work_of([SAVE], KNOWN), {"save": 0.0})
+    assert its.deadline(work_of([SAVE], KNOWN)) == LEAST
 
 
 def test_a_site_of_which_nothing_is_known_has_a_deadline_too() -> None:
@@ -54,26 +56,26 @@ def test_a_site_of_which_nothing_is_known_has_a_deadline_too() -> None:
         Call("backward", {**draw, "step": 0, "learn": False}),
         Call("encode", {"split": "train"}),
     ]
-    assert Pace().deadline(calls, Sizes(2)) == LEAST + 4 * FIRST_WORK
+    assert Pace().deadline(work_of(calls, Sizes(2))) == LEAST + 4 * FIRST_WORK
 
 
 def test_one_slow_moment_is_forgotten_in_time() -> None:
     its = Pace()
-    its.learn([SAVE], KNOWN, {"save": 100.0})
-    slow = its.deadline([SAVE], KNOWN)
+    its.learn(work_of([SAVE], KNOWN), {"save": 100.0})
+    slow = its.deadline(work_of([SAVE], KNOWN))
     for _ in range(30):
-        its.learn([SAVE], KNOWN, {"save": 0.1})
-    assert its.deadline([SAVE], KNOWN) < LEAST + 1 < slow
+        its.learn(work_of([SAVE], KNOWN), {"save": 0.1})
+    assert its.deadline(work_of([SAVE], KNOWN)) < LEAST + 1 < slow
 
 
 def test_a_site_that_was_late_is_given_twice_as_long() -> None:
     its = Pace()
-    its.learn([UPDATE], KNOWN, {"update": 40.0})
-    its.missed([UPDATE])
-    its.missed([UPDATE])
-    assert its.deadline([UPDATE], KNOWN) == pytest.approx(LEAST + 4 * SLACK * 40)
-    its.learn([UPDATE], KNOWN, {"update": 60.0})
-    assert its.deadline([UPDATE], KNOWN) == pytest.approx(LEAST + SLACK * 60)
+    its.learn(work_of([UPDATE], KNOWN), {"update": 40.0})
+    its.missed(work_of([UPDATE], KNOWN))
+    its.missed(work_of([UPDATE], KNOWN))
+    assert its.deadline(work_of([UPDATE], KNOWN)) == pytest.approx(LEAST + 4 * SLACK * 40)
+    its.learn(work_of([UPDATE], KNOWN), {"update": 60.0})
+    assert its.deadline(work_of([UPDATE], KNOWN)) == pytest.approx(LEAST + SLACK * 60)
 
 
 @pytest.mark.parametrize("said", [None, 3, {"update": "long"}, {"update": -1.0}, {"update": float("nan")}])
@@ -172,7 +174,7 @@ def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
 
     clients.save = blocked
     with monkeypatch.context() as hurried:
-        hurried.setattr(site.pace, "deadline", lambda calls, known: 0.3)
+        hurried.setattr(site.pace, "deadline", lambda work: 0.3)
         strategy.save("round-00001", ())
     assert strategy.nodes.up.tolist() == [True, False, False, True, True, True]
     assert site.problem.startswith("is late with 'save'")
@@ -205,7 +207,7 @@ def test_where_a_late_site_is_needed_training_pauses_until_it_is_done(
         save(**more)
 
     clients.save = blocked
-    monkeypatch.setattr(site.pace, "deadline", lambda calls, known: 1800.0 if site.late else 0.3)
+    monkeypatch.setattr(site.pace, "deadline", lambda work: 1800.0 if site.late else 0.3)
     paused: list[bool] = []
     transport.changed = lambda: paused.append(transport.waiting)
     worker = threading.Thread(target=strategy.save, args=("round-00001", ()))

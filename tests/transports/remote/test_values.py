@@ -25,26 +25,26 @@ def test_the_norm_is_that_of_the_largest_model() -> None:
 @pytest.mark.parametrize("scale", [1e3, -1e3, 1e38, 1e300])
 def test_weights_a_thousand_times_too_large_are_refused(scale: float) -> None:
     bad = theta(scale, dtype=torch.float64)
-    assert list(too_large({"a": theta(1), "b": bad}, known=2.0)) == ["b"]
-    reasons = too_large({"a": theta(1), "b": bad, "c": theta(0.9)})
+    assert list(too_large({"a": norm(theta(1)), "b": norm(bad)}, known=2.0)) == ["b"]
+    reasons = too_large({"a": norm(theta(1)), "b": norm(bad), "c": norm(theta(0.9))})
     assert list(reasons) == ["b"]
     assert reasons["b"].startswith("its weights are ")
-    assert too_large({"a": theta(1), "b": theta(90), "c": theta(0.95)}) == {}
+    assert too_large({"a": norm(theta(1)), "b": norm(theta(90)), "c": norm(theta(0.95))}) == {}
 
 
 def test_one_poisoned_node_among_many_is_seen() -> None:
     many = theta(1.0, n=50)
     many["b"][37] = 1e5
-    assert list(too_large({"a": many}, known=2.0)) == ["a"]
+    assert list(too_large({"a": norm(many)}, known=2.0)) == ["a"]
 
 
 def test_of_two_sites_nobody_can_say_which_to_believe() -> None:
-    assert too_large({"a": theta(1), "b": theta(1e6)}) == {}
+    assert too_large({"a": norm(theta(1)), "b": norm(theta(1e6))}) == {}
 
 
 def test_a_tiny_site_does_not_put_the_others_in_the_wrong() -> None:
-    assert too_large({"a": theta(1), "b": theta(1e-12), "c": theta(1)}) == {}
-    assert too_large({"a": theta(1), "b": theta(1e-12)}, known=2.0) == {}
+    assert too_large({"a": norm(theta(1)), "b": norm(theta(1e-12)), "c": norm(theta(1))}) == {}
+    assert too_large({"a": norm(theta(1)), "b": norm(theta(1e-12))}, known=2.0) == {}
 
 
 @pytest.mark.parametrize("starts", [[-1, 0], [3, 2], [2, 2]])

@@ -37,23 +37,24 @@ from cnfgnn.transports.remote.header import (
     read,
     written,
 )
+from cnfgnn.transports.remote.messages import Buffer
 
 __all__ = [
     "Answer",
     "Check",
     "Malformed",
     "Part",
+    "as_bytes",
     "decode_answers",
     "decode_calls",
     "encode_answers",
     "encode_calls",
     "encoded_size",
     "part_of",
+    "read_answers",
 ]
 
 assert sys.byteorder == "little", "arrays are sent as they lie in memory"
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,12 @@ def _encoded(kind: bytes, parts: Sequence[Part], tensors: Sequence[Mapping[str, 
     pieces: list[Any] = [written(kind, parts)]
     for named in tensors:
         for tensor in named.values():
-            raw = _raw(tensor)
+            raw = as_bytes(tensor)
             pieces += [raw, bytes(-raw.nbytes % ALIGNED)]
     return b"".join(pieces)
 
 
-def _raw(tensor: Tensor) -> np.ndarray[Any, Any]:
+def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
     """The bytes of a tensor, without a copy if it is contiguous."""
     if tensor.numel() == 0:
         return np.empty(0, dtype=np.uint8)
@@ -131,21 +132,30 @@ def decode_answers(message: Buffer, check: Check | None = None, most: int | None
     return [Answer(part.verb, part.problem, named) for part, named in zip(parts, tensors, strict=True)]
 
 
+def read_answers(message: Buffer, check: Check) -> tuple[list[Part], int]:
+    """The checked header of answers, and the position at which their arrays begin; allocates no array."""
+    return _read(ANSWERS, memoryview(message).cast("B"), check)
+
+
 def _decoded(
     kind: bytes, message: Buffer, check: Check | None, most: int | None
 ) -> tuple[list[Part], list[dict[str, Tensor]]]:
     data = memoryview(message).cast("B")
     if most is not None and len(data) > most:
         raise Malformed(f"the message has {len(data)} bytes, and {most} are allowed")
+    parts, start = _read(kind, data, check)
+    arrays = _arrays(data[start:], [d for part in parts for d in part.tensors.values()])
+    return parts, [{name: next(arrays) for name in part.tensors} for part in parts]
+
+
+def _read(kind: bytes, data: memoryview, check: Check | None) -> tuple[list[Part], int]:
     parts, start = read(kind, data)
-    declared = [d for part in parts for d in part.tensors.values()]
-    size = sum(d.padded for d in declared)
+    size = sum(d.padded for part in parts for d in part.tensors.values())
     if size != len(data) - start:
         raise Malformed(f"the header declares arrays of {size} bytes, and {len(data) - start} follow it")
     if check is not None:
         check(parts)
-    arrays = _arrays(data[start:], declared)
-    return parts, [{name: next(arrays) for name in part.tensors} for part in parts]
+    return parts, start
 
 
 def _arrays(payload: memoryview, declared: Sequence[Declared]) -> Iterator[Tensor]:

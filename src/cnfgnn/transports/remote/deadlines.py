@@ -15,6 +15,10 @@ DECAY = 0.8  # the share of an old slowest time that still counts when the next 
 FIRST_WORK, FIRST_OTHER = 1800.0, 120.0  # seconds for a verb that was not measured at this site yet
 
 
+Work = Mapping[str, float]
+"""How much there is to do of each verb, in units of its own."""
+
+
 class Pace:
     """Seconds that one site takes for each verb, per unit of work."""
 
@@ -22,10 +26,10 @@ class Pace:
         self._per_unit: dict[str, float] = {}  # verb -> seconds
         self._factor: dict[str, float] = {}  # verb -> how many times longer it is given, after it was late
 
-    def deadline(self, calls: Sequence[CallHeader], known: Sizes) -> float:
-        """Seconds after which a site that is still working on these calls is left out."""
+    def deadline(self, work: Work) -> float:
+        """Seconds after which a site that is still working on this is left out."""
         total = LEAST
-        for verb, units in _units_by_verb(calls, known).items():
+        for verb, units in work.items():
             if verb in self._per_unit:
                 expected = SLACK * self._per_unit[verb] * units
             else:
@@ -33,21 +37,22 @@ class Pace:
             total += self._factor.get(verb, 1.0) * expected
         return total
 
-    def learn(self, calls: Sequence[CallHeader], known: Sizes, seconds: Mapping[str, float]) -> None:
-        """The calls are done, and each verb took so many seconds."""
-        for verb, units in _units_by_verb(calls, known).items():
+    def learn(self, work: Work, seconds: Mapping[str, float]) -> None:
+        """The work is done, and each verb took so many seconds."""
+        for verb, units in work.items():
             if verb in seconds:
                 before = DECAY * self._per_unit.get(verb, 0.0)
                 self._per_unit[verb] = max(seconds[verb] / units, before)
                 self._factor.pop(verb, None)
 
-    def missed(self, calls: Sequence[CallHeader]) -> None:
+    def missed(self, work: Work) -> None:
         """Allow twice as long the next time: a site that has become slow must be able to take part again."""
-        for verb in {call.verb for call in calls}:
+        for verb in work:
             self._factor[verb] = 2 * self._factor.get(verb, 1.0)
 
 
-def _units_by_verb(calls: Sequence[CallHeader], known: Sizes) -> dict[str, float]:
+def work_of(calls: Sequence[CallHeader], known: Sizes) -> Work:
+    """How much work these calls are for a site of which this is known before them."""
     units: dict[str, float] = {}
     for call in calls:
         request = read_request(call)

@@ -17,8 +17,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from cnfgnn.transports.remote.conversations import Conversation, Sent, hold
 from cnfgnn.transports.remote.header import Malformed
-from cnfgnn.transports.remote.messages import PIECE, Channel, Note, Unreachable, legible, pack, pieces, unpack
+from cnfgnn.transports.remote.messages import (
+    PIECE,
+    Buffer,
+    Channel,
+    Note,
+    Unreachable,
+    legible,
+    pack,
+    pieces,
+    unpack,
+)
 
 ANSWER_WITHIN = 4.0  # seconds in which a site must answer, twice the time after which it answers "working"
 SLOWEST = 1 << 19  # bytes per second of the slowest line: the time for sending comes on top
@@ -70,6 +81,11 @@ class Link:
         since = self._asking
         return 0.0 if since is None else max(0.0, time.monotonic() - max(since, self._heard))
 
+    @property
+    def quiet(self) -> float:
+        """Seconds since the site last answered anything."""
+        return time.monotonic() - self._heard
+
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What the site reports about itself."""
         request = pack("hello", session=self.session)
@@ -84,28 +100,37 @@ class Link:
         self._heard = time.monotonic()
         return answer.fields
 
-    def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> bytearray:
+    def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> Buffer:
         """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
+        return hold(self.conversation(request, most, deadline, **about), self.channel)
+
+    def conversation(
+        self, request: bytes, most: int, deadline: float = math.inf, **about: Any
+    ) -> Conversation[Buffer]:
+        """The notes that `carry` sends and the answers that it waits for."""
         number, sent = next(self._numbers), pieces(request, self.piece)
         same: dict[str, Any] = {"session": self.session, "number": number, "piece": self.piece}
         about |= {**same, "size": len(request)}
         for k, piece in enumerate(sent[:-1]):
-            self._accepted(self._asked(pack("piece", piece, start=k * self.piece, **about)))
+            self._accepted((yield from self._asked(pack("piece", piece, start=k * self.piece, **about))))
         begun = time.monotonic()
-        note = self._asked(pack("run", sent[-1], start=len(request) - len(sent[-1]), **about), most)
+        start = len(request) - len(sent[-1])
+        note = yield from self._asked(pack("run", sent[-1], start=start, **about), most)
         while note.kind == "working":
             if time.monotonic() - begun > deadline:
                 raise Late(f"working for more than {deadline:.0f} s")
-            note = self._asked(pack("wait", **same), most)
+            note = yield from self._asked(pack("wait", **same), most)
         self._accepted(note)
         self.worked, self.verbs = _seconds(note), _verbs(note, time.monotonic() - begun)
         size = note.whole("size")
         if size > most:
             raise Malformed(f"the answer has {size} bytes, and at most {most} are possible")
+        if len(note.payload) == size:
+            return note.payload
         answer = bytearray(note.payload)
         while len(answer) < size:
             wanted = pack("fetch", start=len(answer), **same)
-            more = self._accepted(self._asked(wanted, size)).payload
+            more = self._accepted((yield from self._asked(wanted, size))).payload
             if not len(more):
                 raise Malformed("the answer is truncated")
             answer += more
@@ -121,7 +146,7 @@ class Link:
             raise Malformed(f"the site answered {legible(note.kind, 40)!r}")
         return note
 
-    def _asked(self, request: bytes, most: int = 0) -> Note:
+    def _asked(self, request: bytes, most: int = 0) -> Conversation[Note]:
         """The site's answer, with a payload of up to `most` bytes or a piece of it."""
         timeout = self.answer_within + (len(request) + min(most, self.piece)) / SLOWEST
         self._asking = time.monotonic()
@@ -131,7 +156,7 @@ class Link:
                     raise Unreachable("the task was stopped")
                 try:
                     time_left = max(0.1, self.silent_for - self.silent)
-                    note = unpack(self.channel.ask(self.site, request, min(timeout, time_left)))
+                    note = unpack((yield Sent(self.site, request, min(timeout, time_left))))
                 except Unreachable:
                     if not left or self.silent >= self.silent_for:
                         raise

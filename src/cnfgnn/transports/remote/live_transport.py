@@ -7,7 +7,7 @@ beside the steps of the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,21 +15,22 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
-from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import Prepare
-from cnfgnn.transports.remote.codec import Answer
-from cnfgnn.transports.remote.deadlines import Pace
+from cnfgnn.transports.remote.conversations import hold
+from cnfgnn.transports.remote.deadlines import Pace, Work
+from cnfgnn.transports.remote.question import Gathering, Place
 from cnfgnn.transports.remote.schema import CallHeader
-from cnfgnn.transports.remote.transport import RemoteTransport, Site, Stopped
+from cnfgnn.transports.remote.transport import Questions, RemoteTransport, Site, Stopped
 
+Replies = Sequence[Mapping[str, Tensor]]
 LEFT_OUT_AFTER = 3.0  # seconds in which a site has to answer in a step
 
 
 class LivePace(Pace):
     """Little time for the requests of a step, and the usual one to prepare a site."""
 
-    def deadline(self, calls: Sequence[CallHeader], known: Sizes) -> float:
-        return super().deadline(calls, known) if _prepares(calls) else LEFT_OUT_AFTER
+    def deadline(self, work: Work) -> float:
+        return super().deadline(work) if Prepare.name in work else LEFT_OUT_AFTER
 
 
 class LiveTransport(RemoteTransport):
@@ -38,7 +39,7 @@ class LiveTransport(RemoteTransport):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.live = False
-        self._preparing: dict[str, Future[list[Answer] | None]] = {}
+        self._preparing: dict[str, Future[Replies | None]] = {}
         self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
 
     def begin(self) -> None:
@@ -57,29 +58,38 @@ class LiveTransport(RemoteTransport):
             return super().exchange(calls, rows)
         if self.stopped():
             raise Stopped
-        parts, present = [], torch.zeros(len(rows), dtype=torch.bool)
+        present, joined = torch.zeros(len(rows), dtype=torch.bool), []
         for site in self.parties:
             where = torch.isin(rows, site.rows).nonzero().flatten()
-            if len(where) and (answers := self._prepared(site, [for_rows(call, where) for call in calls])):
+            if len(where) and (replies := self._prepared(site, [for_rows(call, where) for call in calls])):
                 present[where] = True
-                parts.append((where, answers))
-        replies = [
-            gathered([(where, answers[k].tensors) for where, answers in parts], len(rows))
-            for k in range(len(calls))
-        ]
-        return Payload(replies, present)
+                joined.append((where, replies))
+        return Payload(
+            [
+                gathered([(where, replies[k]) for where, replies in joined], len(rows))
+                for k in range(len(calls))
+            ],
+            present,
+        )
 
-    def _prepared(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
+    def _prepared(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """The site's answers if it is prepared by now; otherwise it soon will be."""
         under_way = self._preparing.get(site.name)
         if under_way is None:
             if site.usable:
-                self._preparing[site.name] = self._background.submit(self._asked, site, calls)
+                self._preparing[site.name] = self._background.submit(self._prepare, site, calls)
             return None
         if not under_way.done():
             return None
         del self._preparing[site.name]
         return under_way.result()
+
+    def _prepare(self, site: Site, calls: Sequence[Call]) -> Replies | None:
+        """Ask one site alone; returns its answers if they are valid."""
+        place, gathering = Place.of(torch.arange(len(site.rows))), Gathering(len(calls), len(site.rows))
+        if not hold(self._asked(site, Questions(calls), place, gathering), site.link.channel):
+            return None
+        return None if self._refuse_values([(site, place)], calls, gathering) else gathering.replies
 
 
 def _prepares(calls: Sequence[CallHeader]) -> bool:

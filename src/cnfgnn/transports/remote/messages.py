@@ -32,6 +32,9 @@ class Note:
         return value
 
 
+Buffer = bytes | bytearray | memoryview
+
+
 class Unreachable(Exception):
     """A site that cannot be reached at the moment."""
 
@@ -57,11 +60,11 @@ def unpack(data: bytes | bytearray | memoryview) -> Note:
     view = memoryview(data)
     if len(view) < _LENGTH.size:
         raise Malformed("a note is truncated")
-    (length,) = _LENGTH.unpack(view[: _LENGTH.size])
+    (length,) = _LENGTH.unpack_from(view)
     if length > min(_LONGEST, len(view) - _LENGTH.size):
         raise Malformed("a note is truncated, or its fields are too long")
     try:
-        fields = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
+        fields = json.loads(str(view[_LENGTH.size : _LENGTH.size + length], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise Malformed("the fields of a note are not JSON") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("kind"), str):

@@ -6,32 +6,36 @@ and named in the status; the others continue. It takes part again as soon as it 
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, for_rows, gathered
+from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, sites_with
 from cnfgnn.algorithm.quantize import SCALE
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS, Census, Load, Prepare, Weights
 from cnfgnn.errors import NodeError
-from cnfgnn.transports.remote.codec import Answer, decode_answers, encode_calls
+from cnfgnn.transports.remote.codec import Answer
+from cnfgnn.transports.remote.conversations import Callers, Conversation, hold_all
 from cnfgnn.transports.remote.deadlines import Pace
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Late, Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable
-from cnfgnn.transports.remote.schema import after, check_answers, largest_answer
-from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, too_large
+from cnfgnn.transports.remote.question import Gathering, Layout, Outgoing, Place, Question
+from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, norms, too_large
 
 PROBED_EVERY = 1.0  # seconds
+PROBED_AT_LEAST_EVERY = 10.0  # seconds, for sites that answer requests in the meantime
 PROBE_WITHIN = 3.0
 SHOWN_AFTER = 5.0  # seconds for which a site holds up the others before the status says so
 
@@ -102,14 +106,15 @@ class RemoteTransport:
         self.engine_seconds = 0.0  # of all exchanges
         self.site_seconds = 0.0  # of these, the seconds in which the slowest site was working
         self._norm: float | None = None  # of weights known to be good
-        self._pool = ThreadPoolExecutor(max(1, len(self.parties)), "exchange")
+        self._callers = Callers(_SiteChannels(self.parties), len(self.parties))
+        self._asked_before: _Asked | None = None
         self._closed = threading.Event()
         for site in self.parties:  # a thread each, so that a silent site does not delay the others
             threading.Thread(target=self._probe, args=[site], name=f"probe {site.name}", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._callers.close()
 
     # ---- Transport -----------------------------------------------------------------------------------
 
@@ -121,42 +126,50 @@ class RemoteTransport:
         if self.stopped():
             raise Stopped
         check_outgoing(calls)
-        place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
-        place[rows] = torch.arange(len(rows))
-        asked = [(site, place[site.rows]) for site in self.parties if (place[site.rows] >= 0).any()]
-        for site, where in asked:
-            if (where < 0).any():
-                raise NodeError(site.name, calls[-1].verb, "only some of its nodes were asked")
         begun, self.verb = time.perf_counter(), calls[-1].verb
+        asked = self._sites_of(rows, calls[-1].verb)
         self._learn_norm(calls)
-        cut = [(site, where, [for_rows(call, where) for call in calls]) for site, where in asked]
-        found = list(self._pool.map(lambda one: self._asked(one[0], one[2]), cut))
+        gathering, questions = Gathering(len(calls), len(rows)), Questions(calls)
+        took_part = hold_all(
+            [self._asked(site, questions, place, gathering) for site, place in asked], self._callers
+        )
         if self.stopped():  # sites that were interrupted are not absent
             raise Stopped
-        self._refuse_too_large([site for site, _ in asked], found)
-        present = torch.zeros(len(rows), dtype=torch.bool)
-        parts = []
-        for (site, where), answers in zip(asked, found, strict=True):
-            site.present = answers is not None
-            if answers is not None:
-                present[where] = True
-                parts.append((where, answers))
-        there = [site.link.worked for site, _ in asked if site.present]
-        self.site_seconds += max(there, default=0.0)
-        replies = [
-            gathered([(where, answers[k].tensors) for where, answers in parts], len(rows))
-            for k in range(len(calls))
-        ]
+        for (site, _), answered in zip(asked, took_part, strict=True):
+            site.present = answered
+        answers = [(site, place) for site, place in asked if site.present]
+        for site in self._refuse_values(answers, calls, gathering):
+            site.present = False
+        present = np.zeros(len(rows), dtype=np.bool_)
+        for site, place in asked:
+            present[place.index] = site.present
+        self.site_seconds += max((site.link.worked for site, _ in asked if site.present), default=0.0)
         self.exchanges += 1
         self.engine_seconds += time.perf_counter() - begun
         self.changed()
-        placed = [self._placed(call.verb, reply) for call, reply in zip(calls, replies, strict=True)]
-        return Payload(placed, present)
+        replies = zip(calls, gathering.replies, strict=True)
+        placed = [self._placed(call.verb, reply) for call, reply in replies]
+        return Payload(placed, torch.from_numpy(present))
+
+    def _sites_of(self, rows: Tensor, verb: str) -> list[tuple[Site, Place]]:
+        """The sites that have these rows, each with the places of its rows among them."""
+        if self._asked_before is not None and self._asked_before.are(rows, self.sites):
+            return self._asked_before.places
+        place = torch.full((sum(map(len, self.sites)),), -1, dtype=torch.long)
+        place[rows] = torch.arange(len(rows))
+        asked = []
+        for site in self.parties:
+            where = place[site.rows]
+            if (where >= 0).any():
+                if (where < 0).any():
+                    raise NodeError(site.name, verb, "only some of its nodes were asked")
+                asked.append((site, Place.of(where)))
+        self._asked_before = _Asked(rows.clone(), list(self.sites), asked)
+        return asked
 
     def wait(self, answered: Tensor) -> bool:
         enough = min(self.min_sites, len(self.parties))
-        there = sum(bool(torch.isin(site.rows, answered).any()) for site in self.parties)
-        if there >= enough:
+        if sites_with(answered, self.sites) >= enough:
             return False
         self.waiting = True
         self.changed()
@@ -171,71 +184,87 @@ class RemoteTransport:
 
     # ---- one site ------------------------------------------------------------------------------------
 
-    def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
-        """The site's answers if all of them are valid, else None."""
+    def _asked(
+        self, site: Site, questions: Questions, place: Place, gathering: Gathering
+    ) -> Conversation[bool]:
+        """Ask a site; returns whether all of its answers are valid. Their arrays are gathered then."""
         if not site.usable:
-            return None
+            return False
+        question = questions.to(site)
         try:
-            site.deadline = site.pace.deadline(calls, site.known)
+            site.deadline = site.pace.deadline(question.work)
             site.asked = time.monotonic()
-            answers = self._carried(site, calls)
+            layout = yield from self._carried(site, question, place, gathering)
         except Late as problem:
-            site.pace.missed(calls)
+            site.pace.missed(question.work)
             site.known, site.late, site.busy = Sizes(site.known.n), True, True
-            site.problem = f"is late with {calls[-1].verb!r} ({problem}): left out until it has finished"
-            return None
+            site.problem = f"is late with {question.verb!r} ({problem}): left out until it has finished"
+            return False
         except Unreachable as problem:
             site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
-            return None
+            return False
         except Lost as problem:
             site.known = Sizes(site.known.n)
             if not site.late:
                 site.problem = f"has lost its state ({problem})"
-            return None
+            return False
         except Malformed as problem:
-            self._refuse(site, calls[-1].verb, str(problem))
-            return None
+            self._refuse(site, question.verb, str(problem))
+            return False
         finally:
             site.asked = None
         site.last_seen, site.late = time.time(), False
-        if answers[-1].problem is not None:
+        if layout.failed:
             site.known = Sizes(site.known.n)
             if self.setting_up:
-                raise NodeError(site.name, answers[-1].verb, answers[-1].problem)
-            self._refuse(site, answers[-1].verb, answers[-1].problem)
-            return None
-        site.pace.learn(calls, site.known, site.link.verbs)
-        site.known = after(calls, site.known)
-        if calls[-1].verb == Census.name:
-            site.windows = int(answers[-1].tensors["has.train"].sum())
-        return answers
+                raise NodeError(site.name, layout.failed, layout.problem)
+            self._refuse(site, layout.failed, layout.problem)
+            return False
+        site.pace.learn(question.work, site.link.verbs)
+        site.known = question.known_after
+        return True
 
-    def _carried(self, site: Site, calls: Sequence[Call]) -> list[Answer]:
-        request = encode_calls(calls)
-        most = largest_answer(calls, site.known)
-        answer = site.link.carry(request, most, site.deadline, **self.terms._asdict())
+    def _carried(
+        self, site: Site, question: Question, place: Place, gathering: Gathering
+    ) -> Conversation[Layout]:
+        request = question.message(place)
+        answer = yield from site.link.conversation(
+            request, question.largest_answer, site.deadline, **self.terms._asdict()
+        )
         site.carried += len(request) + len(answer)
-        answers = decode_answers(answer, lambda parts: check_answers(parts, calls, site.known))
-        check_values(answers)
-        return answers
+        layout = question.layout(answer)
+        gathering.put(place, layout, answer)
+        return layout
 
     def _refuse(self, site: Site, verb: str, reason: str) -> None:
         site.refused += 1
         site.problem = str(NodeError(site.name, verb, reason))
         site.known = Sizes(site.known.n)  # it is prepared again before it is asked anything else
 
-    def _refuse_too_large(self, sites: Sequence[Site], found: list[list[Answer] | None]) -> None:
-        """Leave out sites whose weights are implausibly large."""
-        weights = {
-            site.name: answers[-1].tensors
-            for site, answers in zip(sites, found, strict=True)
-            if answers is not None and answers[-1].verb == Weights.name
-        }
-        reasons = too_large(weights, self._norm)
-        for k, site in enumerate(sites):
+    def _refuse_values(
+        self, answered: Sequence[tuple[Site, Place]], calls: Sequence[Call], gathering: Gathering
+    ) -> list[Site]:
+        """Refuse answers with impossible values or implausibly large weights; returns the sites."""
+        verb, reply, reasons = calls[-1].verb, gathering.replies[-1], dict[str, str]()
+        try:
+            _check_values(calls, gathering.replies)  # all sites at once: nearly always nothing is wrong
+        except Malformed:
+            for site, place in answered:
+                try:
+                    _check_values(calls, gathering.of_site(place))
+                except Malformed as problem:
+                    reasons[site.name] = str(problem)
+        if verb == Weights.name and reply:
+            each = norms(reply).numpy()
+            largest = {s.name: float(each[p.index].max()) for s, p in answered if s.name not in reasons}
+            reasons |= too_large(largest, self._norm)
+        for site, place in answered:
             if site.name in reasons:
-                self._refuse(site, Weights.name, reasons[site.name])
-                found[k] = None
+                self._refuse(site, verb, reasons[site.name])
+                gathering.drop(place)
+            elif verb == Census.name:
+                site.windows = int(reply["has.train"][place.index].sum())
+        return [site for site, _ in answered if site.name in reasons]
 
     def _learn_norm(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -254,10 +283,16 @@ class RemoteTransport:
         }
 
     def _probe(self, site: Site) -> None:
-        """Send a site a hello every second: that is how it is noticed when it rejoins."""
+        """Send a site a hello every second: that is how it is noticed when it rejoins. A site that answers
+        requests anyway gets one less often: the hellos of hundreds of sites would delay the exchanges."""
+        probed = -math.inf
         while not self._closed.wait(PROBED_EVERY):
             if site.holding_up:
                 self.changed()
+            now = time.monotonic()
+            if not needs_hello(site, now - probed):
+                continue
+            probed = now
             begun = time.perf_counter()
             try:
                 hello = site.link.hello(PROBE_WITHIN)
@@ -268,3 +303,56 @@ class RemoteTransport:
             if objection := site.objection(hello):
                 site.problem = objection
             site.reachable = not objection
+
+
+def needs_hello(site: Site, since: float) -> bool:
+    """Whether a site that had its last hello so many seconds ago gets another one now."""
+    answers_anyway = site.present and site.link.quiet < PROBED_EVERY
+    return not answers_anyway or since >= PROBED_AT_LEAST_EVERY
+
+
+class Questions:
+    """The same calls to sites of several sizes."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._outgoing = Outgoing(calls)
+        self._asked: dict[int, Question] = {}  # by the identity of what is known of a site
+
+    def to(self, site: Site) -> Question:
+        """What to ask a site: of sites of which the same is known, the same."""
+        if (question := self._asked.get(id(site.known))) is None:
+            for question in self._asked.values():
+                if question.known == site.known:
+                    site.known = question.known
+                    return question
+            question = self._asked[id(site.known)] = Question(self._outgoing, site.known)
+        return question
+
+
+class _Asked(NamedTuple):
+    """The rows that were asked last, those of all sites, and the places of each site that was asked."""
+
+    rows: Tensor
+    sites: list[Tensor]
+    places: list[tuple[Site, Place]]
+
+    def are(self, rows: Tensor, sites: Sequence[Tensor]) -> bool:
+        """Whether these are the same, and the sites have the same rows."""
+        same = len(sites) == len(self.sites) and all(map(operator.is_, sites, self.sites))
+        return same and torch.equal(rows, self.rows)
+
+
+class _SiteChannels:
+    """The channels of the sites as one."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        self._links = {site.name: site.link for site in sites}
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes | memoryview:
+        return self._links[site].channel.ask(site, request, timeout)
+
+
+def _check_values(calls: Sequence[Call], replies: Sequence[Mapping[str, Tensor]]) -> None:
+    check_values(
+        [Answer(call.verb, None, reply) for call, reply in zip(calls, replies, strict=True) if reply]
+    )

@@ -86,20 +86,24 @@ def _check_census(tensors: Mapping[str, Tensor]) -> None:
 
 def norm(theta: Mapping[str, Tensor]) -> float:
     """The largest norm of one model's weights among these: (m, ...)."""
+    return float(norms(theta).max()) if theta else 0.0
+
+
+def norms(theta: Mapping[str, Tensor]) -> Tensor:
+    """The norm of each model's weights: (m, ...) -> (m,)."""
     parts = [torch.linalg.vector_norm(w.flatten(1), dim=1, dtype=torch.float64) for w in theta.values()]
-    return float(torch.stack(parts).square().sum(0).sqrt().max()) if parts else 0.0
+    return torch.stack(parts).square().sum(0).sqrt()
 
 
 def too_large(
-    weights: Mapping[str, Mapping[str, Tensor]], known: float | None = None, most: float = TOO_LARGE
+    norms: Mapping[str, float], known: float | None = None, most: float = TOO_LARGE
 ) -> dict[str, str]:
-    """Sites whose weights are implausibly large, each with a reason; `weights` holds the answer of each site.
+    """Sites whose weights are implausibly large, each with a reason; `norms` has the largest of each site.
 
     They are compared with `known`, the norm of weights known to be good: those of the last average, or those
     drawn from the seed. Without it they are compared with the median site, which takes at least three: of two
     sites, either may be the wrong one.
     """
-    norms = {site: norm(theta) for site, theta in weights.items() if theta}
     if known is None and len(norms) > 2:
         known = statistics.median(norms.values())
     if known is None:
