@@ -130,11 +130,10 @@ def _check(
 
 def _baselines(run: Run, data: Dataset) -> dict[str, dict[str, Any]]:
     """The test errors of the simple forecasts, as the page shows those of a run."""
-    found = {}
-    for name, scores in all_baselines(data, run.config.data).items():
-        errors = scores_as_dict(scores, run.data.sensors)
-        found[name] = {"overall": errors["overall"], "per_step": errors["per_step"]}
-    return found
+    return {
+        name: {"overall": vars(scores.overall), "per_step": [vars(errors) for errors in scores.per_horizon]}
+        for name, scores in all_baselines(data, run.config.data).items()
+    }
 
 
 def _named_data(run: Run) -> Dataset | str:
