@@ -341,14 +341,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def drawn(browser: Browser) -> int:
-    """A number that is another one if anything on the map of many sensors is."""
-    script = """
-      const canvas = document.getElementById("map-canvas"), { width, height } = canvas;
-      const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
-      return pixels.reduce((sum, pixel, i) => (sum * 31 + pixel) >>> 0, 7)"""
-    value: int = browser.js(script)
-    return value
+def drawn(browser: Browser) -> str:
+    """The map of many sensors as an image."""
+    image: str = browser.js("return document.getElementById('map-canvas').toDataURL()")
+    return image
 
 
 def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -> None:
