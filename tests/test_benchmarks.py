@@ -244,3 +244,22 @@ def test_whole_rounds_are_measured_at_given_shapes() -> None:
         assert measured["bytes_per_node"] > 0
     refused = ran("scale.py", "--shapes", "6x60").stderr
     assert refused.endswith("'6x60' is not NODESxSTEPSxEDGES, like 1000x288x7000\n")
+
+
+@pytest.mark.slow
+def test_the_commands_of_many_sensors_are_measured_one_by_one() -> None:
+    done = ran("many_sensors.py", "--sensors", 12, "--days", 1, "--threads", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    names = [row["command"].split(",")[0] for row in rows]
+    assert names[:4] == ["data synthesize", "data describe", "data describe", "train"]
+    assert names[4:] == ["evaluate", "forecast", "forecast --intervals 80", "report", "live", "live"]
+    assert all(row["seconds"] > 0 and row["peak_gib"] > 0.05 for row in rows)
+    assert 1 < next(row["megabytes"] for row in rows if row["command"] == "report") < 5
+
+
+def test_a_command_that_fails_is_named_with_what_it_said() -> None:
+    done = ran("many_sensors.py", "--sensors", 0)
+    assert done.returncode == 1
+    assert "cnfgnn data synthesize" in done.stderr
+    assert "Traceback" not in done.stderr

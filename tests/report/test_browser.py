@@ -376,9 +376,7 @@ def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])
-def test_the_map_of_many_sensors_fits_and_zooms(
-    browser: Browser, many: Path, width: int, dark: bool
-) -> None:
+def test_the_map_of_many_sensors_fits_and_zooms(browser: Browser, many: Path, width: int, dark: bool) -> None:
     browser.open(many, width=width, dark=dark)
     assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
     before = drawn(browser)

@@ -133,7 +133,11 @@ def test_fine_and_relative_numbers_are_close_to_what_was_packed() -> None:
 
 @pytest.mark.parametrize(
     ("n", "runs"),
-    [(3000, 1), pytest.param(10_000, 1, marks=pytest.mark.slow), pytest.param(10_000, 2, marks=pytest.mark.slow)],
+    [
+        (3000, 1),
+        pytest.param(10_000, 1, marks=pytest.mark.slow),
+        pytest.param(10_000, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_thousands_of_sensors_stay_below_5_megabytes(n: int, runs: int) -> None:
     views = [with_errors(large_view(n, days=1, seed=seed)) for seed in range(runs)]

@@ -16,7 +16,7 @@ from cnfgnn.config.toml import flat
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.report.layout import Points, force_layout, map_points
+from cnfgnn.report.layout import Points, graph_layout, map_points
 from cnfgnn.report.predictions import Predictions, predict
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
@@ -77,7 +77,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
-        points = map_points(np.array(positions)) if positions else force_layout(len(run.data.sensors), edges)
+        points = map_points(np.array(positions)) if positions else graph_layout(len(run.data.sensors), edges)
         test = events[-1] if run.finished else _test_errors(predictions, seen, data)
         ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
         _check(rounds, run.progress.best.r_g, test, run.data.sensors)

@@ -1,6 +1,6 @@
 // The map of many sensors, drawn on a canvas: thousands of elements would be too slow.
 
-const ABOVE = 8, BELOW = 52, ASIDE = 8, MOST_ZOOM = 60, SHADES = 48; // room around the sensors in pixels; below is the colour scale
+const ABOVE = 8, BELOW = 52, ASIDE = 8, MOST_ZOOM = 60, SHADES = 48; // room around the sensors in pixels; below are the colours and the buttons
 const map = { zoom: 1, x: 0, y: 0, errors: [], order: [], hovered: -1, data: null, xs: [], ys: [] }; // x, y: how far it is moved, at zoom 1
 
 function canvasMap(errors) {
