@@ -258,6 +258,7 @@ def test_the_commands_of_many_sensors_are_measured_one_by_one() -> None:
     assert 1 < next(row["megabytes"] for row in rows if row["command"] == "report") < 5
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_named_with_what_it_said() -> None:
     done = ran("many_sensors.py", "--sensors", 0)
     assert done.returncode == 1
