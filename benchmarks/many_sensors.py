@@ -6,6 +6,7 @@ rows are a live service: until it is ready, and from the readings of one more st
 
     python benchmarks/many_sensors.py                                # 10,000 sensors, two days
     python benchmarks/many_sensors.py --sensors 300 --days 1 --threads 1 --json
+    python benchmarks/many_sensors.py --run runs/mine                # only what follows a training
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cnfgnn.data.folder import load
+from cnfgnn.data.source import open_data
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.runs.folder import Run
 from live import events
 from machine import GIB
 from shapes import OneSentence
@@ -87,10 +91,9 @@ def size(path: Path | None) -> int | None:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def commands(place: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every command in turn."""
-    city, plain, run = place / "city", place / "positions", place / "run"
-    forecasts, page, threads = place / "forecasts.csv", place / "report.html", options.threads
+def training(place: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Make a city, describe it with either kind of graph, and train a run on it."""
+    city, plain, run, threads = place / "city", place / "positions", place / "run", options.threads
     shape = ["--sensors", str(options.sensors), "--days", str(options.days)]
     yield measured("data synthesize", ["data", "synthesize", str(city), *shape], threads, city)
     yield measured("data describe", ["data", "describe", str(city)], threads)
@@ -99,22 +102,25 @@ def commands(place: Path, options: argparse.Namespace) -> Iterator[dict[str, Any
         shutil.copy(city / name, plain / name)
     yield measured("data describe, graph from positions", ["data", "describe", str(plain)], threads)
     settings = [f"--set={key}={value}" for key, value in SMALL.items()]
-    training = ["train", str(city), "--method", options.method, "--device", "cpu", "--out", str(run)]
-    if options.method.startswith(("gru", "mlp")):
-        settings = [setting for setting in settings if "embedding" not in setting and "gn_" not in setting]
-    yield measured("train, one round", [*training, *settings], threads, run)
+    command = ["train", str(city), "--method", "at-fedavg", "--device", "cpu", "--out", str(run)]
+    yield measured("train, one round", [*command, *settings], threads, run)
+
+
+def use(place: Path, run: Path, threads: int) -> Iterator[dict[str, Any]]:
+    """Every command that uses a run."""
+    forecasts, page = place / "forecasts.csv", place / "report.html"
     yield measured("evaluate", ["evaluate", str(run)], threads)
     yield measured("forecast", ["forecast", str(run), "--out", str(forecasts)], threads, forecasts)
     ranges = ["forecast", str(run), "--intervals", "80,95", "--out", str(forecasts)]
     yield measured("forecast --intervals 80,95", ranges, threads, forecasts)
     yield measured("report", ["report", str(run), "--out", str(page)], threads, page)
-    yield from served(run, city, threads)
+    yield from served(run, place / "live", threads)
 
 
-def served(run: Path, city: Path, threads: int) -> Iterator[dict[str, Any]]:
+def served(run: Path, state: Path, threads: int) -> Iterator[dict[str, Any]]:
     """A live service: its start, and one step."""
     begun = time.perf_counter()
-    process = start(["live", str(run), "--clock", "feed", "--port", "0"], threads)
+    process = start(["live", str(run), "--state", str(state), "--clock", "feed", "--port", "0"], threads)
     assert process.stdout is not None
     try:
         line = next((line for line in process.stdout if "http://" in line), "")
@@ -123,20 +129,20 @@ def served(run: Path, city: Path, threads: int) -> Iterator[dict[str, Any]]:
         host = re.findall(r"http://([\d.:]+)", line)[0]
         ready = time.perf_counter() - begun
         until_ready = processor_of(process.pid)
-        seconds = one_step(host, city)
+        seconds = one_step(host, run)
         for_a_step = processor_of(process.pid) - until_ready
     finally:
         process.send_signal(signal.SIGTERM)
         process.stdout.read()
         _, _, used = os.wait4(process.pid, 0)
         process.returncode = 0
-    whole = row("live, until it is ready", ready, used, size(run / "live"))
+    whole = row("live, until it is ready", ready, used, size(state))
     yield whole | {"processor": until_ready}
     yield whole | {
         "command": "live, one step",
         "seconds": seconds,
         "processor": for_a_step,
-        "megabytes": (size(run / "live" / "latest.csv") or 0) / MEGABYTE,
+        "megabytes": (size(state / "latest.csv") or 0) / MEGABYTE,
     }
 
 
@@ -146,10 +152,10 @@ def processor_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def one_step(host: str, city: Path) -> float:
+def one_step(host: str, run: Path) -> float:
     """Send the last readings again as those of the next step, and wait for the forecast. A sensor whose last
     reading is missing sends the mean: the service would wait for it."""
-    readings = load(city).readings
+    readings = open_data(Run.open(run).config).readings
     moment = str(readings.times[-1] + readings.step)
     last, mean = readings.values[-1].astype(float), float(np.nanmean(readings.values))
     values = dict(zip(readings.ids, np.where(readings.missing[-1], mean, last).tolist(), strict=True))
@@ -171,7 +177,7 @@ def main() -> None:
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sensors", type=int, default=10_000)
     parser.add_argument("--days", type=float, default=2.0)
-    parser.add_argument("--method", default="at-fedavg")
+    parser.add_argument("--run", type=Path, help="a run to use instead of training one")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
@@ -181,12 +187,14 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as place:
         try:
-            for done in commands(Path(place), options):
+            trained = [] if options.run else training(Path(place), options)
+            run = options.run or Path(place) / "run"
+            for done in chain(trained, use(Path(place), run, options.threads)):
                 rows.append(done)
                 written = "" if done["megabytes"] is None else f"{done['megabytes']:.1f}"
                 cells = [f"{done[key]:.1f}" for key in ("seconds", "processor", "peak_gib")]
                 print(f"| {' | '.join([done['command'], *cells, written])} |", flush=True)
-        except Failed as problem:
+        except (Failed, CnfgnnError) as problem:
             sys.exit(f"many_sensors.py: {problem}")
     if options.json:
         print(json.dumps({"sensors": options.sensors, "days": options.days, "rows": rows}))
