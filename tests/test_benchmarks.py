@@ -257,3 +257,23 @@ def test_many_sites_are_measured_at_work_with_answers_ready_and_with_one_that_is
     assert all(row["ms"] >= row["slowest"] for row in found["at work"].values())
     assert all(row["processor_ms_a_site"] > 0 for row in found["ready"].values())
     assert found["stuck"]["next"] < found["stuck"]["given_up_after"] <= found["stuck"]["first"] + 1
+
+
+@pytest.mark.slow
+def test_the_commands_of_many_sensors_are_measured_one_by_one() -> None:
+    done = ran("many_sensors.py", "--sensors", 12, "--days", 1, "--threads", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    names = [row["command"].split(",")[0] for row in rows]
+    assert names[:4] == ["data synthesize", "data describe", "data describe", "train"]
+    assert names[4:] == ["evaluate", "forecast", "forecast --intervals 80", "report", "live", "live"]
+    assert all(row["seconds"] > 0 and row["peak_gib"] > 0.05 for row in rows)
+    assert 1 < next(row["megabytes"] for row in rows if row["command"] == "report") < 5
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_is_named_with_what_it_said() -> None:
+    done = ran("many_sensors.py", "--sensors", 0)
+    assert done.returncode == 1
+    assert "cnfgnn data synthesize" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,30 @@ def large_view(n: int = 325, t: int = 12, days: int = 7, seed: int = 0) -> RunVi
             (3, 6, 12),
             truth + rng.normal(0, 9, (3, n, rows)),
         ),
+    )
+
+
+def with_errors(view: RunView) -> RunView:
+    """The same run with another error and another interval for each sensor, and bounds of intervals."""
+    assert view.test is not None
+    assert view.predictions is not None
+    rng = np.random.default_rng(9)
+    per_node = {
+        sensor: dict(zip(NAMES, errors, strict=True))
+        for sensor, errors in zip(
+            view.sensors, rng.gamma(4.0, 1.0, (len(view.sensors), 5)).tolist(), strict=True
+        )
+    }
+    parts = ("coverage", "width", "score")
+    found = {s: dict(zip(parts, rng.random(3).tolist(), strict=True)) for s in view.sensors}
+    first = found[view.sensors[0]]
+    level = {"overall": first, "per_step": [first] * len(view.test["per_step"]), "per_node": found}
+    truth = view.predictions.truth
+    bands = np.stack([[truth - width, truth + width] for width in (5, 9)])
+    return replace(
+        view,
+        test=view.test | {"per_node": per_node, "intervals": {"80": level, "95": level}},
+        predictions=replace(view.predictions, bands=bands),
     )
 
 

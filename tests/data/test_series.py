@@ -125,3 +125,21 @@ def test_a_true_zero_counts_in_the_error_but_has_no_percentage() -> None:
     scores = Scores(data.errors(torch.ones(1, 1, 2).double(), "test", torch.tensor([0])))
     assert scores.overall.masked_mae == 1.0
     assert scores.overall.masked_mape == 0.5
+
+
+def test_windows_in_a_row_are_cut_as_single_ones_are() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(50, 9, (3, 40))
+    values[rng.random((3, 40)) < 0.1] = np.nan
+    made = Series(values, np.isnan(values), np.arange(40) / 288)
+    starts = np.arange(30)
+    plan = Windows({"train": starts, "validation": starts[:0], "test": starts}, 4, 3)
+    data = PreparedSeries(made, Scaler(50.0, 9.0), "masked", plan, torch.float64, CPU)
+    in_a_row, _ = data.batch("test", slice(5, 17))
+    scattered, _ = data.batch("test", torch.tensor([5, 9, 7, 16]))
+    for name in ("x", "y", "weight"):
+        whole, some = getattr(in_a_row, name), getattr(scattered, name)
+        assert torch.equal(whole[:, [0, 4, 2, 11]], some)
+        assert whole.shape[1] == 12
+    none, _ = data.batch("test", slice(0, 0))
+    assert none.x.shape == (3, 0, 4, 2)

@@ -21,7 +21,7 @@ from cnfgnn.report.views import views
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from tests.browser import BrowserWindow, needs_browser
-from tests.tiny_runs import large_view
+from tests.tiny_runs import large_view, with_errors
 
 pytestmark = needs_browser
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
@@ -331,6 +331,59 @@ def test_325_sensors_are_drawn_and_chosen(browser: Browser, tmp_path: Path) -> N
         "const s = document.getElementById('sensor'); s.value = 324; s.dispatchEvent(new Event('change'))"
     )
     browser.until(lambda: browser.measured() and browser.sensor() == 324)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("many") / "report.html"
+    made = page("many", [with_errors(large_view(n=1200, days=1))], named=["400007"])
+    path.write_text(made, encoding="utf-8")
+    return path
+
+
+def drawn(browser: Browser) -> str:
+    """The map of many sensors as an image."""
+    image: str = browser.js("return document.getElementById('map-canvas').toDataURL()")
+    return image
+
+
+def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -> None:
+    browser.open(many)
+    assert browser.find("#map-canvas").is_displayed()
+    assert not browser.find("#map").is_displayed()
+    assert browser.sensor() == 7  # the one that was asked for
+    before = drawn(browser)
+    browser.click("#shortcuts [data-step='6']")
+    browser.until(lambda: drawn(browser) != before)
+    browser.js("document.getElementById('map-canvas').scrollIntoView({block: 'center'})")
+    ActionChains(browser.driver).move_to_element(browser.find("#map-canvas")).click().perform()
+    browser.until(lambda: browser.sensor() != 7)
+    chosen = browser.sensor()
+    browser.find("#map-canvas").send_keys(Keys.ARROW_RIGHT)
+    browser.until(lambda: browser.sensor() != chosen)
+    browser.find("#search").send_keys("401033")
+    browser.until(lambda: browser.sensor() == 1033)
+    offered = browser.js("return [...document.querySelectorAll('#found option')].map((o) => o.value)")
+    assert offered == ["401033"]
+    assert len(browser.texts("#sensor option")) <= 38
+    assert "cnfgnn report --sensor 401033" in browser.find("#not-in-full").text
+    assert not browser.find("#last-days").is_displayed()
+    assert browser.find("#sensor-ahead").is_displayed()
+    Select(browser.find("#sensor")).select_by_visible_text("400007")
+    browser.until(lambda: browser.find("#last-days").is_displayed() and browser.measured())
+    assert not browser.find("#not-in-full").is_displayed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(1280, True), (390, False)])
+def test_the_map_of_many_sensors_fits_and_zooms(browser: Browser, many: Path, width: int, dark: bool) -> None:
+    browser.open(many, width=width, dark=dark)
+    assert browser.js("return document.documentElement.scrollWidth <= innerWidth")
+    before = drawn(browser)
+    browser.click("#zoom-in")
+    browser.until(lambda: drawn(browser) != before and browser.find("#zoom-reset").is_displayed())
+    browser.click("#zoom-reset")
+    browser.until(lambda: drawn(browser) == before)
 
 
 def test_without_states_a_sentence_says_so(

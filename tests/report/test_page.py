@@ -7,15 +7,18 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from cnfgnn.report.packing import ABSENT, Pack
-from cnfgnn.report.page import Section, page
-from tests.tiny_runs import large_view
+from cnfgnn.report.page import FIGURES, Section, figures, page
+from cnfgnn.report.selection import MANY, sensors_in_full
+from tests.tiny_runs import large_view, with_errors
 
-MOST = 8_000_000
+MOST, MOST_OF_MANY = 8_000_000, 5_000_000
 
 
 @pytest.mark.parametrize("runs", [1, 4])
@@ -109,6 +112,104 @@ def test_the_pack_can_be_unpacked() -> None:
     content = gzip.decompress(base64.b64decode(pack.text()))
     assert spec == {"at": 0, "shape": [2, 2], "kind": "f8"}
     assert np.frombuffer(content, "<f8")[[0, 2, 3]].tolist() == [1.5, 3.0, 4.0]
+
+
+def test_fine_and_relative_numbers_are_close_to_what_was_packed() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.gamma(2.0, 3.0, (3, 400))
+    values[0, 0], values[1, 1], values[2, 2] = np.nan, 0.0, 1e6
+    pack = Pack()
+    relative, fine = pack.relative(values), pack.fine(values[0])
+    content = bytes(pack.content)
+    back = numbers_of(content, relative)
+    assert np.isnan(back[0, 0])
+    assert back[1, 1] == 0
+    np.testing.assert_allclose(back, values, rtol=2e-4)
+    np.testing.assert_allclose(numbers_of(content, fine), values[0], atol=1e-3)
+
+
+# ---- many sensors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "runs"),
+    [
+        (3000, 1),
+        pytest.param(10_000, 1, marks=pytest.mark.slow),
+        pytest.param(10_000, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_thousands_of_sensors_stay_below_5_megabytes(n: int, runs: int) -> None:
+    views = [with_errors(large_view(n, days=1, seed=seed)) for seed in range(runs)]
+    made = page("many", views)
+    assert len(made.encode()) < MOST_OF_MANY
+    content = content_of(made)
+    assert content["data"][0]["x"]["shape"] == [n]
+    for run in content["runs"]:
+        assert run["test"]["errors"]["shape"] == [4, n]
+        assert run["forecasts"]["shape"][1:] == [36, 288]
+
+
+def test_of_many_sensors_all_have_errors_and_some_are_shown_in_full() -> None:
+    n = MANY + 200
+    view = with_errors(large_view(n, days=1))
+    assert view.test is not None
+    assert view.predictions is not None
+    made = page("many", [view], named=[view.sensors[7]])
+    content, arrays = content_of(made), arrays_of(made)
+    (data,), (run,) = content["data"], content["runs"]
+    expected = np.array([[view.test["per_node"][s][figure] for s in view.sensors] for figure in FIGURES])
+    np.testing.assert_allclose(numbers_of(arrays, run["test"]["errors"]), expected, rtol=1e-6)
+    kinds, full = data["many"]["kinds"], data["many"]["full"]
+    assert kinds["named"] == [7]
+    assert kinds["highest"][0] == int(expected[0].argmax())
+    assert kinds["lowest"][0] == int(expected[0].argmin())
+    assert full == sorted({row for rows in kinds.values() for row in rows})
+    assert len(full) == 37
+    shown = numbers_of(arrays, data["truth"])
+    np.testing.assert_allclose(shown, view.predictions.truth[full], atol=0.05)
+    by_step = figures(view.predictions.sums)
+    for k, spec in enumerate(run["steps_of_all"]):
+        np.testing.assert_allclose(numbers_of(arrays, spec), by_step[k].T, rtol=1e-3)
+    names = arrays[data["sensors"]["at"] :][: data["sensors"]["shape"][0]]
+    assert json.loads(names) == list(view.sensors)
+
+
+def test_with_few_sensors_all_are_shown_in_full_as_json_and_to_the_last_bit() -> None:
+    content = content_of(page("few", [with_errors(large_view(n=20, days=1))]))
+    assert "many" not in content["data"][0]
+    assert len(content["data"][0]["sensors"]) == 20
+    assert content["runs"][0]["by_step"]["kind"] == "f8"
+
+
+def test_the_sensors_in_full_have_the_highest_typical_and_lowest_errors() -> None:
+    errors = np.array([5.0, np.nan, 1.0, 9.0, 4.0, 5.5, 0.5, 7.0])
+    found = sensors_in_full(errors, named=[1], each=2)
+    assert found == {"named": [1], "highest": [3, 7], "typical": [0, 5], "lowest": [6, 2]}
+    unknown = sensors_in_full(np.full(5, np.nan), each=2)
+    assert unknown == {"named": [], "highest": [], "typical": [0, 1], "lowest": []}
+    few = sensors_in_full(np.array([1.0, 2.0, 3.0]), each=2)
+    assert sorted(row for rows in few.values() for row in rows) == [0, 1, 2]
+
+
+def numbers_of(arrays: bytes, spec: dict[str, Any]) -> npt.NDArray[np.float64]:
+    """Unpack an array as the page does."""
+    kind = f"<{spec['kind']}"
+    packed = np.frombuffer(arrays, kind, int(np.prod(spec["shape"])), spec["at"]).reshape(spec["shape"])
+    values = packed.astype(np.float64)
+    if spec["kind"] == "i2":
+        return np.where(packed == ABSENT, np.nan, (values + spec["origin"]) / 10.0 ** spec["digits"])
+    if spec["kind"] == "u2" and "unit" in spec:
+        return np.where(packed == 65535, np.nan, spec["low"] + values * spec["unit"])
+    if spec["kind"] == "u2":
+        values = np.where(packed == 0, 0, spec["low"] * spec["ratio"] ** (values - 1))
+        return np.where(packed == 65535, np.nan, values)
+    return values
+
+
+def arrays_of(made: str) -> bytes:
+    (text,) = re.findall(r'<script type="text/plain" id="arrays">(.*?)</script>', made, re.DOTALL)
+    return gzip.decompress(base64.b64decode(text))
 
 
 def content_of(made: str) -> dict:  # type: ignore[type-arg]

@@ -13,7 +13,7 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
-from cnfgnn.report.layout import force_layout, map_points
+from cnfgnn.report.layout import MOST_SENSORS, force_layout, graph_layout, map_points
 from cnfgnn.report.page import FIGURES, figures
 from cnfgnn.report.views import RunView, view, views
 from cnfgnn.runs.evaluate import evaluate_run
@@ -189,6 +189,21 @@ def test_places_without_positions_are_apart_and_always_the_same() -> None:
     assert apart.min() > 0.1
     assert apart[0, 4] > apart[0, 1]  # a chain is drawn as one
     assert np.isfinite(force_layout(3, np.zeros((0, 2), dtype=np.int64))).all()
+
+
+def test_neighbours_of_a_large_graph_without_positions_are_drawn_close_together() -> None:
+    side = 40
+    place = np.random.default_rng(0).permutation(side * side).reshape(side, side)
+    across, down = (place[:, :-1], place[:, 1:]), (place[:-1], place[1:])
+    pairs = np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in (across, down)])
+    alone = side * side  # a sensor that no edge reaches
+    assert alone + 1 > MOST_SENSORS
+    points = graph_layout(alone + 1, pairs)
+    assert np.isfinite(points).all()
+    joined = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=1)
+    corners = points[[place[0, 0], place[0, -1], place[-1, 0], place[-1, -1]]]
+    apart = np.linalg.norm(corners[:, None] - corners[None], axis=-1)[np.triu_indices(4, 1)]
+    assert joined.max() < 0.15 * apart.min()
 
 
 def test_a_degree_of_longitude_is_as_long_as_it_is_there() -> None:

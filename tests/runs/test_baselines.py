@@ -14,7 +14,8 @@ from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.series import SUMS, PreparedSeries
+from cnfgnn.runs import baselines
 from cnfgnn.runs.baselines import PENALTIES, all_baselines, daily_average, last_value, ridge
 
 HOUR = np.timedelta64(3600, "s")
@@ -169,3 +170,42 @@ def test_ridge_needs_no_complete_sensor() -> None:
     values[:, 1] = np.nan  # a sensor that never reported
     values[5::7, 0] = np.nan
     assert np.isfinite(ridge(hourly(values), settings()).overall.masked_rmse)
+
+
+# ---- many sensors ---------------------------------------------------------------------------------------
+
+
+def walks(n: int, rows: int = 24 * 12) -> Dataset:
+    """Random walks with gaps."""
+    rng = np.random.default_rng(5)
+    values = 50 + np.cumsum(rng.normal(size=(rows, n)), axis=0)
+    values[rng.random((rows, n)) < 0.03] = np.nan
+    values[:, n // 2] = np.nan
+    return hourly(values)
+
+
+def test_sensors_in_groups_get_the_errors_that_all_at_once_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = walks(23)
+    at_once = all_baselines(data, settings())
+    monkeypatch.setattr(baselines, "NODES_AT_ONCE", 5)
+    in_groups = all_baselines(data, settings())
+    assert list(in_groups) == ["last value", "yesterday", "last week", "daily average", "ridge"]
+    for name, scores in in_groups.items():
+        np.testing.assert_allclose(scores.sums, at_once[name].sums, rtol=1e-9, atol=1e-9)
+
+
+def test_many_sensors_are_taken_in_groups_of_which_each_takes_many_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    whole = PreparedSeries.batch
+
+    def batch(self: PreparedSeries, split: Any, windows: Any, h_G: Any = None) -> Any:
+        taken.append((split, self.nodes, windows.stop - windows.start))
+        return whole(self, split, windows, h_G)
+
+    monkeypatch.setattr(PreparedSeries, "batch", batch)
+    data = walks(1300, rows=24 * 9)  # all at once, there would be room for 25 windows
+    ridge(data, settings())
+    assert {nodes for _, nodes, _ in taken} == {256, 1300 - 5 * 256}
+    assert {windows for split, _, windows in taken if split == "train"} == {106}  # all of them

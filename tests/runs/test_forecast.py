@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from cnfgnn.algorithm.intervals import LEVELS
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
@@ -18,7 +20,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import forecast_run
+from cnfgnn.runs.forecast import ADAPTING, adapting_steps, forecast_frame, forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import HISTORY, HORIZON, network, small
 
@@ -171,3 +173,25 @@ def test_readings_are_extended_by_nothing_but_time() -> None:
     assert len(longer.times) == len(DATA.readings.times) + 4
     assert np.isnan(longer.values[-4:]).all()
     assert longer.missing[-4:].all()
+
+
+def test_a_table_has_a_column_per_sensor_and_then_two_per_level() -> None:
+    values, bounds = np.arange(6.0).reshape(2, 3), np.arange(60.0).reshape(2, len(LEVELS), 2, 3)
+    times = pd.date_range("2024-01-01", periods=3, freq="5min")
+    table = forecast_frame(times, ["a", "b"], values, bounds, [80, 95])
+    ends = ("low 80", "high 80", "low 95", "high 95")
+    assert list(table) == ["a", "b", *(f"{sensor} {end}" for sensor in "ab" for end in ends)]
+    assert table["b"].tolist() == values[1].tolist()
+    for row, sensor in enumerate("ab"):
+        for level in (80, 95):
+            low, high = bounds[:, LEVELS.index(level), row]
+            assert table[f"{sensor} low {level}"].tolist() == low.tolist()
+            assert table[f"{sensor} high {level}"].tolist() == high.tolist()
+    assert forecast_frame(times, ["a", "b"], values, None, [80])["a low 80"].isna().all()
+    assert len(table._mgr.blocks) == 1  # thousands of single columns would take long to make and to write
+
+
+def test_with_thousands_of_sensors_fewer_past_forecasts_are_repeated() -> None:
+    assert adapting_steps(1) == adapting_steps(1000) == ADAPTING
+    assert adapting_steps(10_000) == 600
+    assert adapting_steps(10_000_000) == 1

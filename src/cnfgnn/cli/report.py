@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cnfgnn.errors import DataError, RunError, StorageError
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.files import write_whole
+
+if TYPE_CHECKING:
+    from cnfgnn.runs.folder import Run
 
 
 def report(
@@ -17,14 +21,20 @@ def report(
     data: Annotated[
         Path | None, typer.Option(help="The readings that the runs were trained on, if they have been moved.")
     ] = None,
+    sensor: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Show this sensor in full where there are too many for all of them; can be repeated."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained HTML page: a map of errors, forecasts, learning curves, traffic and settings."""
-    write_report(runs, data, out)
+    write_report(runs, data, out, sensor or [])
 
 
-def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
-    """Write the page about some runs and print its path."""
+def write_report(folders: list[Path], data: Path | None, out: Path, sensors: Sequence[str] = ()) -> None:
+    """Write the page about some runs and print its path; `sensors` are to be shown in full in any case."""
     from cnfgnn.data.source import open_data
     from cnfgnn.report.page import page
     from cnfgnn.report.views import views
@@ -34,14 +44,23 @@ def write_report(folders: list[Path], data: Path | None, out: Path) -> None:
         raise StorageError(out, "there is no such folder")
     try:
         opened = [Run.open(folder) for folder in folders]
+        _check_known(sensors, opened)
         shown = views(opened, None if data is None else open_data(opened[0].config, data))
     except RunError as problem:  # runs are the input of this command, so its exit code is that of bad input
         raise DataError(problem.run, problem.problem) from problem
     for view in shown:
         if view.no_predictions:
             print(f"{view.name}: without forecasts, because {view.no_predictions}", file=sys.stderr)
-    write_whole(out, page(_title(folders), shown).encode())
+    write_whole(out, page(_title(folders), shown, named=sensors).encode())
     print(f"report {out}")
+
+
+def _check_known(sensors: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse a sensor that no run has."""
+    known = {sensor for run in runs for sensor in run.data.sensors}
+    for sensor in sensors:
+        if sensor not in known:
+            raise ConfigError("--sensor", f"no run has a sensor {sensor!r}")
 
 
 def _title(folders: list[Path]) -> str:

@@ -350,7 +350,8 @@ def forecast(
         write_whole(out, frame.to_csv(float_format="%.4f").encode())
     else:
         write_whole(out, frame.to_parquet())
-    silent = [sensor for sensor in sensors if frame[sensor].isna().all()]
+    without = frame.iloc[:, : len(sensors)].isna().all().to_numpy()
+    silent = [sensor for sensor, unknown in zip(sensors, without, strict=True) if unknown]
     if silent:
         print(f"no forecast without a recent reading: {_listed(silent)}", file=sys.stderr)
     known = set(opened.data.sensors)

@@ -441,9 +441,18 @@ class PreparedSeries:
 
     def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
         """(n T) -> (n b t)."""
+        if not rows.is_cuda and _in_a_row(starts):  # as they are outside training: ten times as fast
+            first = int(starts[0])
+            part = rows[:, first : first + len(starts) - 1 + self.length]
+            return part.unfold(1, self.length, 1).contiguous()
         # By flat indices: on a CPU, selecting from overlapping windows takes a hundred times as long.
         steps = starts[:, None] + self._steps
         return rows.index_select(1, steps.flatten()).view(len(rows), *steps.shape)
+
+
+def _in_a_row(starts: Tensor) -> bool:
+    """Whether each window begins one row after the one before."""
+    return len(starts) > 0 and bool((starts[1:] - starts[:-1] == 1).all())
 
 
 def fill(values: Floats, absent: Bools) -> Floats:

@@ -19,7 +19,7 @@ from cnfgnn.live.engine import Engine, LiveModel, last_rows
 from cnfgnn.live.journal import Journal, State
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch
-from cnfgnn.runs.forecast import ADAPTING, adapt_intervals, with_rows_ahead
+from cnfgnn.runs.forecast import adapt_intervals, adapting_steps, with_rows_ahead
 
 STEPS_BETWEEN_STATES = 288  # a restart takes at most so many steps again
 STEPS_BETWEEN_TIDYING = 48
@@ -186,14 +186,14 @@ def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
 
 def adapted_intervals(engine: Engine, data: Dataset) -> Intervals | None:
     """The run's intervals, if it has any, after all errors in the data since its validation split, at most
-    the latest `ADAPTING`."""
+    those of the latest `adapting_steps`."""
     if engine.intervals is None:
         return None
     history, horizon = engine.history, engine.horizon
     readings = data.readings
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
     if set(engine.ids) <= set(engine.run.data.sensors):  # nothing is computed from older readings
-        readings = last_rows(readings, ADAPTING + history)
+        readings = last_rows(readings, adapting_steps(len(engine.ids)) + history)
     rows = len(readings.times)
     extended = replace(data, readings=with_rows_ahead(readings, horizon))
     adapt_intervals(engine.run, extended, rows, engine.experiment)

@@ -17,10 +17,11 @@ from cnfgnn.data.quality import clean
 from cnfgnn.data.series import SUMS
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
+from cnfgnn.report.selection import MANY
 from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
 from cnfgnn.runs.folder import Run
 
-DAYS = 7  # at the end of the test split whose forecasts are kept
+DAYS, DAYS_OF_MANY = 7, 2  # at the end of the test split whose forecasts are kept; of many sensors fewer
 HOURS = 24
 
 
@@ -56,7 +57,8 @@ def predict(run: Run, data: Dataset) -> Predictions:
         raise DataError(readings.source, "has no test windows with readings")
     n, t, rows = len(readings.ids), windows.horizon, len(readings.times)
     steps = reported_steps(t)
-    first = max(int(windows.starts["test"][0]) + windows.history, rows - DAYS * 86_400 // step_seconds(data))
+    days = DAYS if n <= MANY else DAYS_OF_MANY
+    first = max(int(windows.starts["test"][0]) + windows.history, rows - days * 86_400 // step_seconds(data))
     sums, hours = torch.zeros(n, t, len(SUMS)).double(), torch.zeros(n, HOURS, len(SUMS)).double()
     forecasts = torch.full((len(steps), n, rows - first), torch.nan, dtype=torch.float64)
     bands = np.full((len(REPORTED), 2, n, rows - first), np.nan)

@@ -16,7 +16,7 @@ from cnfgnn.config.toml import flat
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, RunError
-from cnfgnn.report.layout import Points, force_layout, map_points
+from cnfgnn.report.layout import Points, graph_layout, map_points
 from cnfgnn.report.predictions import Predictions, predict
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
@@ -77,7 +77,7 @@ def view(run: Run, data: Dataset | str) -> RunView:
         known = start["data"]
         edges = _pairs(known["edges"])
         positions, seen = known["positions"], start["seen"]
-        points = map_points(np.array(positions)) if positions else force_layout(len(run.data.sensors), edges)
+        points = map_points(np.array(positions)) if positions else graph_layout(len(run.data.sensors), edges)
         test = events[-1] if run.finished else _test_errors(predictions, seen, data)
         ledger = events[-1]["ledger"] if run.finished else run.progress.ledger
         _check(rounds, run.progress.best.r_g, test, run.data.sensors)
@@ -130,11 +130,10 @@ def _check(
 
 def _baselines(run: Run, data: Dataset) -> dict[str, dict[str, Any]]:
     """The test errors of the simple forecasts, as the page shows those of a run."""
-    found = {}
-    for name, scores in all_baselines(data, run.config.data).items():
-        errors = scores_as_dict(scores, run.data.sensors)
-        found[name] = {"overall": errors["overall"], "per_step": errors["per_step"]}
-    return found
+    return {
+        name: {"overall": vars(scores.overall), "per_step": [vars(errors) for errors in scores.per_horizon]}
+        for name, scores in all_baselines(data, run.config.data).items()
+    }
 
 
 def _named_data(run: Run) -> Dataset | str:

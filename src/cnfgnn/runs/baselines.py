@@ -22,6 +22,15 @@ DAY_S, HOURS = 86_400, 24
 PENALTIES = tuple(
     10.0**power for power in range(-2, 5)
 )  # of the ridge regression, chosen by validation error
+NODES_AT_ONCE = 256  # so that many windows are taken at once, whatever the number of sensors
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some of the sensors, with their windows."""
+
+    nodes: slice
+    data: PreparedSeries
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +54,22 @@ class Prepared:
         step = int(data.readings.step.astype("timedelta64[s]").astype(int))
         return cls(series, windows, prepared, config, step)
 
-    def evaluate(self, split: Split, forecast: Callable[[slice], Tensor]) -> Scores:
-        """`forecast` returns the scaled values ahead of some windows: (n b t)."""
-        sums = torch.zeros(self.data.nodes, self.data.horizon, len(SUMS), dtype=torch.float64)
-        for chunk in self.data.chunks(split):
-            sums += self.data.errors(forecast(chunk), split, chunk)
-        return Scores(sums)
+    def groups(self) -> Iterator[Group]:
+        """All sensors, some at a time: this bounds memory, and what is computed for each sensor by itself is
+        computed for many windows at once."""
+        for start in range(0, self.data.nodes, NODES_AT_ONCE):
+            nodes = slice(start, min(start + NODES_AT_ONCE, self.data.nodes))
+            yield Group(nodes, self.data.of_nodes(nodes))
+
+    def evaluate(self, split: Split, forecast: Callable[[Group, slice], Tensor]) -> Scores:
+        """`forecast` returns the scaled values ahead of some windows of a group: (n b t)."""
+        parts = []
+        for group in self.groups():
+            sums = torch.zeros(group.data.nodes, self.data.horizon, len(SUMS), dtype=torch.float64)
+            for chunk in group.data.chunks(split):
+                sums += group.data.errors(forecast(group, chunk), split, chunk)
+            parts.append(sums)
+        return Scores(torch.cat(parts))
 
 
 def all_baselines(data: Dataset, config: DataConfig, split: Split = "test") -> dict[str, Scores]:
@@ -78,8 +97,8 @@ def ridge(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
 
 
 def _last_value(prepared: Prepared, split: Split) -> Scores:
-    def forecast(chunk: slice) -> Tensor:
-        batch, _ = prepared.data.batch(split, chunk)
+    def forecast(group: Group, chunk: slice) -> Tensor:
+        batch, _ = group.data.batch(split, chunk)
         return batch.x[:, :, -1:, 0].expand(-1, -1, prepared.config.horizon)  # (n b 1) -> (n b t)
 
     return prepared.evaluate(split, forecast)
@@ -100,8 +119,8 @@ def _days_before(days: int) -> Callable[[Prepared, Split], Scores | None]:
             rows *= -(-prepared.config.horizon // rows)
         ahead = torch.arange(prepared.config.history, prepared.windows.length) - rows
 
-        def forecast(chunk: slice) -> Tensor:
-            return prepared.data.inputs[:, (starts[chunk][:, None] + ahead).clamp(min=0)]  # (n b t)
+        def forecast(group: Group, chunk: slice) -> Tensor:
+            return _at(group.data.inputs, (starts[chunk][:, None] + ahead).clamp(min=0))
 
         return prepared.evaluate(split, forecast)
 
@@ -114,8 +133,8 @@ def _daily_average(prepared: Prepared, split: Split) -> Scores:
     scaled = (torch.from_numpy(averages) - scaler.mean) / scaler.std  # (n T)
     ahead = torch.arange(prepared.config.history, prepared.windows.length)
 
-    def forecast(chunk: slice) -> Tensor:
-        return scaled[:, prepared.data.starts[split][chunk][:, None] + ahead]  # (n b t)
+    def forecast(group: Group, chunk: slice) -> Tensor:
+        return _at(scaled[group.nodes], group.data.starts[split][chunk][:, None] + ahead)
 
     return prepared.evaluate(split, forecast)
 
@@ -135,6 +154,11 @@ def _averages(series: Series, windows: Windows, missing: Missing, overall: float
     return np.ascontiguousarray(averages[slot].T)
 
 
+def _at(series: Tensor, rows: Tensor) -> Tensor:
+    """(n T), (b t) -> (n b t)."""
+    return series.index_select(1, rows.flatten()).view(len(series), *rows.shape)
+
+
 def _ratio(total: Floats, count: Floats, otherwise: Floats) -> Floats:
     return np.where(count > 0, total / np.maximum(count, 1), otherwise)
 
@@ -143,33 +167,37 @@ def _ratio(total: Floats, count: Floats, otherwise: Floats) -> Floats:
 
 
 def _ridge(prepared: Prepared, split: Split) -> Scores:
-    train, validation = _normal(prepared, "train"), _normal(prepared, "validation")
-    tried = [train.solved(penalty) for penalty in PENALTIES]
+    fits, errors = [], torch.zeros(len(PENALTIES), dtype=torch.float64)
+    for group in prepared.groups():
+        fit, validation = _normal(group, "train"), _normal(group, "validation")
+        errors += torch.stack([validation.squared_errors(fit.solved(p)).sum() for p in PENALTIES])
+        fits.append(fit)
     # One penalty for all: a sensor's own validation windows are too few to choose one for it.
-    weights = min(tried, key=lambda weights: float(validation.squared_errors(weights).sum()))
+    best = PENALTIES[int(errors.nan_to_num(nan=torch.inf).argmin())]
+    weights = torch.cat([fit.solved(best) for fit in fits])
 
-    def forecast(chunk: slice) -> Tensor:
-        features, last, _ = _features(prepared, split, chunk)
-        return last + features @ weights
+    def forecast(group: Group, chunk: slice) -> Tensor:
+        features, last, _ = _features(group, split, chunk)
+        return last + features @ weights[group.nodes]
 
     return prepared.evaluate(split, forecast)
 
 
-def _normal(prepared: Prepared, split: Split) -> Normal:
+def _normal(group: Group, split: Split) -> Normal:
     """The normal equations of each sensor, over the windows of a split of which it has all targets."""
 
     def samples() -> Iterator[Sample]:
-        for chunk in prepared.data.chunks(split):
-            features, last, batch = _features(prepared, split, chunk)
+        for chunk in group.data.chunks(split):
+            features, last, batch = _features(group, split, chunk)
             yield Sample(features, batch.y - last, batch.complete)
 
     return Normal.of(samples())
 
 
-def _features(prepared: Prepared, split: Split, chunk: slice) -> tuple[Tensor, Tensor, Batch]:
+def _features(group: Group, split: Split, chunk: slice) -> tuple[Tensor, Tensor, Batch]:
     """The inputs (n b p) of some windows, the last reading (n b 1) that they are relative to, and the batch
     that they are from."""
-    batch, _ = prepared.data.batch(split, chunk)
+    batch, _ = group.data.batch(split, chunk)
     readings = batch.x[..., 0]
     last = readings[..., -1:]
     hour = (batch.x[0, :, -1, 1] * HOURS + 1e-9).long().clamp(max=HOURS - 1)

@@ -20,9 +20,9 @@ from cnfgnn.errors import DataError, RunError
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 
-ADAPTING = (
-    4032  # steps at most, before a forecast, whose errors adapt its intervals; two weeks of five minutes
-)
+# The errors that adapt the intervals of a forecast: those of so many steps before it at most, two weeks of
+# five minutes, and of so many forecasts at most, which bounds the time that thousands of sensors take.
+ADAPTING, ADAPTING_FORECASTS = 4032, 6_000_000
 
 
 def forecast_run(run: Run, data: Dataset, levels: Sequence[int] = ()) -> pd.DataFrame:
@@ -65,13 +65,20 @@ def forecast_frame(
 ) -> pd.DataFrame:
     """Forecasts (n t) and bounds (2 l n t) as a table: first a column per sensor, then two for each of its
     levels, which are empty if there are no bounds."""
-    columns = dict(zip(sensors, values, strict=True))
-    for row, sensor in enumerate(sensors):
-        for level in levels:
-            unknown = np.full((2, values.shape[1]), np.nan)
-            low, high = unknown if bounds is None else bounds_of(bounds, level)[:, row]
-            columns |= {f"{sensor} low {level}": low, f"{sensor} high {level}": high}
-    return pd.DataFrame(columns, index=times)
+    n, t = values.shape
+    found = np.full((n, len(levels), 2, t), np.nan)
+    if bounds is not None:
+        for place, level in enumerate(levels):
+            found[:, place] = bounds_of(bounds, level).swapaxes(0, 1)
+    names = [f"{sensor} {end} {level}" for sensor in sensors for level in levels for end in ("low", "high")]
+    # One array of all columns: tens of thousands of them would each take their time.
+    table = np.concatenate([values, found.reshape(-1, t)]).T
+    return pd.DataFrame(table, index=times, columns=[*sensors, *names])
+
+
+def adapting_steps(sensors: int) -> int:
+    """The number of steps before a forecast whose errors adapt its intervals, at most."""
+    return max(1, min(ADAPTING, ADAPTING_FORECASTS // sensors))
 
 
 def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experiment) -> None:
@@ -81,7 +88,8 @@ def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experime
     trained on do not count.
     """
     d = run.config.data
-    first = max(first_row_after_training(run, extended.readings), rows - d.history - ADAPTING, 0)
+    steps = adapting_steps(len(extended.readings.ids))
+    first = max(first_row_after_training(run, extended.readings), rows - d.history - steps, 0)
     starts = np.arange(first, rows - d.history, dtype=np.int64)
     windows = Windows.next(rows, d.history, d.horizon)
     past = restore_best(run, extended, replace(windows, starts={**windows.starts, "test": starts}))

@@ -3,15 +3,18 @@
 try {
   const [arrays, plotly] = await Promise.all([inflated("arrays"), inflated("plotly")]);
   buffer = arrays;
+  unpackSensors();
   document.head.append(element("script", {}, new TextDecoder().decode(plotly)));
   at("runs").hidden = false;
   summary();
   controls();
   settings();
-  change({ theme: document.documentElement.dataset.theme, run: 0 });
+  change({ theme: document.documentElement.dataset.theme, run: 0, sensor: firstSensor(theData()) });
   for (const [, draw] of parts) draw();
   listenToMap();
+  listenToCanvasMap();
   listenToSensor();
+  listenToSearch();
   document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));
   document.documentElement.dataset.ready = "yes";
 } catch (problem) {

@@ -6,7 +6,7 @@ function scaleOf(figure) {
   const key = `${figure} ${theRun().data}`;
   if (!scales.has(key)) {
     const all = siblings().flatMap((run) => {
-      const steps = run.by_step ? Array.from({ length: horizonOf(run) + 1 }, (_, k) => k) : [0];
+      const steps = run.by_step || run.steps_of_all ? Array.from({ length: horizonOf(run) + 1 }, (_, k) => k) : [0];
       return steps.flatMap((step) => bySensor(run, figure, step));
     }).filter((v) => v !== null).sort((a, b) => a - b);
     const quantile = (q) => all[Math.round(q * (all.length - 1))] ?? 0;
@@ -33,21 +33,30 @@ function markerSize(sensors) {
 }
 
 part(["run", "figure", "step", "sensor", "theme"], () => {
+  const data = theData(), errors = bySensor(theRun(), state.figure, state.step);
+  at("map").hidden = Boolean(data.many);
+  at("canvas-map").hidden = !data.many;
+  data.many ? canvasMap(errors) : plottedMap(errors);
+  mapHint(errors);
+  worst(errors);
+});
+
+const trained = (run, sensor) => !run.seen || run.seen[sensor];
+
+function plottedMap(errors) {
   const run = theRun(), data = theData(), n = data.sensors.length;
-  const errors = bySensor(run, state.figure, state.step);
   const known = errors.some((v) => v !== null);
   const [cmin, cmax] = scaleOf(state.figure);
   const size = markerSize(n);
   const name = `${FIGURES[state.figure]}, ${aheadName(run, state.step)}`;
-  const trained = (i) => !run.seen || run.seen[i];
   const markers = (hasError, marker) => {
     const shown = data.sensors.map((_, i) => i).filter((i) => (errors[i] !== null) === hasError);
     return {
       x: shown.map((i) => data.x[i]), y: shown.map((i) => data.y[i]), mode: "markers", customdata: shown,
-      text: shown.map((i) => `${data.sensors[i]}${trained(i) ? "" : " (not trained)"}<br>${number(errors[i])}`),
+      text: shown.map((i) => `${data.sensors[i]}${trained(run, i) ? "" : " (not trained)"}<br>${number(errors[i])}`),
       hovertemplate: "%{text}<extra></extra>",
       marker: {
-        size, symbol: shown.map((i) => (trained(i) ? "circle" : "diamond")),
+        size, symbol: shown.map((i) => (trained(run, i) ? "circle" : "diamond")),
         line: { width: 1, color: colour("card") }, ...marker(shown),
       },
     };
@@ -76,14 +85,20 @@ part(["run", "figure", "step", "sensor", "theme"], () => {
     displayModeBar: !hidden.fixedrange,
     modeBarButtons: [["zoomIn2d", "zoomOut2d", "resetScale2d"]],
   });
+  listenToPlottedMap();
+}
+
+function mapHint(errors) {
+  const run = theRun(), data = theData(), known = errors.some((v) => v !== null);
   const shape = run.seen?.includes(false) ? " Diamonds were not trained on." : "";
+  const lines = data.edges.length || !data.pairs ? "lines are edges" : "there are too many edges to draw";
   at("map-hint").textContent =
     (data.located ? "Sensors at their positions, north up" : "Positions are unknown: connected sensors are drawn close together") +
-    `; lines are edges. Select a sensor to see its forecasts.${shape}` +
+    `; ${lines}. Select a sensor to see its forecasts.${shape}` +
+    (data.many ? ` Forecasts of ${data.many.full.length} sensors are on this page: those with a ring.` : "") +
     (known || !run.test ? "" : " Errors of single sensors are only available over all steps.") +
     (known && errors.includes(null) ? " Grey sensors have no readings to compare with." : "");
-  worst(errors);
-});
+}
 
 function worst(errors) {
   const sensors = theData().sensors;
@@ -95,7 +110,13 @@ function worst(errors) {
 
 function listenToMap() {
   // Its height follows the card beside it, which does not cause a resize event of the window.
-  new ResizeObserver(() => Plotly.Plots.resize(at("map"))).observe(at("map"));
+  new ResizeObserver(() => at("map").data && !at("map").hidden && Plotly.Plots.resize(at("map"))).observe(at("map"));
+}
+
+let listening = false;
+function listenToPlottedMap() {
+  if (listening) return;
+  listening = true;
   at("map").on("plotly_click", ({ points }) => {
     if (points[0]?.customdata !== undefined) change({ sensor: points[0].customdata });
   });

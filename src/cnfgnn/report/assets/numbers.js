@@ -30,7 +30,7 @@ async function inflated(id) {
 }
 
 let buffer = null; // all packed arrays
-const KINDS = { f8: Float64Array, f4: Float32Array, i2: Int16Array };
+const KINDS = { f8: Float64Array, f4: Float32Array, i2: Int16Array, u2: Uint16Array, u4: Uint32Array };
 
 // One row along the last axis of a packed array; missing values are null, which Plotly draws as gaps.
 function row(spec, ...place) {
@@ -39,10 +39,31 @@ function row(spec, ...place) {
   place.forEach((index, axis) => (at = at * spec.shape[axis] + index));
   const numbers = new KINDS[spec.kind](buffer, spec.at, spec.shape.reduce((a, b) => a * b, 1));
   const cut = Array.from(numbers.subarray(at * length, (at + 1) * length));
+  if (spec.kind === "u2") return cut.map((v) => (v === 65535 ? null : spec.unit ? spec.low + v * spec.unit : v && spec.low * spec.ratio ** (v - 1)));
   if (spec.kind !== "i2") return cut.map((v) => (Number.isNaN(v) ? null : v));
   const digits = Math.max(0, spec.digits);
   return cut.map((v) => (v === -32768 ? null : Number(((v + spec.origin) / 10 ** spec.digits).toFixed(digits))));
 }
+
+// Anything that was packed as JSON.
+const unpacked = (spec) => JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, spec.at, spec.shape[0])));
+
+// Of many sensors, names, positions and edges are packed too.
+function unpackSensors() {
+  for (const data of content.data.filter((d) => d.many)) {
+    data.sensors = unpacked(data.sensors);
+    [data.x, data.y] = [row(data.x), row(data.y)];
+    data.edges = data.edges.map((ends) => row(ends));
+    data.many.place = new Map(data.many.full.map((sensor, place) => [sensor, place]));
+  }
+  for (const run of content.runs.filter((r) => dataOf(r).many && r.seen)) run.seen = unpacked(run.seen);
+}
+
+// The place of a sensor among those that are shown in full; undefined if it is not.
+const placeOf = (data, sensor) => (data.many ? data.many.place.get(sensor) : sensor);
+
+// The sensor to begin with: of many, one that is shown in full.
+const firstSensor = (data) => (data.many ? Object.values(data.many.kinds).flat()[0] ?? 0 : 0);
 
 const theRun = () => content.runs[state.run];
 const dataOf = (run) => content.data[run.data];
@@ -53,15 +74,25 @@ const siblings = () => content.runs.filter((run) => run.data === theRun().data);
 
 // Each sensor's error; over all steps it comes from the run's events. null if unknown.
 function bySensor(run, figure, step) {
-  if (!run.test) return dataOf(run).sensors.map(() => null);
-  if (step === 0) return run.test.per_node.map((errors) => errors[figure]);
-  if (!run.by_step || step > horizonOf(run)) return dataOf(run).sensors.map(() => null);
-  const f = content.figures.indexOf(figure);
-  return dataOf(run).sensors.map((_, i) => row(run.by_step, f, i)[step - 1]);
+  const data = dataOf(run), f = content.figures.indexOf(figure), none = () => data.sensors.map(() => null);
+  if (!run.test) return none();
+  if (step === 0) return data.many ? row(run.test.errors, f) : run.test.per_node.map((errors) => errors[figure]);
+  if (step > horizonOf(run)) return none();
+  if (data.many) return run.steps_of_all ? row(run.steps_of_all[f], step - 1) : none();
+  return run.by_step ? data.sensors.map((_, i) => row(run.by_step, f, i)[step - 1]) : none();
 }
 
+// One sensor's error at each step ahead; null if unknown.
 function ofSensor(run, figure, sensor) {
-  return run.by_step ? row(run.by_step, content.figures.indexOf(figure), sensor) : null;
+  const f = content.figures.indexOf(figure);
+  if (run.steps_of_all) return Array.from({ length: horizonOf(run) }, (_, k) => row(run.steps_of_all[f], k)[sensor]);
+  return run.by_step ? row(run.by_step, f, sensor) : null;
+}
+
+// The coverage and the mean width of one sensor's intervals of a level; null if unknown.
+function intervalsOf(found, sensor) {
+  if (found.per_node) return found.per_node[sensor];
+  return found.packed ? { coverage: row(found.packed, 0)[sensor], width: row(found.packed, 1)[sensor] } : null;
 }
 
 function number(value) {

@@ -4,7 +4,7 @@ function summary() {
   const about = content.data.map((d) => {
     const missing = d.missing > 0 ? `, ${(100 * d.missing).toFixed(1)} % missing` : "";
     const day = (time) => time.replace("T", " ").slice(0, 16);
-    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.edges[0].length, "connected pair")}, ` +
+    return `${d.name}: ${count(d.sensors.length, "sensor")}, ${count(d.pairs, "connected pair")}, ` +
       `${day(d.from)} to ${day(d.to)}, a reading every ${span(d.step_seconds / 60)}${missing}`;
   });
   at("summary").textContent = `${about.join("; ")}.`;
@@ -27,8 +27,8 @@ function controls() {
 // Show another run; keep the selected sensor and step if that run has them.
 function pick(run) {
   const sensor = theData().sensors[state.sensor];
-  const there = dataOf(content.runs[run]).sensors.indexOf(sensor);
-  change({ run, sensor: Math.max(0, there), step: Math.min(state.step, horizonOf(content.runs[run])) });
+  const data = dataOf(content.runs[run]), there = data.sensors.indexOf(sensor);
+  change({ run, sensor: there < 0 ? firstSensor(data) : there, step: Math.min(state.step, horizonOf(content.runs[run])) });
 }
 
 part(["run", "step"], () => {

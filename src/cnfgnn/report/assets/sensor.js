@@ -3,8 +3,12 @@
 const DAY_MS = 86_400_000;
 
 part(["run"], () => {
+  if (theData().many) return; // see search.js
   at("sensor").replaceChildren(...theData().sensors.map((id, i) => element("option", { value: i }, id)));
 });
+
+// Whether the readings and forecasts of the sensor are on the page.
+const isShown = (run) => Boolean(run.forecasts) && placeOf(dataOf(run), state.sensor) !== undefined;
 
 part(["run", "sensor", "step", "figure"], () => {
   const run = theRun();
@@ -16,7 +20,8 @@ part(["run", "sensor", "step", "figure"], () => {
       element("dd", {}, number(bySensor(run, figure, state.step)[state.sensor])))));
   at("no-predictions").hidden = !run.no_predictions;
   at("no-predictions").textContent = `Forecasts and errors by hour are not available: ${run.no_predictions}.`;
-  at("days-part").hidden = at("errors-part").hidden = !run.forecasts;
+  at("days-part").hidden = at("hours-part").hidden = !isShown(run);
+  at("errors-part").hidden = !isShown(run) && !run.steps_of_all;
 });
 
 function lastDays(run, data) {
@@ -55,16 +60,18 @@ function band(name, x, low, high, fillcolor) {
 function bands(run, x, shade) {
   if (!run.bands) return [];
   const alpha = ["59", "2e"]; // of the narrowest interval on, in hexadecimal
+  const sensor = placeOf(dataOf(run), state.sensor);
   return run.levels.map((level, l) =>
-    band(`${level} % interval`, x, row(run.bands, l, 0, state.sensor), row(run.bands, l, 1, state.sensor), shade + alpha[l]),
+    band(`${level} % interval`, x, row(run.bands, l, 0, sensor), row(run.bands, l, 1, sensor), shade + alpha[l]),
   ).reverse();
 }
 
 part(["run", "sensor"], () => {
   const run = theRun(), levels = Object.entries(run.test?.intervals ?? {});
   at("sensor-intervals").hidden = !levels.length;
-  at("sensor-intervals").textContent = levels.map(([level, found]) => {
-    const { coverage, width } = found.per_node[state.sensor];
+  at("sensor-intervals").textContent = levels.flatMap(([level, found]) => {
+    const { coverage, width } = intervalsOf(found, state.sensor) ?? {};
+    if (coverage === undefined) return [];
     return coverage === null
       ? `No reading of this sensor could be compared with its ${level} % intervals.`
       : `The ${level} % intervals contain ${share(coverage)} of its readings and are ${number(width)} wide on average.`;
@@ -74,20 +81,20 @@ part(["run", "sensor"], () => {
 });
 
 part(["run", "sensor", "days", "theme"], () => {
-  const run = theRun(), data = theData();
-  if (!run.forecasts) return;
+  const run = theRun(), data = theData(), sensor = placeOf(data, state.sensor);
+  if (!isShown(run)) return;
   const { rows, step, first, days } = lastDays(run, data);
   const behind = rows - run.forecasts.shape[2]; // both end with the last row but may begin at different ones
   const x = Array.from({ length: rows }, (_, i) => first + i * step);
   const shades = ["#2a9df4", "#e08e00", "#c2548f"];
   const traces = run.steps.map((ahead, j) => ({
     name: aheadName(run, ahead), x: behind < 0 ? x : x.slice(behind),
-    y: row(run.forecasts, j, state.sensor).slice(Math.max(0, -behind)),
+    y: row(run.forecasts, j, sensor).slice(Math.max(0, -behind)),
     mode: "lines", line: { color: shades[j], width: 1.4 },
   }));
   const shown = behind < 0 ? x : x.slice(behind);
   traces.unshift(...bands(run, shown, shades[run.steps.length - 1]), {
-    name: "measured", x, y: row(data.truth, state.sensor), mode: "lines", line: { color: colour("ink"), width: 1.8 },
+    name: "measured", x, y: row(data.truth, sensor), mode: "lines", line: { color: colour("ink"), width: 1.8 },
   });
   const end = first + (rows - 1) * step;
   const range = state.days >= days ? [first, end] : [end - state.days * DAY_MS, end];
@@ -98,19 +105,19 @@ part(["run", "sensor", "days", "theme"], () => {
 });
 
 part(["run", "figure", "step", "sensor", "theme"], () => {
-  if (theRun().forecasts) aheadChart("sensor-ahead", siblings(), (run) => ofSensor(run, state.figure, state.sensor), false);
+  if (isShown(theRun()) || theRun().steps_of_all) aheadChart("sensor-ahead", siblings(), (run) => ofSensor(run, state.figure, state.sensor), false);
 });
 
 part(["run", "figure", "sensor", "theme"], () => {
-  const f = content.figures.indexOf(state.figure);
+  const f = content.figures.indexOf(state.figure), sensor = placeOf(theData(), state.sensor);
+  if (!isShown(theRun())) return;
   const traces = siblings().filter((run) => run.by_hour).map((run) => {
-    const y = row(run.by_hour, f, state.sensor);
+    const y = row(run.by_hour, f, sensor);
     return {
       name: run.name, x: y.map((_, hour) => hour), y, mode: "lines+markers", marker: { size: 4 },
       line: { ...styleOf(run), width: run === theRun() ? 2.5 : 1.5 }, ...formatted(y),
     };
   });
-  if (!theRun().forecasts) return;
   draw("sensor-hours", traces, {
     showlegend: false,
     xaxis: axis({ title: "hour of day", tickvals: [0, 6, 12, 18, 23], range: [-0.5, 23.5] }),
