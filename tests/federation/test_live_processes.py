@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cnfgnn.federation import processes
 from cnfgnn.federation.live_relay import read_service
-from tests.federation.live_processes import FULL, SITES, live_processes
+from cnfgnn.federation.site_settings import settings_file
+from tests.federation.live_processes import FULL, SITES, TIMEOUT, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
+
+
+def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
+    with live_processes(tmp_path) as live:
+        kit = live.federation.kits["south"]
+        file = settings_file(kit)
+        file.write_text(file.read_text() + "\n[new_sensors.s6]\nfrom = { s1 = 0.8 }\nto = { s5 = 0.6 }\n")
+
+        def known() -> bool:
+            with suppress(OSError, KeyError, TypeError):
+                return live.sites["south"]["sensors"] == 3 and live.is_joined("south")
+            return False
+
+        wait_until(known, "the server counts on the new sensor", TIMEOUT)
+        live.sent["south"].append(6)
+        others = {"north": FULL, "west": FULL}
+        first = live.next_forecasts()
+        assert first == {**others, "south": {"full", "fallback"}}
+        wait_until(lambda: live.next_forecasts()["south"] == FULL, "the new sensor is forecast", TIMEOUT)
+        assert "s6" in live.client("south").get("/forecasts").json["sensors"]
+
+        [job] = processes.jobs_of(live.federation.server)  # a new task learns of the sensor again
+        os.kill(job, signal.SIGKILL)
+        live.until_full()
+        wait_until(known, "the server counts on the new sensor again", TIMEOUT)
+        live.until_full()
 
 
 def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
+from cnfgnn.federation.live_newcomers import Newcomers
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
 from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.transports.remote.header import Malformed
@@ -127,6 +128,7 @@ class LiveLoop:
         deadline = SHARE_OF_STEP * span.step if deadline is None else float(deadline)
         self.feed = live.get("feed") is True
         self.patience = deadline / (float(live.get("speed", 1.0)) if self.feed else 1.0) + SLACK
+        self.newcomers = Newcomers(context, experiment, self.transport)
         self.made, self.count, self.problem = 0, 0, ""
         self.seconds: deque[float] = deque(maxlen=KEPT)
         self.steps = SiteSteps(self.transport.parties, experiment.windows.history, self._is_valid)
@@ -170,6 +172,7 @@ class LiveLoop:
         """Take sites in that are back, and leave out those that were restarted."""
         if self.transport.stopped():
             raise Stopped
+        self.newcomers.welcome()
         for site in self.transport.parties:
             if self.steps.lost[site.name] or not site.reachable:
                 self.nodes.up[site.rows] = False
@@ -256,6 +259,7 @@ class LiveLoop:
             "median_seconds": round(seconds[len(seconds) // 2], 4) if seconds else None,
             "most_seconds": round(seconds[-1], 4) if seconds else None,
             "problem": self.problem,
+            "new_sensors": self.newcomers.joined,
             "sites": sites,
         }
         self.context.status.set(live=live)

@@ -50,6 +50,12 @@ class FolderSource:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
         self.begun_with, state = begun_with
         self.states = service.store.files() | {self.begun_with: state}
+        # The first line of each CSV file when it was last looked at.
+        self._headers = {file.name: _first_line(file) for file in self._begun_file()}
+
+    def _begun_file(self) -> list[Path]:
+        file = self.path / self.begun_with if self.path.is_dir() else self.path
+        return [file] if file.suffix == ".csv" and file.is_file() else []
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -101,6 +107,8 @@ class FolderSource:
             return before, [], []
         with file.open("rb") as opened:
             header = opened.readline()
+            if self._headers.setdefault(file.name, header) != header:  # it has other columns than before
+                self._headers[file.name], start = header, 0
             opened.seek(max(start, len(header)))
             added = opened.read(max(0, size - opened.tell()))
         is_quiet = time.time() - modified / 1e9 > QUIET
@@ -142,6 +150,11 @@ class FolderSource:
                 return read_readings(part, self.options)
             except DataError as error:
                 raise DataError(file, str(error).partition(": ")[2]) from None
+
+
+def _first_line(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.readline()
 
 
 def state_of(file: Path) -> FileState:

@@ -7,7 +7,7 @@ beside the steps of the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -38,6 +38,7 @@ class LiveTransport(RemoteTransport):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.live = False
+        self.told: dict[str, Any] = {}  # what each site tells about its new sensors, unchecked
         self._preparing: dict[str, Future[list[Answer] | None]] = {}
         self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
 
@@ -51,6 +52,19 @@ class LiveTransport(RemoteTransport):
     def close(self) -> None:
         super().close()
         self._background.shutdown(wait=False, cancel_futures=True)
+
+    def heard(self, site: Site, hello: Mapping[str, Any]) -> None:
+        self.told[site.name] = hello.get("new_sensors")
+
+    def is_being_prepared(self, site: Site) -> bool:
+        return site.name in self._preparing
+
+    def add(self, site: Site, sensors: Sequence[str]) -> None:
+        """Give a site rows for further sensors, after all others; it has to be prepared again."""
+        n = sum(map(len, self.sites))
+        site.rows = torch.cat([site.rows, torch.arange(n, n + len(sensors))])
+        site.added, site.known = (*site.added, *sensors), Sizes(len(site.rows))
+        self.sites[:] = [party.rows for party in self.parties]
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if not self.live or not _prepares(calls):

@@ -56,6 +56,7 @@ class Site:
     refused: int = 0  # answers that were refused
     problem: str = ""  # its last problem
     carried: int = 0  # bytes both ways
+    added: tuple[str, ...] = ()  # sensors that joined while the federation is live: its last rows
     memory_limit: int = 0  # bytes of hidden states and embeddings that it may hold; 0: no limit
     late: bool = False  # with its last request
     busy: bool = False  # working, by its last hello
@@ -171,6 +172,9 @@ class RemoteTransport:
 
     # ---- one site ------------------------------------------------------------------------------------
 
+    def heard(self, site: Site, hello: Mapping[str, Any]) -> None:
+        """A site has answered a hello."""
+
     def _asked(self, site: Site, calls: Sequence[Call]) -> list[Answer] | None:
         """The site's answers if all of them are valid, else None."""
         if not site.usable:
@@ -213,7 +217,8 @@ class RemoteTransport:
     def _carried(self, site: Site, calls: Sequence[Call]) -> list[Answer]:
         request = encode_calls(calls)
         most = largest_answer(calls, site.known)
-        answer = site.link.carry(request, most, site.deadline, **self.terms._asdict())
+        terms = self.terms._replace(added=site.added)
+        answer = site.link.carry(request, most, site.deadline, **terms.fields())
         site.carried += len(request) + len(answer)
         answers = decode_answers(answer, lambda parts: check_answers(parts, calls, site.known))
         check_values(answers)
@@ -265,6 +270,7 @@ class RemoteTransport:
                 continue
             site.latency, site.last_seen = time.perf_counter() - begun, time.time()
             site.busy = hello.get("busy") is True
+            self.heard(site, hello)
             if objection := site.objection(hello):
                 site.problem = objection
             site.reachable = not objection
