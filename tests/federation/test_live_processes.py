@@ -12,7 +12,8 @@ import pytest
 from cnfgnn.federation import processes
 from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.site_settings import settings_file
-from tests.federation.live_processes import FULL, SITES, TIMEOUT, live_processes
+from tests.commands import said
+from tests.federation.live_processes import FULL, SITES, TIMEOUT, LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
@@ -69,3 +70,20 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         wait_until(
             lambda: not any(read_service(live.federation.kits[name]) for name in SITES), "services end"
         )
+
+
+def test_a_model_that_was_trained_beside_goes_live_and_is_rolled_back(tmp_path: Path) -> None:
+    retrain = ("--retrain", "20m", "--hold-out", "0.1")  # at the speed of the recording, 20 seconds
+    with live_processes(tmp_path, options=retrain, method="at-fedavg") as live:
+        wait_until(lambda: model(live) != "one", f"another model is live; {live.lines[-3:]}", 2 * TIMEOUT)
+        live.until_full()
+        events = live.federation.kits["west"] / "live" / "switches.jsonl"
+        assert model(live)[:30] in events.read_text()
+        assert "is live instead of" in said("federation", "rollback", live.federation.server, "one")
+        wait_until(lambda: model(live) == "one", "the model before is live", TIMEOUT)
+        live.until_full()
+        assert live.end() == 130
+
+
+def model(live: LiveProcesses) -> str:
+    return str(live.page.get("/status").json["model"] or "one")

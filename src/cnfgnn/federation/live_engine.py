@@ -224,8 +224,12 @@ class SiteEngine:
     # ---- for the server's requests ------------------------------------------------------------------
 
     def use(self, ready: Ready, show: Callable[[Readings, Sequence[State]], None]) -> None:
-        """Forecast with another state of the nodes and their owner from now on."""
-        self.ready, self.show = ready, show
+        """Forecast with another state of the nodes and their owner from now on, or with another run: then
+        embeddings of the run before are of no use."""
+        with self._changed:
+            if ready.run != self.ready.run:
+                self._embedding = None
+            self.ready, self.show = ready, show
 
     def hear(self, joined: bool, done: int = 0) -> None:
         """The server has asked something.

@@ -27,7 +27,18 @@ from cnfgnn.live.web import Guard, answer
 
 PORT = 8708
 SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
-LIVE_FIELDS = ("step", "steps", "made", "seconds", "median_seconds", "most_seconds", "problem")
+LIVE_FIELDS = (
+    "model",
+    "switches",
+    "trainings",
+    "step",
+    "steps",
+    "made",
+    "seconds",
+    "median_seconds",
+    "most_seconds",
+    "problem",
+)
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
     " connect-src 'self'",

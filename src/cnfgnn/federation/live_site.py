@@ -30,7 +30,7 @@ from cnfgnn.config.settings import Config, Missing
 from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.live_engine import Ready, SiteEngine
 from cnfgnn.federation.live_relay import LIVE
 from cnfgnn.federation.newcomer_fits import State, use
@@ -53,11 +53,13 @@ from cnfgnn.live.start import LiveProcess, LiveSettings, listening, recent_readi
 from cnfgnn.live.store import FileState, ReadingStore
 from cnfgnn.live.web import Web
 from cnfgnn.models.params import Params
+from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
 
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 LEAST_TOKEN = 16  # characters
+SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
 SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
 
@@ -198,7 +200,10 @@ class LiveSiteNodes(SiteNodes):
         assert self.plan is not None
         assert self.data is not None
         if self.engine is not None:
+            before = self.engine.ready.run
             self.engine.use(ready, nodes.show)
+            if ready.run != before:
+                self._record_switch(before, ready.run)
             return
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
         self.engine = SiteEngine(
@@ -207,6 +212,14 @@ class LiveSiteNodes(SiteNodes):
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
         threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
+
+    def _record_switch(self, before: str, after: str) -> None:
+        """The server has made another model live: an event, and a line in the log."""
+        log.warning("model: %s instead of %s", after, before)
+        try:
+            EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
+        except StorageError as error:  # a full disk does not keep a better model away
+            self._report("switch", error)
 
     def _copies(self, plan: SitePlan) -> CopyOfRows | None:
         """Makes the copies of readings as they arrive; None if a copy is the reading itself."""

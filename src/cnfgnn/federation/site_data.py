@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.config.settings import DataConfig
-from cnfgnn.data.folder import load_readings
+from cnfgnn.data.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
@@ -29,9 +29,11 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_copies import blurred_copy, check_least_blur, check_older_copies
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.retrain import with_stored
 from cnfgnn.privacy.inputs import without_outliers
 from cnfgnn.transports.remote.endpoint import Terms
 
+LIVE = "live"  # the folder of the site's live service in its kit
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 
@@ -52,14 +54,17 @@ class SiteData:
 
     They are ignored for the time span only: rows that fall within the agreed span are used like all others.
 
-    `more` are sensors that joined while the federation is live; the file may have no readings of them.
+    `more` are sensors that joined while the federation is live; the file may have no readings of them. With
+    `live`, readings that the site's live service has received come on top of those in the file.
     """
 
-    def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = ()) -> None:
+    def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = (), live: bool = False) -> None:
         if plan.readings is None:
             raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
         check_least_blur(plan, kit)
         found = load_readings(kit / plan.readings, plan.reading)
+        if live:
+            found = with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings))
         loaded: Readings = found.select(plan.sensors)
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         if more:  # a live federation uses no further inputs

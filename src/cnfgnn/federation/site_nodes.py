@@ -35,11 +35,12 @@ log = logging.getLogger(__name__)
 class SiteNodes:
     """What `Endpoint` needs of a site: its description for the server, and its nodes.
 
-    Readings are loaded in the background: a site with a long history must answer hellos meanwhile.
+    Readings are loaded in the background: a site with a long history must answer hellos meanwhile. With
+    `live`, those that its live service has received are used, too.
     """
 
-    def __init__(self, kit: Path) -> None:
-        self.kit = kit
+    def __init__(self, kit: Path, live: bool = False) -> None:
+        self.kit, self.with_live = kit, live
         self.plan: SitePlan | None = None
         self.data: SiteData | None = None
         self.joined: RunReadings | None = None  # the run that the site joined last
@@ -74,7 +75,7 @@ class SiteNodes:
             self._log_findings(self.data)
 
     def _read(self, plan: SitePlan) -> SiteData:
-        return SiteData(plan, self.kit)
+        return SiteData(plan, self.kit, live=self.with_live)
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what looks wrong with the true readings. The site is ready by now: nobody else may notice."""
