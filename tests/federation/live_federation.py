@@ -86,11 +86,11 @@ class LiveFederation(InMemoryFederation):
             self.is_live = False
 
     @contextmanager
-    def server_is_live(self, dies: bool = False) -> Iterator[None]:
+    def server_is_live(self, dies: bool = False, run: str = "one") -> Iterator[None]:
         """The server's task runs inside; it is stopped at the end, or the server `dies` without a word."""
         stop = threading.Event()
         before = self.status.get("began")
-        task = Task("live", "one", wait=20.0, live=LIVE)
+        task = Task("live", run, wait=20.0, live=LIVE)
         thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
         thread.start()
         try:
@@ -113,7 +113,7 @@ class LiveFederation(InMemoryFederation):
                 self.turn[site] = calls
             self.said[site][(self.turn.get(site, b""), calls)] = bytes(note.payload)
         elif asked.kind == "due" and note.fields["step"]:
-            self.said[site][("due", note.fields["step"])] = note.fields["present"]
+            self.said[site][("due", note.fields["step"])] = dict(note.fields)
         return answer
 
     def client(self, name: str) -> Client:

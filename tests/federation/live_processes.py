@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,12 @@ from tests.conftest import network
 from tests.federation.live_federation import ABSENT, qualities, row_of
 from tests.federation.reference_training import config
 from tests.federation.running_federation import RunningFederation, running_federation, wait_until
+from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.small_service import Client
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0, 1], "south": [2, 3], "west": [4, 5]}
 KNOWN, ROWS = 150, 600
+TELLS = "west"  # the site whose owner tells the server how many readings lay within their ranges
 FULL = {"full"}
 TIMEOUT = 180.0  # seconds, on a busy machine
 
@@ -96,6 +98,11 @@ class LiveProcesses:
     def client(self, name: str) -> Client:
         return Client(read_site_status(self.federation.kits[name])["live"]["address"])
 
+    def assert_ranges_are_undisturbed(self, name: str) -> None:
+        """The last forecast of a site has the ranges of a service that was never killed."""
+        made = self.client(name).get("/forecasts").json
+        assert_same_ranges(made, undisturbed(self.federation.kits[name], self.data, SITES[name]))
+
     def kill_service(self, name: str) -> None:
         os.kill(read_service(self.federation.kits[name])["process"]["pid"], signal.SIGKILL)
 
@@ -119,6 +126,10 @@ class LiveProcesses:
             TIMEOUT,
         )
 
+    def until(self, condition: Callable[[], object]) -> None:
+        """Send rows to all sites until something is true."""
+        wait_until(lambda: bool(self.next_forecasts() and condition()), "the condition", TIMEOUT)
+
 
 @contextmanager
 def live_processes(
@@ -131,7 +142,8 @@ def live_processes(
     with running_federation(folder, known, SITES, blur=5.0, up=False) as federation:
         for name in SITES:
             file = federation.kits[name] / "local" / "site.toml"
-            file.write_text(file.read_text() + "\n[live]\nport = 0\n")
+            tells = "true" if name == TELLS else "false"
+            file.write_text(file.read_text() + f"\n[live]\nport = 0\ntell_coverage = {tells}\n")
         live = LiveProcesses(federation, data, options)
         if up:
             go_live(live, method)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import live_engine
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
-from tests.federation.live_federation import LiveFederation
+from tests.federation.live_federation import LIVE_FOLDER, LiveFederation
+from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.small_service import wait_for
 from tests.privacy.test_by_construction import arrays_of, holds
 
@@ -33,6 +38,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> LiveFederation:
 
 @pytest.fixture
 def sites(trained: LiveFederation) -> Iterator[LiveFederation]:
+    with trained.live():
+        yield trained
+
+
+@pytest.fixture
+def begun(trained: LiveFederation) -> Iterator[LiveFederation]:
+    """The same, whose services have never run: the next row is the one after those in the files."""
+    trained.begin_again(trained.data, len(trained.readings("west")))
     with trained.live():
         yield trained
 
@@ -127,6 +140,54 @@ def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sit
     assert sites.next_forecasts() == everywhere(sites, FULL)
 
 
+# ---- what a site serves ------------------------------------------------------------------------------------
+
+
+def test_a_site_serves_ranges_errors_places_and_its_model_of_its_own_sensors(begun: LiveFederation) -> None:
+    for _ in range(4):
+        made = begun.forecasts(begun.send())
+    positions = begun.data.readings.positions
+    assert positions is not None
+    for name, columns in begun.sites.items():
+        own, client = {begun.data.readings.ids[k]: positions[k] for k in columns}, begun.client(name)
+        assert_same_ranges(made[name], undisturbed(begun.kits[name], begun.data, columns))
+        places = {told["id"]: told for told in client.get("/sensors?steps=1").json["sensors"]}
+        assert places.keys() == own.keys()
+        for sensor, place in own.items():
+            assert [places[sensor][key] for key in ("latitude", "longitude")] == pytest.approx(
+                place, abs=1e-5
+            )
+        watched = client.get("/watch").json
+        assert watched["sensors"].keys() == own.keys()
+        assert watched["overall"]["count"] >= (1 + 2 + 3) * len(columns)
+        model = client.get("/model").json
+        assert (model["site"], model["run"], model["round"], model["switches"]) == (name, "one", 1, [])
+        assert model["trained"] <= model["loaded"]
+        metrics = client.get("/metrics").body.decode()
+        assert 'cnfgnn_live_alarms{kind="frozen"} 0.0' in metrics
+        assert "cnfgnn_live_model_trained_timestamp_seconds 1." in metrics
+        latest = begun.kits[name] / LIVE_FOLDER / "latest.csv"
+        wait_for(partial(has_columns, latest, "low_80,high_80,low_95,high_95"), "latest.csv")
+        assert begun.live_status["sites"][name]["coverage"] is None
+
+
+def has_columns(file: Path, names: str) -> bool:
+    return file.exists() and file.read_text().splitlines()[0].endswith(f",{names}")
+
+
+@pytest.mark.slow
+def test_a_restarted_site_goes_on_with_its_ranges(begun: LiveFederation) -> None:
+    for _ in range(3):
+        begun.forecasts(begun.send())
+    before = begun.client("west").get("/watch").json["overall"]["count"]
+    begun.end_site("west")
+    begun.restart("west")
+    begun.wait_until_joined("west")
+    made = begun.forecasts(begun.send())
+    assert_same_ranges(made["west"], undisturbed(begun.kits["west"], begun.data, begun.sites["west"]))
+    assert begun.client("west").get("/watch").json["overall"]["count"] > before > 0
+
+
 # ---- what leaves a site ------------------------------------------------------------------------------------
 
 
@@ -144,29 +205,109 @@ def test_nodes_of_a_live_site_have_no_way_to_its_readings(sites: LiveFederation)
         secrets = [truth, truth[-owner.nodes.data.history :]]
         secrets += [w.numpy() for key, w in site.engine.ready.theta.items() if is_personal(key)]
         assert len(secrets) > 2
+        tracking = site.service.process.service.tracking
+        assert tracking is not None
+        assert tracking.intervals is not None
+        secrets += [tracking.intervals.reach, tracking.intervals.made, tracking.watch.sums]
         assert not any(holds(reached, secret) for secret in secrets)
+
+
+class Heard(NamedTuple):
+    """What the server heard while rows were sent, and what a site told its own people."""
+
+    said: dict[str, dict[object, object]]
+    forecast: Mapping[str, Any]
+    watched: Mapping[str, Any]
+    shown: Mapping[str, Any]
+
+
+def heard_with(sites: LiveFederation, truth: Dataset, known: int) -> Heard:
+    """Be live with these readings until an hour has passed in them."""
+    sites.begin_again(truth, known)
+    with sites.live():
+        while not (step := sites.send()).endswith(":00:00"):
+            sites.forecasts(step)
+        made = sites.forecasts(step)["west"]
+        wait_for(lambda: sites.live_status["step"] == step, "the server's status")
+        return Heard(sites.said, made, sites.client("west").get("/watch").json, sites.live_status["sites"])
 
 
 @pytest.mark.slow
 def test_the_server_sees_the_same_whatever_the_readings_are_if_their_copies_are_the_same(
     tmp_path: Path,
 ) -> None:
-    data = network(rows=ROWS, dropout=0)
-    sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
+    """Nothing that is learned from truth shows: no forecast, range, error or alarm. Where one owner tells the
+    coverage of its ranges, that is what differs, and nothing else."""
+    data, known = network(rows=ROWS, dropout=0), KNOWN + 6
+    sites = LiveFederation(tmp_path, data, known, blur=5.0)
     assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
     sites.copy_everything()
-    other = replace(data.readings, values=data.readings.values[::-1].copy())
-    heard, forecasts = [], []
-    for truth in (data, replace(data, readings=other)):
-        sites.begin_again(truth, KNOWN)
-        with sites.live():
-            for _ in range(3):
-                made = sites.forecasts(sites.send())
-        heard.append(sites.said)
-        forecasts.append([told["values"] for told in made["west"]["sensors"].values()])
+    other = replace(data, readings=replace(data.readings, values=data.readings.values[::-1].copy()))
+    one, two = (heard_with(sites, truth, known) for truth in (data, other))
     for name in sites.sites:
-        one, two = (said[name] for said in heard)
-        both = one.keys() & two.keys()  # which steps pass before the first one is sent is a matter of time
-        assert len(both) >= 3 * 4  # due, census, encode and forecast
-        assert {key: one[key] for key in both} == {key: two[key] for key in both}
-    assert forecasts[0] != forecasts[1]
+        assert different(one.said[name], two.said[name]) == {}
+        asked = [told for (kind, _), told in one.said[name].items() if kind == "due"]  # type: ignore[misc]
+        assert all(told.keys() == {"step", "present", "ready"} for told in asked)  # type: ignore[attr-defined]
+        assert one.shown[name]["coverage"] is None
+    for part in ("values", "intervals"):
+        first, second = ([told[part] for told in h.forecast["sensors"].values()] for h in (one, two))
+        assert first != second
+    assert one.watched["overall"] != two.watched["overall"]
+
+    sites.set("west", tell_coverage=True)
+    one, two = (heard_with(sites, truth, known) for truth in (data, other))
+    for name in ("north", "south"):
+        assert different(one.said[name], two.said[name]) == {}
+    found = different(one.said["west"], two.said["west"])
+    assert len(found) == 1  # once an hour
+    for told, shown in zip(*found.values(), [h.shown["west"] for h in (one, two)], strict=True):
+        assert told["coverage"] == shown["coverage"]
+        assert told["coverage"]["count"] >= told["coverage"]["95"] >= told["coverage"]["80"] > 0
+    assert len({json.dumps(told | {"coverage": None}) for told in next(iter(found.values()))}) == 1
+
+
+def different(one: dict[object, object], two: dict[object, object]) -> dict[object, list[Any]]:
+    """Answers to the same request that differ. Which steps pass before the first row is sent is a matter of
+    time, and so is which requests are asked."""
+    both = one.keys() & two.keys()
+    assert len(both) >= 3 * 4  # due, census, encode and forecast
+    return {key: [one[key], two[key]] for key in both if one[key] != two[key]}
+
+
+# ---- other models ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_site_follows_the_server_to_another_run(
+    trained: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To one like it, with the same service, and to one whose forecasts are shorter, with another one."""
+    notice_soon(monkeypatch)
+    for name, horizon in (("two", 5), ("three", 3)):
+        status = trained.train(
+            small("cnfgnn-private", **{"training.rounds": 1, "data.horizon": horizon}), name
+        )
+        assert status["state"] == "finished", status["problem"]
+    trained.begin_again(trained.data, len(trained.readings("west")))
+    with trained.sites_are_live():
+        models, services = [], []
+        for run, horizon in (("one", 5), ("two", 5), ("three", 3)):
+            with trained.server_is_live(dies=True, run=run):
+                wait_for(lambda run=run: is_model(trained, run), f"run {run}")  # type: ignore[misc]
+                for _ in range(2):
+                    made = trained.forecasts(trained.send())["west"]
+                models.append(trained.client("west").get("/model").json)
+                services.append(trained.nodes["west"].service)
+            for told in made["sensors"].values():
+                assert len(told["values"]) == len(told["intervals"]["80"]["low"]) == horizon
+        assert services[0] is services[1] is not services[2]
+        switches = [(told["from"], told["to"]) for told in models[-1]["switches"]]
+        assert switches == [("one, round 1", "two, round 1"), ("two, round 1", "three, round 1")]
+
+
+def is_model(sites: LiveFederation, run: str) -> bool:
+    """Whether west takes part with this run, and its service has followed."""
+    engine = sites.nodes["west"].engine
+    if engine is None or not engine.joined or not engine.ready.run.startswith(run):
+        return False
+    return bool(sites.client("west").get("/model").json["run"] == run)

@@ -159,7 +159,7 @@ def wait_until_known(sites: LiveFederation) -> None:
 
     def known() -> bool:
         engine = sites.nodes["west"].engine
-        return engine is not None and NEW in engine.ready.ids and NEW in engine.sensors
+        return engine is not None and NEW in engine.ready.ids and NEW in engine.ids
 
     wait_for(known, "the new sensor to be known")
     sites.wait_until_joined("west")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from cnfgnn.federation import processes
 from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.site_settings import settings_file
 from tests.commands import said
-from tests.federation.live_processes import FULL, SITES, TIMEOUT, LiveProcesses, live_processes
+from tests.federation.live_processes import FULL, SITES, TELLS, TIMEOUT, LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
@@ -58,6 +59,7 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         live.kill_service("south")  # the process of the task starts it again
         assert live.next_forecasts("north", "west") == {"north": FULL, "west": FULL}
         live.until_full()
+        live.assert_ranges_are_undisturbed("south")
 
         [job] = processes.jobs_of(live.federation.server)  # the command starts the task again
         services = {name: read_service(live.federation.kits[name])["process"] for name in SITES}
@@ -65,6 +67,13 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         assert live.next_forecasts() == {name: {"last embedding"} for name in SITES}
         live.until_full()
         assert {name: read_service(live.federation.kits[name])["process"] for name in SITES} == services
+
+        live.until(lambda: live.sites[TELLS]["coverage"])  # at the beginning of an hour
+        assert [live.sites[name]["coverage"] for name in SITES if name != TELLS] == [None, None]
+        metrics = live.page.get("/metrics").body.decode()
+        assert re.findall(r'cnfgnn_federation_site_covered{level="80",site="(.*)"} [1-9]', metrics) == [TELLS]
+        assert metrics.count("cnfgnn_federation_site_reachable{") == len(SITES)
+        live.assert_ranges_are_undisturbed(TELLS)
 
         assert live.end() == 130
         wait_until(

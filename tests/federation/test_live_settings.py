@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import live_relay
-from cnfgnn.federation.live_page import LivePage, live_state
+from cnfgnn.federation.live_coverage import ToldCoverage, coverage_told
+from cnfgnn.federation.live_page import LivePage
 from cnfgnn.federation.live_relay import Relay, read_service
 from cnfgnn.federation.live_site import LiveTerms, settings_of
+from cnfgnn.federation.live_state import live_state
 from cnfgnn.federation.process_identity import identity
 from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.status import STATUS
+from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.transports.remote.messages import pack, unpack
 from tests.live.small_service import Client, wait_for
 
@@ -46,6 +50,7 @@ def test_a_site_says_where_it_serves(tmp_path: Path) -> None:
         ("poll = 0", "from 0.05 to 3600"),
         ('mqtt_readings = "a"', "needed with mqtt_readings"),
         ('timezone = "Mars"', "live.timezone"),
+        ("tell_coverage = 1", "live.tell_coverage: it must be true or false"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(live: str, problem: str, tmp_path: Path) -> None:
@@ -94,10 +99,58 @@ def test_a_site_whose_service_does_not_start_says_so(tmp_path: Path, monkeypatch
     assert not read_service(tmp_path)
 
 
+# ---- coverage that an owner tells --------------------------------------------------------------------------
+
+
+def report_of(count: int, *inside: int, ranges: bool = True) -> Report:
+    sums = np.array([[count, 9.0, 9.0, *inside], [0, 0.0, 0.0, 0, 0]])
+    return Report(("a", "b"), sums, ranges, Numbers.of(sums.sum(axis=0), ranges), ())
+
+
+def test_coverage_changes_once_an_hour_and_is_not_told_twice_in_one(tmp_path: Path) -> None:
+    told = ToldCoverage()
+    assert not read_site(site_with(tmp_path, "port = 0")).live.tell_coverage
+    assert told.at(0, report_of(100, 80, 95)) is None
+    assert (
+        told.at(7 * 3600, report_of(100, 80, 95)) is None
+    )  # it may have told others before it was restarted
+    assert told.at(7 * 3600 + 300, report_of(101, 81, 96)) is None
+    first = {"count": 102, "80": 82, "95": 97}
+    assert told.at(8 * 3600, report_of(102, 82, 97)) == first
+    assert told.at(8 * 3600 + 300, report_of(103, 83, 98)) == first
+    assert told.at(9 * 3600, report_of(10, 8, 9)) is None  # too few
+    assert told.at(10 * 3600, report_of(100, 0, 0, ranges=False)) is None
+    assert told.at(11 * 3600, None) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "used"),
+    [
+        ({}, None),
+        ({"coverage": {"count": 30, "80": 20, "95": 30}}, {"count": 30, "80": 20, "95": 30}),
+        ({"coverage": {"count": 30, "80": 20, "95": 31}}, None),
+        ({"coverage": {"count": 30, "80": -1, "95": 30}}, None),
+        ({"coverage": {"count": 30.0, "80": 20, "95": 30}}, None),
+        ({"coverage": {"count": 0, "80": 0, "95": 0}}, None),
+        ({"coverage": {"count": 30, "80": 20}}, None),
+        ({"coverage": {"count": 30, "80": 20, "95": 30, "60": 1}}, None),
+        ({"coverage": [30, 20, 30]}, None),
+    ],
+)
+def test_a_server_uses_sums_only_if_they_can_be_meant(
+    answer: dict[str, Any], used: dict[str, int] | None
+) -> None:
+    assert coverage_told(answer) == used
+
+
+# ---- the page ----------------------------------------------------------------------------------------------
+
+
 def test_the_page_shows_the_status_and_needs_the_token(tmp_path: Path) -> None:
     site = {"reachable": True, "present": True, "latency": 0.01, "sensors": 2, "secret": 1}
-    told = {"step": "now", "present": 2, "forecast": 2, "quality": "full"}
-    live = {"step": "now", "steps": 3, "sites": {"north": told}}
+    coverage = {"count": 40, "80": 30, "95": 39}
+    told = {"step": "now", "present": 2, "forecast": 2, "quality": "full", "coverage": coverage}
+    live = {"step": "now", "steps": 3, "seconds": 0.2, "sites": {"north": told}}
     status = {"do": "live", "run": "one", "state": "running", "sites": {"north": site}, "live": live}
     (tmp_path / STATUS).write_text(json.dumps(status | {"process": identity(1)}))
     with LivePage(tmp_path, "127.0.0.1", 0, TOKEN) as page:
@@ -107,6 +160,16 @@ def test_the_page_shows_the_status_and_needs_the_token(tmp_path: Path) -> None:
         assert answer.json["sites"]["north"]["quality"] == "full"
         assert "secret" not in answer.body.decode()
         assert client.get("/health").json == {"status": "ok"}
+        assert client.get("/metrics").status == 401
+        metrics = client.get("/metrics", Authorization=f"Bearer {TOKEN}").body.decode()
+        for line in (
+            "cnfgnn_federation_running 1.0",
+            "cnfgnn_federation_exchange_seconds 0.2",
+            'cnfgnn_federation_site_sensors_present{site="north"} 2.0',
+            'cnfgnn_federation_site_compared{site="north"} 40.0',
+            'cnfgnn_federation_site_covered{level="95",site="north"} 39.0',
+        ):
+            assert line in metrics.splitlines()
         page_itself = client.get("/", Authorization=f"Bearer {TOKEN}")
         assert "default-src 'none'" in page_itself.headers["content-security-policy"]
     (tmp_path / STATUS).unlink()

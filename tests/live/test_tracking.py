@@ -21,7 +21,7 @@ from cnfgnn.live.engine import Engine
 from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.start import LiveSettings
 from cnfgnn.live.store import ReadingStore
-from cnfgnn.live.tracking import Tracking, open_tracking
+from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
 from cnfgnn.live.watch import LEVELS
 from cnfgnn.runs.forecast import forecast_run
 from tests.live.small_service import KNOWN, SmallRun, make_small_run, serving
@@ -41,7 +41,9 @@ def opened(
     data = small.until(KNOWN)
     engine = engine or Engine(small.run, data)
     with closing(ReadingStore(state)) as store:
-        made = open_tracking(engine, data, small.until(rows).readings, store)
+        made = open_tracking(
+            engine, lambda: adapted_intervals(engine, data), small.until(rows).readings, store
+        )
         with closing(made):
             yield engine, made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,23 @@ def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple
     return positions, _own_graph(edges, ids, {*ids, *located})
 
 
+def known_positions(path: str | Path, ids: Sequence[str], file: Path | None = None) -> Floats | None:
+    """(n 2): latitude and longitude of sensors whose readings are in a folder or file: of `file`, or of the
+    file of positions that `load` reads beside the readings; NaN for a sensor that is not in it, and None if
+    there is no such file."""
+    if file is None:
+        readings = readings_file(Path(path))
+        if readings.name in OWN_READINGS:
+            file = next(_files([readings.parent], "sensors.csv"), None)
+        else:
+            file = next(_files(_graph_folders(readings), "graph_sensor_locations*.csv"), None)
+    if file is None:
+        return None
+    located = read_positions(file)
+    nowhere = (math.nan, math.nan)
+    return np.array([located.get(sensor, nowhere) for sensor in ids], dtype=np.float64)
+
+
 def _readings_of(folder: Path) -> Path | None:
     """The file of a folder that holds its readings; None if its folder of variables holds them."""
     own = [folder / name for name in OWN_READINGS if (folder / name).exists()]
@@ -160,9 +178,7 @@ def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
 
 
 def _traffic(file: Path, readings: Readings) -> Dataset:
-    here = file.parent
-    above = here.parent if here.name not in ("", "..") else here / ".."
-    folders = (here, here / "sensor_graph", above / "sensor_graph")
+    folders = _graph_folders(file)
     missing = readings.missing | (readings.values == 0)
     for locations in _files(folders, "graph_sensor_locations*.csv"):
         located: Positions = read_positions(locations)
@@ -198,6 +214,13 @@ def _traffic_graph(file: Path, folders: Sequence[Path], readings: Readings, list
         wanted = "adj_mx*.pkl, distances*.csv or graph_sensor_locations*.csv with all its sensors"
         raise DataError(file, f"its graph is unknown: put {wanted} beside it or into sensor_graph")
     return Graph.nearest(readings.positions)
+
+
+def _graph_folders(file: Path) -> tuple[Path, ...]:
+    """Where the positions and the graph of a traffic file may be."""
+    here = file.parent
+    above = here.parent if here.name not in ("", "..") else here / ".."
+    return here, here / "sensor_graph", above / "sensor_graph"
 
 
 def _files(folders: Sequence[Path], pattern: str) -> Iterator[Path]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.forecaster import Forecaster
+from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.quality import mask_codes, mask_outliers
@@ -31,7 +32,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import PreparedSeries
 from cnfgnn.federation.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site_data import columns_of
-from cnfgnn.live.engine import Floats, Ints, window_of
+from cnfgnn.live.engine import Floats, Ints, key_of, window_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
 
@@ -48,7 +49,11 @@ log = logging.getLogger(__name__)
 class Ready(NamedTuple):
     """A trained run at this site: what a forecast needs besides readings and an embedding.
 
-    ids  the sensors of its nodes; the last `added` of them joined after the training
+    run        its name and id, as the server told them
+    ids        the sensors of its nodes; the last `added` of them joined after the training
+    tag        the name of the state that was restored
+    intervals  finds the ranges as training, evaluations and forecasts have left them; None if there are none
+    trained    finds when that state was saved here, in seconds since 1970; None if it was not
     """
 
     forecaster: Forecaster
@@ -59,6 +64,9 @@ class Ready(NamedTuple):
     ids: tuple[str, ...]
     added: int
     settings: NodeSettings
+    tag: str
+    intervals: Callable[[], Intervals | None]
+    trained: Callable[[], float | None]
 
 
 class Embedding(NamedTuple):
@@ -71,6 +79,7 @@ class Embedding(NamedTuple):
 class SiteEngine:
     """The `LiveModel` of a site.
 
+    ids      the sensors that the service serves; the server may not know all of them yet
     copies   makes the blurred copy of readings; None if the copy is the readings
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
@@ -79,6 +88,7 @@ class SiteEngine:
 
     def __init__(
         self,
+        ids: Sequence[str],
         ready: Ready,
         cleaning: DataConfig,
         copies: Callable[[Readings], Readings] | None,
@@ -87,8 +97,7 @@ class SiteEngine:
         folder: Path,
     ) -> None:
         self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
-        self.report, self.folder = report, folder
-        self.sensors = ready.ids  # that the service serves; the server may not know all of them yet
+        self.ids, self.report, self.folder = tuple(ids), report, folder
         self._fits: NewcomerFits | None = None
         self._completed: PreparedSeries | None = None  # whose new sensors have what was computed for them
         self.patience: Callable[[int], float] = lambda step: 0.0
@@ -102,16 +111,32 @@ class SiteEngine:
         self.joined = False  # whether the server counts on this site for the next step
         self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
+        self._last: tuple[Readings, Readings, Readings] | None = None
+
+    def suits(self, ready: Ready) -> bool:
+        """Whether forecasts of this run are as long, and need as many readings."""
+        return (ready.data.history, ready.data.horizon) == (self.history, self.horizon)
 
     # ---- for the service ----------------------------------------------------------------------------
 
     @property
+    def key(self) -> str:
+        return key_of(self.ids, run=self.ready.run, round=self.ready.tag)
+
+    @property
     def weekly_profiles(self) -> Floats | None:
         profiles, ids = self.ready.data.weekly_profiles, self.ready.ids
-        if profiles is None or self.sensors == ids:
+        if profiles is None or self.ids == ids:
             return profiles
         by_id, unknown = dict(zip(ids, profiles, strict=True)), np.full(profiles.shape[1:], np.nan)
-        return np.stack([by_id.get(sensor, unknown) for sensor in self.sensors])
+        return np.stack([by_id.get(sensor, unknown) for sensor in self.ids])
+
+    def intervals(self) -> Intervals | None:
+        """The ranges that the owner has of the run; a sensor that it does not know has the mean of all."""
+        found, place = self.ready.intervals(), {sensor: row for row, sensor in enumerate(self.ready.ids)}
+        if found is None or self.ready.ids == self.ids:
+            return found
+        return found.select(np.array([place.get(sensor, -1) for sensor in self.ids]))
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -122,11 +147,17 @@ class SiteEngine:
         return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
 
     def cleaned(self, readings: Readings) -> Readings:
-        return mask_outliers(mask_codes(readings, self.cleaning), self.cleaning)
+        return self._masked(readings)[1]
+
+    def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
+        """Without codes, and without outliers either; those that were asked for last are remembered."""
+        if self._last is None or self._last[0] is not readings:
+            observed = mask_codes(readings, self.cleaning)
+            self._last = readings, observed, mask_outliers(observed, self.cleaning)
+        return self._last[1:]
 
     def forecast(self, readings: Readings) -> Floats:
-        observed = mask_codes(readings, self.cleaning)
-        truth = mask_outliers(observed, self.cleaning)
+        observed, truth = self._masked(readings)
         step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
         asks = self._show_copy(observed, truth)
         if asks:

@@ -8,66 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cnfgnn.errors import RunError
-from cnfgnn.federation.status import read_status
-from cnfgnn.federation.task_client import is_active
+from cnfgnn.federation.live_metrics import FederationMetrics
+from cnfgnn.federation.live_state import live_state
+from cnfgnn.live.metrics import CONTENT_TYPE
 from cnfgnn.live.start import LOOPBACK_HOSTS, LiveSettings, QuietServer, listening
 from cnfgnn.live.web import Guard, answer
 
 PORT = 8708
-SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
-LIVE_FIELDS = (
-    "model",
-    "switches",
-    "trainings",
-    "step",
-    "steps",
-    "made",
-    "seconds",
-    "median_seconds",
-    "most_seconds",
-    "problem",
-)
 SECURITY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
     " connect-src 'self'",
     "Cache-Control": "no-store",
 }
-
-
-def live_state(kit: Path) -> dict[str, Any]:
-    """What the page shows, as JSON."""
-    try:
-        status = read_status(kit) or {}
-    except RunError:
-        status = {}
-    live, active = status.get("live") or {}, is_active(status)
-    sites = {}
-    for name, site in dict(status.get("sites") or {}).items():
-        told = (live.get("sites") or {}).get(name, {})
-        sites[name] = {key: site.get(key) for key in SITE_FIELDS} | told
-        if not active:
-            sites[name] |= {"present": 0, "reachable": False, "quality": "the server is away"}
-    return {
-        "run": status.get("run"),
-        "round": status.get("round"),
-        "state": status.get("state") if active else "the server's task does not run",
-        "now": time.time(),
-        **{key: live.get(key) for key in LIVE_FIELDS},
-        "sites": sites,
-        "warnings": status.get("warnings") or [],
-    }
 
 
 def app_of(kit: Path, token: str, any_host: bool) -> Guard:
@@ -79,12 +41,19 @@ def app_of(kit: Path, token: str, any_host: bool) -> Guard:
     async def status(request: Request) -> Response:
         return answer(live_state(kit))
 
+    counts = CollectorRegistry()
+    counts.register(FederationMetrics(kit))
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(counts), headers={"Content-Type": CONTENT_TYPE})
+
     async def health(request: Request) -> Response:
         state = live_state(kit)
         works = state["state"] == "running" and any(site["reachable"] for site in state["sites"].values())
         return answer({"status": "ok" if works else "degraded"}, 200 if works else 503)
 
-    routes = [Route("/", show), Route("/status", status), Route("/health", health)]
+    pages = {"/": show, "/status": status, "/health": health, "/metrics": metrics}
+    routes = [Route(path, answered) for path, answered in pages.items()]
     return Guard(Starlette(routes=routes), token, any_host, None, [route.path for route in routes])
 
 

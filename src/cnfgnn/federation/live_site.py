@@ -13,9 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,16 @@ from torch import Tensor
 
 from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import Config, Missing
-from cnfgnn.data.folder import readings_file, zeros_are_missing
+from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
+from cnfgnn.federation.live_coverage import COVERAGE, ToldCoverage
 from cnfgnn.federation.live_engine import Ready, SiteEngine
+from cnfgnn.federation.live_model import SiteModel
 from cnfgnn.federation.live_relay import LIVE
 from cnfgnn.federation.newcomer_fits import State, use
 from cnfgnn.federation.project import SitePlan
@@ -44,14 +48,12 @@ from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.files import make_folder
 from cnfgnn.live import broker
-from cnfgnn.live.clock import FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, CopyOfRows, last_rows, rows_of, window_of
-from cnfgnn.live.folder_source import FolderSource, state_of
-from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
-from cnfgnn.live.service import LiveService
-from cnfgnn.live.start import LiveProcess, LiveSettings, listening, recent_readings
+from cnfgnn.live.engine import KEPT_ROWS, CopyOfRows, Floats, last_rows, rows_of, window_of
+from cnfgnn.live.folder_source import state_of
+from cnfgnn.live.recent import RecentReadings
+from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
-from cnfgnn.live.web import Web
+from cnfgnn.live.tracking import Tracking
 from cnfgnn.models.params import Params
 from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
@@ -88,9 +90,6 @@ class LiveTerms:
         if not feed or not isinstance(speed, int | float) or not 0 < speed <= 100_000:
             speed = 1.0
         return cls(None if deadline is None else float(deadline), feed, float(speed))
-
-    def deadline_of(self, step: int) -> float:
-        return SHARE_OF_STEP * step if self.deadline is None else self.deadline
 
 
 class LiveClients(SiteClients):
@@ -156,8 +155,24 @@ class LiveOwner(SiteOwner):
 
     def _ready(self) -> Ready:
         nodes, terms = self.nodes, self.terms
-        about = (terms.run, self.site_data.truth.ids, len(terms.added), nodes.settings)
-        return Ready(nodes.forecaster, self.theta, self.data, self.trust, *about)
+        sensors = (self.site_data.truth.ids, len(terms.added), nodes.settings)
+        found = nodes.forecaster, self.theta, self.data, self.trust, terms.run, *sensors
+        return Ready(*found, self.restored, self.first_intervals, self.when_trained)
+
+    def first_intervals(self) -> Intervals | None:
+        """A copy of the ranges as the last evaluation or forecast has left them; rows count from 1970."""
+        if self.intervals is None:
+            return None
+        found = Intervals.of(self.intervals.state())
+        found.renumber(self._first_row)
+        return found
+
+    def when_trained(self) -> float | None:
+        """When this site saved the state that forecasts are made with; None if it took no part in it."""
+        for store in (self.own_store, self.joined.store):
+            with suppress(OSError):
+                return (store.folder / f"{self.restored}.safetensors").stat().st_mtime
+        return None
 
     def forecast(self, levels: Any = ()) -> None:
         """The service makes the forecast, in a thread of its own: when this site has its readings."""
@@ -176,6 +191,7 @@ class LiveSiteNodes(SiteNodes):
         self.service: SiteService | None = None
         self._changing = threading.Lock()  # held while the site's sensors change
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+        self.coverage = ToldCoverage()
         super().__init__(kit)
 
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
@@ -193,25 +209,36 @@ class LiveSiteNodes(SiteNodes):
             return {"step": 0, "present": 0, "ready": False}
         engine.hear(joined, done)
         step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
-        return {"step": step, "present": present, "ready": True}
+        return {"step": step, "present": present, "ready": True} | self._told_coverage(step)
+
+    def _told_coverage(self, step: int) -> Mapping[str, Any]:
+        """What the owner tells about true readings: nothing, unless the site's settings say so."""
+        if self.plan is None or not self.plan.live.tell_coverage:
+            return {}
+        process = None if self.service is None else self.service.process
+        sums = self.coverage.at(step, None if process is None else process.service.report)
+        return {} if sums is None else {COVERAGE: sums}
 
     def is_ready(self, ready: Ready, nodes: LiveClients) -> None:
         """The nodes and their owner have everything that a forecast needs."""
         assert self.plan is not None
         assert self.data is not None
+        begins = self.engine is None
         if self.engine is not None:
             before = self.engine.ready.run
-            self.engine.use(ready, nodes.show)
             if ready.run != before:
                 self._record_switch(before, ready.run)
-            return
+            if self.engine.suits(ready):
+                self.engine.use(ready, nodes.show)
+                return
+            self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
-        self.engine = SiteEngine(
-            ready, self.plan.cleaning, self._copies(self.plan), nodes.show, self._report, self.kit / LIVE
-        )
+        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan)
+        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
-        threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
+        if begins:
+            threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
 
     def _record_switch(self, before: str, after: str) -> None:
         """The server has made another model live: an event, and a line in the log."""
@@ -283,6 +310,9 @@ class LiveSiteNodes(SiteNodes):
     def close(self) -> None:
         """End the service, as the end of the process would."""
         self.closed.set()
+        self._end_service()
+
+    def _end_service(self) -> None:
         if self.engine is not None:
             self.engine.close()
         if self.service is not None:
@@ -295,7 +325,7 @@ class SiteService(threading.Thread):
     def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
         super().__init__(name="service", daemon=True)
         self.site, self.engine, self.plan, self.data = site, engine, plan, data
-        engine.sensors = data.truth.ids
+        engine.ids = data.truth.ids
         self.process: SiteProcess | None = None
         self.stopping = False
 
@@ -338,39 +368,49 @@ class SiteService(threading.Thread):
         self.join(10.0)
 
 
-class SiteProcess(LiveProcess):
-    """The doors of a site's service: HTTP, the folder of its readings, and its broker."""
+class SiteProcess(ServiceProcess):
+    """The service of a site with all its doors: what `cnfgnn live` serves, for the site's own sensors."""
 
     def __init__(self, of: SiteService) -> None:
-        kit, plan, live = of.site.kit, of.plan, of.site.live
-        self.settings = settings_of(plan, kit, live)
-        self.settings.check()
-        with ExitStack() as opened:
-            self.socket = opened.enter_context(listening(self.settings.host, self.settings.port))
-            make_folder(kit / LIVE).chmod(0o700)
-            store = opened.enter_context(closing(ReadingStore(kit / LIVE)))
-            self._serve_site(of, store, kit / (plan.readings or ""))
-            opened.pop_all()
-
-    def _serve_site(self, of: SiteService, store: ReadingStore, path: Path) -> None:
-        live, plan, settings = of.site.live, of.plan, self.settings
-        readings = counted_readings(of.data)
-        recent = recent_readings(readings, store, zeros_are_missing(path))
-        clock = FeedClock(recent.newest, recent.step, live.speed) if live.feed else SystemClock(settings.zone)
-        deadline = live.deadline_of(recent.step)
-        self.service = service = LiveService(
-            of.engine,
-            recent,
-            store,
-            clock,
-            Zone(readings.utc, settings.zone),
-            Schedule(recent.step, deadline, of.engine.history),
-            of.site.kit / LIVE / "latest.csv",
-        )
+        self.report = of.site._report
+        state = make_folder(of.site.kit / LIVE)
+        state.chmod(0o700)
+        super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
+        clock, deadline = self.service.clock, self.service.schedule.deadline
         of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
-        self.web = Web(service, plan.reading, settings.most_bytes)
-        self.folder = FolderSource(service, path, plan.reading, of.site.begun_with, settings.poll)
-        self.broker = None if settings.mqtt is None else broker.Broker(service, settings.mqtt)
+
+    def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
+        try:
+            return super()._tracking(parts, recent, store)
+        except Exception as error:  # it may be about true readings: the server must not notice that it failed
+            self.report("watch", error)
+            return None
+
+
+def parts_of_site(of: SiteService) -> Parts:
+    """What the service of a site is made of; the graph is not known here."""
+    site, plan, engine = of.site, of.plan, of.engine
+    folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
+    return Parts(
+        engine,
+        replace(readings, positions=_positions(site, plan, folder, readings.ids)),
+        plan.reading,
+        intervals=engine.intervals,
+        model=lambda service: SiteModel(service, engine, plan.name, site.kit / LIVE),
+        config=plan.cleaning,
+        folder=folder,
+        begun_with=site.begun_with,
+    )
+
+
+def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[str]) -> Floats | None:
+    """Where the sensors are, for the site's page, if the site knows it."""
+    chosen = plan.live.positions
+    try:
+        return known_positions(folder, ids, site.kit / chosen if chosen else None)
+    except CnfgnnError as error:  # the page can do without
+        site._report("positions", error)
+        return None
 
 
 def counted_readings(data: SiteData) -> Readings:

@@ -21,6 +21,7 @@ import numpy as np
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
+from cnfgnn.federation.live_coverage import coverage_told
 from cnfgnn.federation.live_models import FederatedModels
 from cnfgnn.federation.live_newcomers import Newcomers
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
@@ -51,6 +52,7 @@ class SiteSteps:
         self.sites, self.history, self.is_valid = sites, history, is_valid
         self.due = {site.name: 0 for site in sites}
         self.present = {site.name: 0 for site in sites}  # sensors with a reading of that step
+        self.coverage: dict[str, dict[str, int] | None] = {site.name: None for site in sites}  # if told
         self.joined = {site.name: False for site in sites}  # whether it takes part in the next step
         self.lost = {site.name: False for site in sites}  # whether its process has lost what it was told
         self.done = 0  # the last step whose embeddings were sent
@@ -94,6 +96,7 @@ class SiteSteps:
             if ready and type(step) is int and type(present) is int and self.is_valid(step):
                 self.due[site.name] = max(step, self.due[site.name])
                 self.present[site.name] = min(max(present, 0), len(site.rows))
+                self.coverage[site.name] = coverage_told(answer)
             self.changed.notify_all()
         if not ready:
             self._closed.wait(0.2)
@@ -267,6 +270,7 @@ class LiveLoop:
                 "present": self.steps.present[name],
                 "forecast": forecast,
                 "quality": _quality(took_part, forecast, self.steps.present[name], len(site.rows)),
+                "coverage": self.steps.coverage[name],
             }
         live = {
             "model": self.model,

@@ -89,6 +89,11 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
     yield f"key and copies: {private_folder(plan, kit)} (back it up: it cannot be made again)"
     if plan.tell_errors:
         yield "note: tell_errors is true: the server also gets the sums of this site's true errors"
+    if plan.live.tell_coverage:
+        yield (
+            "note: live.tell_coverage is true: while the federation is live, the server also gets how many of"
+            " this site's true readings lay within their ranges"
+        )
 
 
 def _inputs(data: SiteData, plan: SitePlan) -> Iterator[str]:

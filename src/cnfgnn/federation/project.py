@@ -55,6 +55,8 @@ class SiteLive:
     mqtt_forecasts: str = ""  # what the topics of forecasts begin with
     timezone: str = ""  # of the clock, if the times of the readings have none
     poll: float = 1.0  # seconds between looks at the folder of the readings
+    positions: str = ""  # path of a file with the sensors' positions; empty: sensors.csv beside the readings
+    tell_coverage: bool = False  # whether the server gets sums of how many readings lay within their ranges
 
 
 @dataclass(frozen=True)

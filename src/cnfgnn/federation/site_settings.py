@@ -141,7 +141,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 
 
 def _live(table: Any) -> SiteLive:
-    """The settings under [live]: where the site serves its forecasts."""
+    """The settings under [live]: where the site serves its forecasts, and what it tells the server."""
     kinds = {field.name: type(field.default) for field in fields(SiteLive)}
     if not isinstance(table, dict):
         raise ConfigError("live", "it must be a table, [live]", list(kinds))
@@ -165,4 +165,4 @@ def _live(table: Any) -> SiteLive:
     return found
 
 
-_KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number"}
+_KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

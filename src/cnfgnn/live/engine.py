@@ -7,7 +7,9 @@ mix, decode. So a live forecast is what `cnfgnn forecast` would write for the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -40,8 +42,13 @@ KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outlier
 class LiveModel(Protocol):
     """What the service needs of whatever makes its forecasts: a run on this machine, or a federation."""
 
+    ids: tuple[str, ...]
     history: int
     horizon: int
+
+    @property
+    def key(self) -> str:
+        """Tells this model and its sensors from others: ranges and errors are those of one model."""
 
     @property
     def weekly_profiles(self) -> Floats | None:
@@ -94,6 +101,10 @@ class Engine:
         self._last: tuple[Readings, Readings, Readings] | None = None
         if new and store is not None:
             self._remember(store)
+
+    @property
+    def key(self) -> str:
+        return key_of(self.ids, begun=self.run.events()[0], round=self.run.progress.best.tag)
 
     @property
     def weekly_profiles(self) -> Floats | None:
@@ -154,6 +165,12 @@ class Engine:
         saved = store.read(tag)
         for prefix, data in of.items():
             data.restore(part(saved, prefix))
+
+
+def key_of(sensors: Sequence[str], **about: object) -> str:
+    """What tells a model and its sensors from others, in one word."""
+    told = json.dumps({**about, "sensors": sensors}, sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:

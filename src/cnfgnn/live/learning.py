@@ -228,18 +228,18 @@ class Learning:
             "run": self.model,
             "method": run.config.method,
             "round": run.progress.best.r_g,
-            "trained": _written(self.trained),
-            "loaded": _written(self.loaded),
+            "trained": written(self.trained),
+            "loaded": written(self.loaded),
             "rollbackTo": record.line[-2] if len(record.line) > 1 else None,
             "switches": [
-                {"time": _written(s.time), "from": s.before, "to": s.after, "why": s.why}
+                {"time": written(s.time), "from": s.before, "to": s.after, "why": s.why}
                 for s in record.switches
             ],
             "retrainEvery": self.settings.period,
             "training": self.trainer is not None,
             "trainings": [
                 {
-                    "time": _written(t.time),
+                    "time": written(t.time),
                     "outcome": t.outcome,
                     "model": t.model,
                     "oldError": t.old_error,
@@ -291,7 +291,8 @@ def _trained(run: Run) -> float:
     return (run.folder / "manifest.json").stat().st_mtime
 
 
-def _written(seconds: float) -> str:
+def written(seconds: float) -> str:
+    """A time in seconds since 1970 as JSON has it: in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -25,7 +25,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
 from cnfgnn.live.clock import Clock, Zone
-from cnfgnn.live.engine import Engine, LiveModel
+from cnfgnn.live.engine import LiveModel
 from cnfgnn.live.forecasts import (
     QUALITIES,
     Floats,
@@ -254,7 +254,7 @@ class LiveService:
             self._tell_alarms(report)
         loop.run_in_executor(self._files, self._write_latest, made)
 
-    async def use(self, engine: Engine, intervals: Intervals | None = None) -> None:
+    async def use(self, engine: LiveModel, intervals: Intervals | None = None) -> None:
         """Make the next forecast, and those after it, with another model and its intervals. The one that is
         being made is made with the old model; no step is missed."""
 

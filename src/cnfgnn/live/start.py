@@ -10,19 +10,23 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
+from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import readings_file, zeros_are_missing
+from cnfgnn.data.graph import Graph
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, last_rows
+from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel, last_rows
 from cnfgnn.live.folder_source import FolderSource, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
@@ -33,8 +37,8 @@ from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState, ReadingStore
-from cnfgnn.live.tracking import open_tracking
-from cnfgnn.live.web import Web
+from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
+from cnfgnn.live.web import ServedModel, Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import check_no_inputs
@@ -100,49 +104,74 @@ class LiveSettings:
         return LearningSettings(self.retrain, self.retrain_threads, self.retrain_nice, retraining)
 
 
-class LiveProcess:
-    """A service with all its doors: HTTP, folder and broker. `address` is known once it is built."""
+@dataclass(frozen=True)
+class Parts:
+    """What a service is made of: all that differs between a run on one machine and a site of a federation.
 
-    learning: Learning | None = None  # whatever replaces its model
+    engine      makes the forecasts
+    readings    of the files, as far as they have been read, and where the sensors are
+    options     how readings are parsed
+    intervals   finds the first ranges of the model; None if it has none
+    model       what the service tells about its model, and what replaces it
+    config      which readings mean "no reading"
+    graph       who is whose neighbour; None if that is not known here
+    folder      the folder or file of the readings; None if there is none
+    begun_with  the file in it that was read, and how far
+    """
 
-    def __init__(self, run: Run, settings: LiveSettings) -> None:
+    engine: LiveModel
+    readings: Readings
+    options: ReadingOptions
+    intervals: Callable[[], Intervals | None]
+    model: Callable[[LiveService], ServedModel]
+    config: DataConfig
+    graph: Graph | None = None
+    folder: Path | None = None
+    begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+
+
+class ServiceProcess:
+    """A service with all its doors: HTTP, folder and broker. `address` is known once it is built.
+
+    state  the folder of its database
+    parts  are made once the port and the database are known to be free
+    """
+
+    def __init__(self, settings: LiveSettings, state: Path, parts: Callable[[], Parts]) -> None:
         settings.check()
-        check_no_inputs(run)
         self.settings = settings
-        with ExitStack() as opened:  # a port or a database that is in use is known before the run is read
+        with ExitStack() as opened:
             self.socket = opened.enter_context(listening(settings.host, settings.port))
-            state = settings.state or run.folder / "live"
             store = opened.enter_context(closing(ReadingStore(state)))
-            self._build(run, store, state)
+            self._build(parts(), store, state)
             opened.pop_all()
 
-    def _build(self, run: Run, store: ReadingStore, state: Path) -> None:
-        settings = self.settings
-        options, data, begun_with = _opened(run, settings)
-        path = settings.data or Path(run.config.data.path)
-        models = Models(run.folder, state)
-        load = _loader(models, data)
-        model, engine = first_model(models, load, data.readings)
-        zeros_missing = begun_with is not None and zeros_are_missing(path)
-        recent = recent_readings(data.readings, store, zeros_missing)
+    def _build(self, parts: Parts, store: ReadingStore, state: Path) -> None:
+        settings, engine, readings = self.settings, parts.engine, parts.readings
+        zeros_missing = parts.folder is not None and zeros_are_missing(parts.folder)
+        recent = recent_readings(readings, store, zeros_missing)
         self.service = service = LiveService(
             engine,
             recent,
             store,
-            _clock(settings, recent, data),
-            Zone(data.readings.utc, settings.zone),
+            _clock(settings, recent, readings),
+            Zone(readings.utc, settings.zone),
             Schedule(recent.step, _deadline(settings, recent.step), engine.history),
             settings.latest or state / "latest.csv",
-            open_tracking(engine, data, recent.until(recent.newest), store),
+            self._tracking(parts, recent, store),
         )
-        self.learning = Learning(service, engine.run, models, model, load, settings.learning)
-        positions = data.readings.positions
-        shown = SensorList(recent, service.clock, service.zone, engine.graph, positions, engine.config.data)
-        self.web = Web(service, options, settings.most_bytes, self.learning, shown)
+        self.model = parts.model(service)
+        clock, zone = service.clock, service.zone
+        shown = SensorList(recent, clock, zone, parts.graph, readings.positions, parts.config)
+        self.web = Web(service, parts.options, settings.most_bytes, self.model, shown)
         self.folder: FolderSource | None = None
-        if begun_with is not None:
-            self.folder = FolderSource(service, path, options, begun_with, settings.poll)
+        if parts.folder is not None:
+            self.folder = FolderSource(service, parts.folder, parts.options, parts.begun_with, settings.poll)
         self.broker = None if settings.mqtt is None else Broker(service, settings.mqtt)
+
+    def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
+        """The ranges and the watch."""
+        return open_tracking(parts.engine, parts.intervals, recent.until(recent.newest), store)
 
     @property
     def address(self) -> str:
@@ -165,7 +194,7 @@ class LiveProcess:
         )
         server = QuietServer(config)
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
-        others = [] if self.learning is None else [asyncio.create_task(self.learning.run())]
+        others = [asyncio.create_task(self.model.run())]
         others += [] if self.folder is None else [asyncio.create_task(self.folder.run())]
         if self.broker is not None:
             self.broker.start()
@@ -185,6 +214,35 @@ class LiveProcess:
             if self.broker is not None:
                 await self.broker.stop()
             await asyncio.gather(http, serving, *others, return_exceptions=True)
+
+
+class LiveProcess(ServiceProcess):
+    """The service of a run on this machine."""
+
+    def __init__(self, run: Run, settings: LiveSettings) -> None:
+        check_no_inputs(run)
+        state = settings.state or run.folder / "live"
+        super().__init__(settings, state, partial(parts_of_run, run, settings, state))
+
+
+def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
+    """The model of a run that is live, with the readings that it was trained on or those of a folder."""
+    options, data, begun_with = _opened(run, settings)
+    models = Models(run.folder, state)
+    load = _loader(models, data)
+    name, engine = first_model(models, load, data.readings)
+    parts = Parts(
+        engine,
+        data.readings,
+        options,
+        intervals=lambda: adapted_intervals(engine, data),
+        model=lambda service: Learning(service, engine.run, models, name, load, settings.learning),
+        config=engine.config.data,
+        graph=engine.graph,
+    )
+    if begun_with is None:
+        return parts
+    return replace(parts, folder=settings.data or Path(run.config.data.path), begun_with=begun_with)
 
 
 class QuietServer(uvicorn.Server):
@@ -254,10 +312,10 @@ def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool
     return recent
 
 
-def _clock(settings: LiveSettings, recent: RecentReadings, data: Dataset) -> Clock:
+def _clock(settings: LiveSettings, recent: RecentReadings, readings: Readings) -> Clock:
     if settings.feed:
         return FeedClock(recent.newest, recent.step, settings.speed)
-    return SystemClock(UTC if data.readings.utc else settings.zone)
+    return SystemClock(UTC if readings.utc else settings.zone)
 
 
 def _deadline(settings: LiveSettings, step: int) -> float:

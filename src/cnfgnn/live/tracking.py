@@ -6,9 +6,7 @@ the ranges, errors and alarms that an undisturbed one would have.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +15,10 @@ import torch
 from cnfgnn.algorithm.intervals import Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
-from cnfgnn.live.engine import Engine, last_rows
+from cnfgnn.live.engine import Engine, LiveModel, last_rows
 from cnfgnn.live.journal import Journal, State
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch
-from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import ADAPTING, adapt_intervals, with_rows_ahead
 
 STEPS_BETWEEN_STATES = 288  # a restart takes at most so many steps again
@@ -91,10 +88,10 @@ class Tracking:
         if due is not None or self.issued % STEPS_BETWEEN_TIDYING == 0:
             self.journal.tidy()
 
-    def use(self, engine: Engine, intervals: Intervals | None) -> None:
+    def use(self, engine: LiveModel, intervals: Intervals | None) -> None:
         """Go on with another model of the same sensors: with its ranges, and with the same watch."""
         self.intervals, self.watch.has_ranges = intervals, intervals is not None
-        self.journal.of = _name_of(engine.run, engine.ids)
+        self.journal.of = engine.key
         self.journal.begin(self.state())
         self._due, self._since_state, self._unwritten = None, 0, []
 
@@ -138,6 +135,7 @@ class Tracking:
             if name.startswith(INTERVALS)
         }
         self.intervals = Intervals.of(of_intervals) if of_intervals else None
+        self.watch.has_ranges = self.intervals is not None
         of_watch = {k.removeprefix(WATCH): v for k, v in state.items() if k.startswith(WATCH)}
         self.watch.load(of_watch)
         self.issued = int(state[ISSUED])
@@ -146,23 +144,25 @@ class Tracking:
         self._since_state = len(steps)
 
 
-def open_tracking(engine: Engine, data: Dataset, readings: Readings, store: ReadingStore) -> Tracking:
+def open_tracking(
+    engine: LiveModel, intervals: Callable[[], Intervals | None], readings: Readings, store: ReadingStore
+) -> Tracking:
     """What was learned before, or a beginning.
 
-    data      as they are in the files: intervals first adapt to all readings since the validation split
-    readings  the newest ones that the service holds, as they arrived
+    intervals  finds the first ones of the model, if it has any
+    readings   the newest ones that the service holds, as they arrived
     """
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-    intervals, of = engine.intervals, _name_of(engine.run, engine.ids)
-    watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=intervals is not None)
-    journal = Journal(store.path, of, len(engine.ids), engine.horizon)
-    tracking = Tracking(intervals, watch, journal)
+    watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=False)
+    journal = Journal(store.path, engine.key, len(engine.ids), engine.horizon)
+    tracking = Tracking(None, watch, journal)
     try:
         kept = journal.read()
         if kept is not None:
             tracking.resume(*kept)
         else:
-            tracking.intervals = adapted_intervals(engine, data)
+            tracking.intervals = intervals()
+            watch.has_ranges = tracking.intervals is not None
             _begin(tracking, engine.cleaned(readings), step)
             journal.begin(tracking.state())
     except BaseException:
@@ -214,13 +214,3 @@ def _last_readings(values: Floats, first: int) -> tuple[Floats, Ints]:
 
 def _of_levels(bounds: Floats) -> dict[int, Floats]:
     return {level: bounds_of(bounds, level) for level in LEVELS}
-
-
-def _name_of(run: Run, ids: tuple[str, ...]) -> str:
-    """What tells a model and its sensors from others."""
-    about: Mapping[str, object] = {
-        "begun": run.events()[0],
-        "round": run.progress.best.tag,
-        "sensors": ids,
-    }
-    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()

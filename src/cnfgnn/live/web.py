@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,7 +35,6 @@ from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
 from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import Forecast
-from cnfgnn.live.learning import Learning
 from cnfgnn.live.limits import (
     MOST_BYTES,
     MOST_BYTES_AT_ONCE,
@@ -66,6 +65,15 @@ class UnknownSensor(Exception):
     """A request about a sensor that there is not, in a sentence."""
 
 
+class ServedModel(Protocol):
+    """The model that forecasts are made with: tells about it, and follows whoever replaces it."""
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+
+
 class Web:
     """The handlers of one service; `token` is needed for all of them if it is not empty."""
 
@@ -74,11 +82,11 @@ class Web:
         service: LiveService,
         options: ReadingOptions,
         most_bytes: int = MOST_BYTES,
-        learning: Learning | None = None,
+        served: ServedModel | None = None,
         sensors: SensorList | None = None,
     ) -> None:
         self.service, self.options, self.most_bytes = service, options, most_bytes
-        self.learning = learning
+        self.served = served
         self.sensor_list = sensors or SensorList(service.recent, service.clock, service.zone)
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
@@ -97,7 +105,7 @@ class Web:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
         ]
-        if self.learning is not None:
+        if self.served is not None:
             routes.append(Route("/model", self.model))
         handlers: dict[Any, Any] = {HTTPException: _sentence, Exception: self._failed}
         app = Starlette(routes=[*routes, *page_routes()], exception_handlers=handlers)
@@ -277,8 +285,8 @@ class Web:
         return answer(state, 200 if state["status"] == "ok" else 503)
 
     async def model(self, request: Request) -> Response:
-        assert self.learning is not None
-        return answer(self.learning.as_json())
+        assert self.served is not None
+        return answer(self.served.as_json())
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})

@@ -40,6 +40,7 @@ function trouble() {
     return ["bad", [`The forecasts are out of date: they could be used until ${until}, and no newer ones have been made.`, ...problems].join(" ")];
   }
   if (!forecast) return ["fair", "The service has not made a forecast yet."];
+  if (health?.server === "unreachable") problems.unshift("the server of the federation cannot be reached, and this site goes on by itself");
   return problems.length ? ["warn", `Something does not work: ${problems.join("; ")}`] : ["", ""];
 }
 
@@ -116,7 +117,7 @@ part(["forecast", "sensors", "watch", "model", "stale", "tick"], () => {
 
 part(["model", "health"], () => {
   const run = state.model?.run ?? state.health?.run?.split(/[\\/]/).at(-1) ?? "";
-  at("about").textContent = [run && `run ${run}`, state.model?.method].filter(Boolean).join(", ");
+  at("about").textContent = [state.model?.site && `site ${state.model.site}`, run && `run ${run}`, state.model?.method].filter(Boolean).join(", ");
 });
 
 part(["forecast"], () => {
@@ -172,7 +173,7 @@ part(["watch", "sensors"], () => {
 part(["model", "sensors", "tick"], () => {
   const { model } = state;
   at("model-card").hidden = !model;
-  const pairs = !model ? [] : [["Run", model.run], ["Method", model.method], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Switches so far", String(switches().length)]];
+  const pairs = !model ? [] : [["Site", model.site], ["Run", model.run], ["Method", model.method], ["Round", isNumber(model.round) ? String(model.round) : null], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Switches so far", String(switches().length)]];
   at("model").replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   list("switches", switches().slice(0, 8), (made) =>
     element("li", { class: "alarm" }, element("span", {}, element("b", {}, `${made.from} → ${made.to}`), element("small", {}, ` ${moment(seconds(made.time), null)}`)), element("span", { class: "text" }, made.why ?? "")));
