@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.folder import known_positions, load
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import DataError
 
@@ -303,3 +303,22 @@ def test_any_folder_gives_a_data_set_or_a_data_error(tmp_path_factory, readings,
     except DataError as error:
         sentence = str(error)
     assert "\n" not in sentence
+
+
+def test_positions_are_found_beside_the_readings_or_in_a_given_file(tmp_path: Path) -> None:
+    folder = own(tmp_path / "own")
+    for path in (folder, folder / "readings.csv"):
+        np.testing.assert_array_equal(known_positions(path, ["a", "new"]), [[47.0, 8.0], [np.nan, np.nan]])
+    elsewhere = tmp_path / "places.csv"
+    elsewhere.write_text("id,latitude,longitude\na,1,2\n")
+    np.testing.assert_array_equal(known_positions(folder, ["a"], elsewhere), [[1.0, 2.0]])
+    assert known_positions(own(tmp_path / "without", sensors=None), ["a"]) is None
+    with pytest.raises(DataError, match="places"):
+        known_positions(folder, ["a"], tmp_path / "no-places.csv")
+
+
+def test_positions_of_a_traffic_file_come_from_the_file_that_knows_its_sensors(tmp_path: Path) -> None:
+    file = traffic(tmp_path / "speeds.h5")
+    (tmp_path / "graph_sensor_locations.csv").write_text("index,sensor_id,latitude,longitude\n0,9,0,0\n")
+    (tmp_path / "graph_sensor_locations_bay.csv").write_text("1,37,-121\n2,37.1,-121\n3,37.2,-121\n")
+    np.testing.assert_array_equal(known_positions(file, ["3"]), [[37.2, -121]])

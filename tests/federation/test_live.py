@@ -17,9 +17,10 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import live_engine
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
-from tests.federation.live_federation import LIVE_FOLDER, LiveFederation
+from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.small_service import wait_for
+from tests.live.test_broker import Device, Mosquitto, needs_mosquitto
 from tests.privacy.test_by_construction import arrays_of, holds
 
 KNOWN, ROWS = 120, 190
@@ -186,6 +187,42 @@ def test_a_restarted_site_goes_on_with_its_ranges(begun: LiveFederation) -> None
     made = begun.forecasts(begun.send())
     assert_same_ranges(made["west"], undisturbed(begun.kits["west"], begun.data, begun.sites["west"]))
     assert begun.client("west").get("/watch").json["overall"]["count"] > before > 0
+
+
+@needs_mosquitto
+@pytest.mark.slow
+def test_readings_and_forecasts_of_a_site_go_through_its_own_broker(
+    trained: LiveFederation, tmp_path: Path
+) -> None:
+    trained.begin_again(trained.data, len(trained.readings("west")))
+    broker = Mosquitto(tmp_path)
+    trained.set("west", mqtt=broker.url)
+    try:
+        device = Device(broker)
+        with trained.live():
+            wait_for(lambda: device.heard.get("cnfgnn/status") == "online", "the service at the broker")
+            for _ in range(2):
+                row = trained.row
+                step = trained.send("north", "south")
+                device.send_row(row_of(trained.data, row, trained.sites["west"]))
+                made = trained.forecasts(step, "west")["west"]
+            wait_for(lambda: is_about(device, made), "the forecasts")
+        device.end()
+        topics = [topic for topic in device.heard if "Datastreams" in topic]
+        assert len(topics) == len(trained.sites["west"])
+        for sensor, told in made["sensors"].items():
+            assert told["quality"] == "full"
+            assert device.forecast(sensor)["result"] == told["values"]
+            assert device.forecast(sensor)["parameters"]["intervals"] == told["intervals"]
+    finally:
+        trained.set("west", mqtt=None)
+        broker.end()
+
+
+def is_about(device: Device, made: Mapping[str, Any]) -> bool:
+    """Whether every sensor of a forecast has it at the broker."""
+    told = [device.forecast(sensor) for sensor in made["sensors"]]
+    return all(one is not None and one["resultTime"] == made["made"] for one in told)
 
 
 # ---- what leaves a site ------------------------------------------------------------------------------------

@@ -359,7 +359,11 @@ def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:
     assert "blur: 4; readings that have a copy: 400 with a blur of 4" in said
     assert f"key and copies: {tmp_path / FOLDER} (back it up: it cannot be made again)" in said
     assert [line for line in said if line.startswith("note: tell_errors is true")]
-    toml.write_text(toml.read_text() + "blur = 6\n")
+    assert not [line for line in said if "tell_coverage" in line]
+    plain = toml.read_text()
+    toml.write_text(plain + "[live]\ntell_coverage = true\n")
+    assert [line for line in collected() if line.startswith("note: live.tell_coverage is true")]
+    toml.write_text(plain + "blur = 6\n")
     assert "note: 400 readings had a copy before; it is final, whatever the blur is now" in collected()
     toml.write_text(toml.read_text().replace("least_blur = 4.0", "").replace("blur = 6", "blur = 0"))
     shutil.rmtree(tmp_path / FOLDER)

@@ -102,18 +102,17 @@ def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple
 
 
 def known_positions(path: str | Path, ids: Sequence[str], file: Path | None = None) -> Floats | None:
-    """(n 2): latitude and longitude of sensors whose readings are in a folder or file: of `file`, or of the
-    file of positions that `load` reads beside the readings; NaN for a sensor that is not in it, and None if
-    there is no such file."""
-    if file is None:
-        readings = readings_file(Path(path))
-        if readings.name in OWN_READINGS:
-            file = next(_files([readings.parent], "sensors.csv"), None)
-        else:
-            file = next(_files(_graph_folders(readings), "graph_sensor_locations*.csv"), None)
-    if file is None:
+    """(n 2): latitude and longitude of sensors whose readings are in a folder or file, from `file` or from
+    the files beside the readings; NaN for a sensor that is not there, None if there is no such file."""
+    if file is not None:
+        files = [file]
+    elif (readings := readings_file(Path(path))).name in OWN_READINGS:
+        files = list(_files([readings.parent], "sensors.csv"))
+    else:
+        files = list(_files(_graph_folders(readings), "graph_sensor_locations*.csv"))
+    if not files:
         return None
-    located = read_positions(file)
+    located = max(map(read_positions, files), key=lambda positions: len(positions.keys() & set(ids)))
     nowhere = (math.nan, math.nan)
     return np.array([located.get(sensor, nowhere) for sensor in ids], dtype=np.float64)
 

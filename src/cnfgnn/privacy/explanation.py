@@ -176,8 +176,9 @@ def caveats(guarantees: Sequence[Guarantee]) -> dict[str, str]:
         " can remove the noise. After a change of the blur, readings that have a copy keep it, and the table"
         " of their own blur applies to them.",
         "What you tell on top": "The guarantee covers what your site sends by itself. Where its owner has set"
-        " tell_errors, the server also learns sums of the true errors, and no figure here bounds what they"
-        " reveal. The guarantee does not cover readings or forecasts that you publish elsewhere either.",
+        " tell_errors, the server also learns sums of the true errors, and with live.tell_coverage how many"
+        " readings lay within their ranges; no figure here bounds what they reveal. The guarantee does not"
+        " cover readings or forecasts that you publish elsewhere either.",
         "No blur, no protection": "With a blur of 0 the copy is the readings, and the hidden states that a"
         " sensor sends give its readings away nearly exactly.",
     }

@@ -1,0 +1,65 @@
+"""The pages of a live federation in a real browser: a site's own, and the server's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnfgnn.federation.live_page import LivePage
+from tests.browser import BrowserWindow, needs_browser
+from tests.conftest import network, small
+from tests.federation.live_federation import LiveFederation, wait_for
+from tests.live.test_page_browser import STARTING, Page
+
+pytest.importorskip("selenium.webdriver")
+pytestmark = [needs_browser, pytest.mark.slow]
+KNOWN = 126  # the first steps of the next hour tell the coverage
+WIDER_THAN_THE_WINDOW = "return document.documentElement.scrollWidth > innerWidth"
+
+
+def test_a_site_shows_its_sensors_and_the_server_shows_its_sites(driver: Any, tmp_path: Path) -> None:
+    data = network(rows=190, dropout=0)
+    sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
+    sites.set("west", tell_coverage=True)
+    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    with sites.live(), LivePage(sites.server, "127.0.0.1", 0, "") as federation:
+        for _ in range(6):
+            sites.forecasts(sites.send())
+        page = Page(driver)
+        page.complaints()  # of another test
+        for width in (1280, 390):
+            page.open(f"http://{sites.client('west').host}/", width)
+            page.until(lambda: page.state() == "live")
+            step = sites.send()
+            sites.forecasts(step)
+            page.shows(step)
+            site_page_is_complete(page, [data.readings.ids[column] for column in sites.sites["west"]])
+            page.leave(STARTING)
+            wait_for(lambda: sites.live_status["sites"]["west"]["coverage"], "coverage")
+            server_page_is_complete(BrowserWindow(driver), federation.address, list(sites.sites))
+
+
+def server_page_is_complete(page: BrowserWindow, address: str, sites: list[str]) -> None:
+    """A card for each site, and the coverage of the one that tells it."""
+    page.driver.get(address)
+    page.until(lambda: len(page.texts(".site")) == len(sites))
+    told = dict(zip(sites, page.texts(".site"), strict=True))
+    assert {name for name, text in told.items() if "80 % ranges hold" in text} == {"west"}
+    assert any("told by 1 of 3" in text for text in page.texts(".numbers div"))
+    assert not page.js(WIDER_THAN_THE_WINDOW)
+    assert page.complaints() == []
+
+
+def site_page_is_complete(page: Page, sensors: list[str]) -> None:
+    """Everything that the page of one machine has: map, bands, errors, alarms and the model."""
+    assert page.texts("#sensor option") == sensors
+    assert page.texts("#about") == ["site west, run one"]
+    for name in ("Newest forecast", "Sensors", "Late", "RMSE lately", "Alarms", "Model age"):
+        page.tile(name)
+    assert page.js("return document.querySelectorAll('#chart path.band').length") == 2
+    assert len({tuple(page.spot(number)) for number in range(len(sensors))}) == len(sensors)
+    shown = dict(zip(page.texts("#model dt"), page.texts("#model dd"), strict=True))
+    assert (shown["Site"], shown["Run"], shown["Round"]) == ("west", "one", "1")
+    assert not page.js(WIDER_THAN_THE_WINDOW)
