@@ -11,6 +11,7 @@ import asyncio
 import logging
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ class FolderSource:
     """Looks at the files of a folder every `seconds`.
 
     begun_with  the file that the service began with, and how far it was read then
+    unknown     is told of sensors in the files that the service does not know
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class FolderSource:
     ) -> None:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
         self.begun_with, state = begun_with
+        self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
         self.states = service.store.files() | {self.begun_with: state}
         # The first line of each CSV file when it was last looked at.
         self._headers = {file.name: _first_line(file) for file in self._begun_file()}
@@ -83,6 +86,10 @@ class FolderSource:
             arrived = [reading for readings in found for reading in differing(readings, self.service.recent)]
             await self.service.take(arrived, "folder", {file.name: state})
             self.states[file.name] = state
+            unknown = {sensor for readings in found for sensor in readings.ids}
+            unknown -= set(self.service.recent.ids)
+            if unknown and self.unknown is not None:
+                await self.unknown(unknown)
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
