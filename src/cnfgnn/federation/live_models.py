@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cnfgnn.errors import RunError
 from cnfgnn.federation.task_context import RUNS
-from cnfgnn.live.models import Models
+from cnfgnn.live.models import Models, Record
 from cnfgnn.runs.folder import Run
 
 LIVE = "live"  # the folder of the records in the server's kit
@@ -24,13 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class FederatedModels(Models):
-    """The models of the federation that went live with `run`, by name."""
+    """The models of the federation that went live with `run`, by name.
+
+    record  what was known when `live` last looked
+    """
 
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / RUNS / run, kit / LIVE / run)
         self.runs = kit / RUNS
+        self.record = Record((self.first,))
         self._seen: tuple[int, int] | None = None
-        self._live = ""
 
     def folder(self, model: str) -> Path:
         return self.runs / model
@@ -44,15 +47,15 @@ class FederatedModels(Models):
         try:
             found = self.file.stat()
         except OSError:
-            return self.first
+            return self.record.live
         now = found.st_mtime_ns, found.st_ino
         if now != self._seen:
+            self._seen = now
             try:
-                self._live, self._seen = self.read().live, now
-            except RunError as error:
+                self.record = self.read()
+            except RunError as error:  # the model that is live stays so
                 log.warning("%s", error)
-                return self._live or self.first
-        return self._live
+        return self.record.live
 
     def usable(self, check: Callable[[Run], None]) -> tuple[str, Run]:
         """The live model and its run; if it cannot be used, the one before it is live from now on."""

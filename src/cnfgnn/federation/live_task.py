@@ -135,7 +135,7 @@ class LiveLoop:
         before: LiveLoop | None = None,
     ) -> None:
         self.context, self.experiment, self.span = context, experiment, span
-        self.models, self.model, self.record = models, model, models.read()
+        self.models, self.model = models, model
         self.strategy = strategy_of(experiment)
         self.nodes = self.strategy.everyone
         assert isinstance(self.nodes.transport, LiveTransport)
@@ -274,8 +274,8 @@ class LiveLoop:
             }
         live = {
             "model": self.model,
-            "switches": [vars(switch) for switch in self.record.switches[-SHOWN:]],
-            "trainings": [vars(training) for training in self.record.trainings[-SHOWN:]],
+            "switches": [vars(switch) for switch in self.models.record.switches[-SHOWN:]],
+            "trainings": [vars(training) for training in self.models.record.trainings[-SHOWN:]],
             "step": format_time(self.made) if self.made else None,
             "steps": self.count,
             "made": time.time() if self.count else None,

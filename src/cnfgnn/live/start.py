@@ -226,7 +226,8 @@ class LiveProcess(ServiceProcess):
     def __init__(self, run: Run, settings: LiveSettings, parts: Parts | None = None) -> None:
         check_no_inputs(run)
         state = settings.state or run.folder / "live"
-        self.parts_now, self.next_parts = partial(parts_of_run, run, settings, state), None
+        self.parts_now = partial(parts_of_run, run, settings, state)
+        self.next_parts: Parts | None = None
         super().__init__(settings, state, self.parts_now if parts is None else lambda: parts)
         if self.folder is not None:
             self.folder.unknown = self._begin_again_with
