@@ -12,6 +12,7 @@ import signal
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
+NICER = 10  # how much lower the priority of a process is that makes way for others, as in nice(1)
 PARENT = "CNFGNN_PARENT"  # environment variable with the process id of the plan that started this process
 
 
@@ -62,3 +63,11 @@ def keep_freed_memory() -> bool:
         return False
     settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
     return all(mallopt(setting, value) == 1 for setting, value in settings)
+
+
+def make_way() -> None:
+    """Compute with one thread and at a low priority from now on: a live service runs beside this process."""
+    import torch
+
+    os.nice(NICER)
+    torch.set_num_threads(1)

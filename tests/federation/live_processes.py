@@ -35,15 +35,24 @@ TIMEOUT = 180.0  # seconds, on a busy machine
 class LiveProcesses:
     """The processes of a live federation; each row is sent to the sites over HTTP."""
 
-    def __init__(self, federation: RunningFederation, data: Dataset) -> None:
-        self.federation, self.data, self.row = federation, data, KNOWN
+    def __init__(self, federation: RunningFederation, data: Dataset, options: Sequence[str] = ()) -> None:
+        self.federation, self.data, self.row, self.options = federation, data, KNOWN, options
+        self.sent = {name: list(columns) for name, columns in SITES.items()}  # columns of data
         self.lines: list[str] = []
 
     # ---- the command --------------------------------------------------------------------------------
 
     def start(self) -> None:
         options = ["--clock", "feed", "--speed", "60", "--deadline", "60", "--port", "0"]
-        command = [*COMMAND, "federation", "live", str(self.federation.server), "one", *options]
+        command = [
+            *COMMAND,
+            "federation",
+            "live",
+            str(self.federation.server),
+            "one",
+            *options,
+            *self.options,
+        ]
         self.command = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy()
         )
@@ -104,7 +113,7 @@ class LiveProcesses:
         row, self.row = self.row, self.row + 1
         names = names or tuple(SITES)
         for name in names:
-            assert self.client(name).post(row_of(self.data, row, SITES[name])).status == 200
+            assert self.client(name).post(row_of(self.data, row, self.sent[name])).status == 200
         step = str(self.data.readings.times[row])
         return {name: qualities(self.client(name).forecast_after(step)) for name in names}
 
@@ -123,18 +132,21 @@ class LiveProcesses:
 
 
 @contextmanager
-def live_processes(folder: Path, up: bool = True) -> Iterator[LiveProcesses]:
+def live_processes(
+    folder: Path, up: bool = True, options: Sequence[str] = (), method: str = "cnfgnn-private"
+) -> Iterator[LiveProcesses]:
     """Kits of three sites with a trained run; with `up`, their processes run and the federation is live."""
-    data = network(6, ROWS, dropout=0)
-    known = replace(data, readings=rows_of(data.readings, slice(0, KNOWN)))
+    data = network(7, ROWS, dropout=0)  # the last sensor belongs to nobody yet
+    known = data.select(data.readings.ids[:6])
+    known = replace(known, readings=rows_of(known.readings, slice(0, KNOWN)))
     with running_federation(folder, known, SITES, blur=5.0, up=False) as federation:
         for name in SITES:
             file = federation.kits[name] / "local" / "site.toml"
             tells = "true" if name == TELLS else "false"
             file.write_text(file.read_text() + f"\n[live]\nport = 0\ntell_coverage = {tells}\n")
-        live = LiveProcesses(federation, data)
+        live = LiveProcesses(federation, data, options)
         if up:
-            go_live(live)
+            go_live(live, method)
         try:
             yield live
         finally:
@@ -142,12 +154,12 @@ def live_processes(folder: Path, up: bool = True) -> Iterator[LiveProcesses]:
                 live.end()
 
 
-def go_live(live: LiveProcesses) -> None:
+def go_live(live: LiveProcesses, method: str = "cnfgnn-private") -> None:
     from cnfgnn.federation import processes
 
     for kit in live.federation.kits.values():
         processes.up(kit)
     small = {"training.client_batch": 32, "training.server_batch": 32}
-    live.federation.train(config(1, "cnfgnn-private", **small))
+    live.federation.train(config(1, method, **small))
     live.start()
     live.until_full()

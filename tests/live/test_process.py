@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cnfgnn.data.folder import load
+from cnfgnn.files import write_whole
+from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run, wait_for
@@ -181,9 +186,43 @@ def test_files_that_came_while_the_service_was_away_count_when_it_is_back(tmp_pa
         service.end()
 
 
-def _append(small: SmallRun, row: int) -> None:
+@pytest.mark.slow
+def test_a_sensor_that_is_new_in_the_folder_is_served_without_a_restart_by_hand(tmp_path: Path) -> None:
+    small = make_small_run(tmp_path)
+    service = started(small, tmp_path / "state")
+    try:
+        before = pd.read_csv(small.folder / "readings.csv", index_col=0)
+        with_new = before.assign(new=np.linspace(40.0, 60.0, len(before)))
+        write_whole(small.folder / "readings.csv", with_new.to_csv().encode())
+        failed = b'cnfgnn_live_failures_total{part="folder"} 1.0'
+        wait_for(lambda: failed in service.client.get("/metrics").body, "the graph to lack it")
+        positions = small.folder / "sensors.csv"
+        positions.write_text(positions.read_text() + "new,34.5,-118.5\n")
+        edges = small.folder / "edges.csv"
+        edges.write_text(edges.read_text() + "s5,new,0.6\nnew,s1,0.4\n")
+        _append(small, KNOWN, new=61.0)
+
+        def is_served() -> bool:
+            with suppress(OSError, KeyError):
+                return "new" in service.client.get("/forecasts").json["sensors"]
+            return False
+
+        wait_for(is_served, "the new sensor to be served")  # at the same address
+        _append(small, KNOWN + 1, new=62.0)
+        found = service.client.forecast_after(small.row(KNOWN + 1)["time"])
+        assert found["sensors"]["new"]["quality"] == "full"
+        data = load(small.folder)
+        known = forecast_run(small.run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN + 1))))
+        assert list(known.columns) == list(found["sensors"])
+    finally:
+        code, errors = service.end()
+    assert code == 130
+    assert "has no sensor 'new', which the readings have" in errors
+
+
+def _append(small: SmallRun, row: int, **more: float) -> None:
     sent = small.row(row)
-    cells = (sent["values"].get(sensor, "") for sensor in small.data.readings.ids)
+    cells = [sent["values"].get(sensor, "") for sensor in small.data.readings.ids] + list(more.values())
     with (small.folder / "readings.csv").open("a") as file:
         file.write(",".join([sent["time"], *map(str, cells)]) + "\n")
 

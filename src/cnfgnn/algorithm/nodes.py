@@ -58,6 +58,18 @@ class Nodes:
         selected._counted, selected.wire = self._counted[rows], self.wire
         return selected
 
+    def grow(self, rows: Tensor) -> None:
+        """The transport has more nodes. The nodes in these rows, the new ones among them, are behind: they
+        are told everything before they are asked anything."""
+        self.flush()
+        more = sum(len(site) for site in self.transport.sites) - len(self.rows)
+        self.rows = torch.arange(len(self.rows) + more)
+        absent = torch.zeros(more, dtype=torch.bool)
+        self.up, self._counted = torch.cat([self.up, absent]), torch.cat([self._counted, absent])
+        self.up[rows] = False
+        for split, has in self.has.items():
+            self.has[split] = torch.cat([has, has.new_zeros(more, *has.shape[1:])])
+
     # ---- ask ----------------------------------------------------------------------------------------
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:

@@ -359,6 +359,16 @@ def forecast(
         raise TaskError("; ".join(problems), NodeError.exit_code)
 
 
+RetrainOption = Annotated[
+    str,
+    typer.Option(help="Train beside it every hourly, daily, weekly, 6h, 2d ...; a better model goes live."),
+]
+HoldOutOption = Annotated[
+    float,
+    typer.Option("--hold-out", help="With --retrain: days at the end that both models are judged by."),
+]
+
+
 @federation_app.command()
 def live(
     kit: ServerArgument,
@@ -381,13 +391,16 @@ def live(
         Path | None, typer.Option("--token-file", help="A file with the token that the page asks for.")
     ] = None,
     wait: WaitOption = 60.0,
+    retrain: RetrainOption = "",
+    hold_out: HoldOutOption = 3.0,
 ) -> None:
     """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
 
     Each site takes readings in and gives forecasts out as cnfgnn live does; [live] in its local/site.toml
     says where. The page of this command shows who is there, how fast and how complete; no reading and no
     forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
-    again.
+    again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
+    their blurred copies of the last days, and the new one goes live if it is better.
     """
     from cnfgnn.cli.live import CLOCKS, check_installed, token_of
 
@@ -396,16 +409,19 @@ def live(
         raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
     from cnfgnn.cli.sites import sites_watcher
     from cnfgnn.federation.live_page import LivePage
+    from cnfgnn.federation.live_retraining import RetrainPlan, retraining
     from cnfgnn.federation.server_task import Task
     from cnfgnn.federation.task_client import check_server_kit, keep_live
+    from cnfgnn.live.learning import period_of
     from cnfgnn.live.start import LiveSettings
 
     check_server_kit(kit)
-    LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed).check()
+    plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None
+    LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed, hold_out=hold_out).check()
     terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
     watcher = sites_watcher()
     try:
-        with LivePage(kit, host, port, token_of(token_file)) as page:
+        with LivePage(kit, host, port, token_of(token_file)) as page, retraining(plan, terms, _say):
             print(f"the page of this federation: {page.address}", flush=True)
             keep_live(kit, Task("live", run, wait=wait, live=terms), watcher, _say)
     except KeyboardInterrupt:
@@ -413,6 +429,23 @@ def live(
         raise typer.Exit(130) from None
     finally:
         watcher.end()
+
+
+@federation_app.command()
+def rollback(kit: ServerArgument, run: RunName) -> None:
+    """Go back to the model that was live before, in a federation that went live with RUN.
+
+    A live task follows within a second, and all its sites with it.
+    """
+    from cnfgnn.federation.live_models import FederatedModels
+    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.runs.folder import Run
+
+    check_server_kit(kit)
+    Run.open(kit / RUNS / run)
+    switch = FederatedModels(kit, run).rollback("rollback").switches[-1]
+    print(f"{switch.after} is live instead of {switch.before}")
 
 
 def _say(line: str) -> None:

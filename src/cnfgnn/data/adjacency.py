@@ -108,11 +108,16 @@ def graph_of_own_distances(edges: Sequence[Edge], ids: Sequence[str]) -> Graph:
     with similar distances, so that the kernel is as wide as their root mean square and has no threshold.
     """
     senders, receivers, distances = _arrays(edges, ids)
-    apart = distances[distances > 0]
-    width = float(np.sqrt(np.square(apart).mean())) if len(apart) else 1.0
+    width = kernel_width(distances)
     return _with_loops(
         Graph.from_distances(len(ids), senders, receivers, distances, sigma=width, threshold=0.0)
     )
+
+
+def kernel_width(distances: Floats) -> float:
+    """The width of the kernel for a user's own list of distances."""
+    apart = distances[distances > 0]
+    return float(np.sqrt(np.square(apart).mean())) if len(apart) else 1.0
 
 
 def read_matrix(path: Path) -> tuple[tuple[str, ...], Graph]:

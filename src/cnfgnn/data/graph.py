@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -135,9 +135,58 @@ class Graph:
             len(kept), place[self.senders[inside]], place[self.receivers[inside]], self.weights[inside]
         )
 
+    def extended(self, nodes: int, senders: Ints, receivers: Ints, weights: Floats) -> Graph:
+        """The graph with so many nodes and further edges; those that there are stay as they are."""
+        return Graph(
+            nodes,
+            np.concatenate([self.senders, senders]),
+            np.concatenate([self.receivers, receivers]),
+            np.concatenate([self.weights, weights]),
+        )
+
     def reversed(self) -> Graph:
         """The graph with every edge reversed: the direction of the paper's text (Deviation D1)."""
         return Graph(self.nodes, self.receivers, self.senders, self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """How `Graph.nearest` has connected some nodes, for a node that joins them later.
+
+    width    of the kernel, in metres
+    reaches  (n,)  metres from each node to the farthest of its neighbours
+    """
+
+    positions: Floats
+    width: float
+    reaches: Floats
+    k: int
+    threshold: float = 0.1
+
+    @classmethod
+    def of(cls, positions: Floats, k: int = 8) -> Neighbourhood:
+        k = min(k, len(positions) - 1)
+        if k < 1:
+            return cls(positions, 1.0, np.zeros(len(positions)), max(k, 1))
+        _, metres = _nearest(positions, k)
+        return cls(positions, float(metres[:, -1].mean()) or 1.0, metres[:, -1], k)
+
+    def edges_of(self, position: Floats) -> tuple[Ints, Floats, Ints, Floats]:
+        """The nodes that a new node at this position receives from, and their weights; and the nodes that
+        receive from it, with theirs. It receives from its k nearest nodes; those receive from it that are
+        nearer to it than to the farthest of their neighbours. Their other edges stay as they are."""
+        metres = great_circle(self.positions, position)
+        weights = np.exp(-np.square(metres / self.width))
+        near = np.argsort(metres, kind="stable")[: self.k]
+        near = near[weights[near] >= self.threshold]
+        reached = np.flatnonzero((metres < self.reaches) & (weights >= self.threshold))
+        return near, weights[near], reached, weights[reached]
+
+    def joined(self, position: Floats) -> Neighbourhood:
+        """With a node at this position; the width of the kernel stays."""
+        metres = np.sort(great_circle(self.positions, position))[: self.k]
+        positions = np.concatenate([self.positions, position[None]])
+        return replace(self, positions=positions, reaches=np.append(self.reaches, metres[-1:].sum()))
 
 
 def great_circle(one: Floats, other: Floats) -> Floats:

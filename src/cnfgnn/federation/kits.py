@@ -16,7 +16,7 @@ from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.federation.flare import engine_files
 from cnfgnn.federation.flare.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, OPERATOR, provision
 from cnfgnn.federation.project import Project, SitePlan, read_project
-from cnfgnn.files import write_whole
+from cnfgnn.files import read_json_or_empty, write_whole
 
 ISSUED = "issued.json"  # in the server's `startup`: serial numbers and expiry of the sites' certificates
 PROGRAM_FILE = "program.txt"  # the Python that has cnfgnn, so that start.sh works without PATH
@@ -114,6 +114,18 @@ def check_current(kit: Path) -> None:
             " cnfgnn federation init PROJECT.toml --authority AUTHORITY --out FOLDER, then copy startup/"
             " (of the server also operator/startup/) and local/resources.json of the new kit into this one",
         )
+
+
+def allow_training_beside(kit: Path) -> None:
+    """Let a server whose kit was made by an earlier version run a training beside a live task."""
+    file = kit / "local" / "resources.json"
+    resources = read_json_or_empty(file)
+    for component in resources.get("components", []):
+        args = component.get("args", {}) if component.get("id") == "job_scheduler" else {}
+        if args.get("max_jobs", engine_files.MOST_JOBS) < engine_files.MOST_JOBS:
+            args["max_jobs"] = engine_files.MOST_JOBS
+            write_whole(file, json.dumps(resources, indent=2).encode())
+            file.chmod(0o600)
 
 
 def read_server(kit: str | Path) -> Project:

@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,13 @@ from torch import Tensor
 
 from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import PreparedSeries
+from cnfgnn.federation.newcomer_fits import NewcomerFits, State, use
+from cnfgnn.federation.site_data import columns_of
 from cnfgnn.live.engine import Floats, Ints, key_of, window_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
@@ -46,6 +50,7 @@ class Ready(NamedTuple):
     """A trained run at this site: what a forecast needs besides readings and an embedding.
 
     run        its name and id, as the server told them
+    ids        the sensors of its nodes; the last `added` of them joined after the training
     tag        the name of the state that was restored
     intervals  finds the ranges as training, evaluations and forecasts have left them; None if there are none
     trained    finds when that state was saved here, in seconds since 1970; None if it was not
@@ -56,6 +61,9 @@ class Ready(NamedTuple):
     data: PreparedSeries
     trust: Tensor | None
     run: str
+    ids: tuple[str, ...]
+    added: int
+    settings: NodeSettings
     tag: str
     intervals: Callable[[], Intervals | None]
     trained: Callable[[], float | None]
@@ -71,9 +79,10 @@ class Embedding(NamedTuple):
 class SiteEngine:
     """The `LiveModel` of a site.
 
-    ids      the site's sensors
+    ids      the sensors that the service serves; the server may not know all of them yet
     copies   makes the blurred copy of readings; None if the copy is the readings
-    show     hands the copy to the nodes
+    show     hands the copy to the nodes, and what is computed from it for new sensors
+    folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
     """
 
@@ -83,11 +92,14 @@ class SiteEngine:
         ready: Ready,
         cleaning: DataConfig,
         copies: Callable[[Readings], Readings] | None,
-        show: Callable[[Readings], None],
+        show: Callable[[Readings, Sequence[State]], None],
         report: Callable[[str, Exception], None],
+        folder: Path,
     ) -> None:
         self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
-        self.ids, self.report = tuple(ids), report
+        self.ids, self.report, self.folder = tuple(ids), report, folder
+        self._fits: NewcomerFits | None = None
+        self._completed: PreparedSeries | None = None  # whose new sensors have what was computed for them
         self.patience: Callable[[int], float] = lambda step: 0.0
         self.history, self.horizon = ready.data.history, ready.data.horizon
         self.has_network = ready.forecaster.model.embedding > 0
@@ -113,7 +125,18 @@ class SiteEngine:
 
     @property
     def weekly_profiles(self) -> Floats | None:
-        return self.ready.data.weekly_profiles
+        profiles, ids = self.ready.data.weekly_profiles, self.ready.ids
+        if profiles is None or self.ids == ids:
+            return profiles
+        by_id, unknown = dict(zip(ids, profiles, strict=True)), np.full(profiles.shape[1:], np.nan)
+        return np.stack([by_id.get(sensor, unknown) for sensor in self.ids])
+
+    def intervals(self) -> Intervals | None:
+        """The ranges that the owner has of the run; a sensor that it does not know has the mean of all."""
+        found, place = self.ready.intervals(), {sensor: row for row, sensor in enumerate(self.ready.ids)}
+        if found is None or self.ready.ids == self.ids:
+            return found
+        return found.select(np.array([place.get(sensor, -1) for sensor in self.ids]))
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -146,23 +169,51 @@ class SiteEngine:
         """Give the nodes the copy of the newest readings; False if it cannot be made."""
         try:
             copy = truth if self.copies is None else mask_outliers(self.copies(observed), self.cleaning)
+            states = self._computed_for_new(truth, copy)
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)
             return False
-        self.show(copy)
+        self.show(copy, states)
         return True
 
     @torch.no_grad()
     def _forecast(self, truth: Readings, h_G: Tensor | None) -> Floats:
-        forecaster, theta, data, trust = self.ready[:4]
-        window = window_of(truth, data)
+        ready = self.ready
+        window = window_of(columns_of(truth, ready.ids), ready.data)
         has = window.available["test"]
-        y_hat = forecaster.forecasts(theta, window, h_G, "test", slice(0, 1), trust)
+        if h_G is not None:
+            h_G = _with_rows(h_G, len(ready.ids))
+        y_hat = ready.forecaster.forecasts(ready.theta, window, h_G, "test", slice(0, 1), ready.trust)
         values = window.unscaled(y_hat)[:, 0]
         if has is not None:
             values = values.masked_fill(~has, torch.nan)
-        found: Floats = values.cpu().numpy()
-        return found
+        by_id = dict(zip(ready.ids, values.cpu().numpy(), strict=True))
+        unknown = np.full(self.horizon, np.nan)
+        for sensor in self._new:
+            if self._fits is None or not self._fits.is_known(sensor):
+                by_id[sensor] = unknown
+        return np.stack([by_id.get(sensor, unknown) for sensor in truth.ids])
+
+    # ---- new sensors --------------------------------------------------------------------------------
+
+    @property
+    def _new(self) -> tuple[str, ...]:
+        """The sensors that the server knows and no training does."""
+        return self.ready.ids[len(self.ready.ids) - self.ready.added :]
+
+    def _computed_for_new(self, truth: Readings, copy: Readings) -> Sequence[State]:
+        """What new sensors need, from the readings there are; the owner's is used from now on, and the nodes'
+        is returned."""
+        ready, new = self.ready, self._new
+        if not new:
+            return ()
+        if self._fits is None or self._fits.run != ready.run:
+            self._fits = NewcomerFits(self.folder, ready.run, self.history + self.horizon)
+        changed = self._fits.update(new, truth, copy, ready.data, ready.settings)
+        if changed or self._completed is not ready.data:
+            use(ready.data, self._fits.of_owner(new))
+            self._completed = ready.data
+        return self._fits.of_nodes(new)
 
     # ---- embeddings ---------------------------------------------------------------------------------
 
@@ -203,6 +254,14 @@ class SiteEngine:
 
     # ---- for the server's requests ------------------------------------------------------------------
 
+    def use(self, ready: Ready, show: Callable[[Readings, Sequence[State]], None]) -> None:
+        """Forecast with another state of the nodes and their owner from now on, or with another run: then
+        embeddings of the run before are of no use."""
+        with self._changed:
+            if ready.run != self.ready.run:
+                self._embedding = None
+            self.ready, self.show = ready, show
+
     def hear(self, joined: bool, done: int = 0) -> None:
         """The server has asked something.
 
@@ -233,3 +292,9 @@ class SiteEngine:
         with self._changed:
             self.closed = True
             self._changed.notify_all()
+
+
+def _with_rows(h_G: Tensor, n: int) -> Tensor:
+    """Embeddings for n nodes: zeros for those that joined since they were sent."""
+    more = n - len(h_G)
+    return h_G[:n] if more <= 0 else torch.cat([h_G, h_G.new_zeros(more, *h_G.shape[1:])])

@@ -49,7 +49,7 @@ class SiteModel:
 
     async def _switch(self) -> None:
         """Go on with the ranges of the model that the server has prepared in the meantime."""
-        intervals = await asyncio.to_thread(self.engine.ready.intervals)
+        intervals = await asyncio.to_thread(self.engine.intervals)
         await self.service.use(self.engine, intervals)
         self._begin()
         self.service.metrics.switches.inc()

@@ -32,18 +32,19 @@ from cnfgnn.config.settings import Config, Missing
 from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.live_coverage import COVERAGE, ToldCoverage
 from cnfgnn.federation.live_engine import Ready, SiteEngine
 from cnfgnn.federation.live_model import SiteModel
 from cnfgnn.federation.live_relay import LIVE
+from cnfgnn.federation.newcomer_fits import State, use
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_copies import LiveCopies
-from cnfgnn.federation.site_data import SiteData
+from cnfgnn.federation.site_data import SiteData, columns_of
 from cnfgnn.federation.site_nodes import SiteNodes
 from cnfgnn.federation.site_owner import SiteClients, SiteOwner
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.files import make_folder
 from cnfgnn.live import broker
@@ -54,10 +55,14 @@ from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
 from cnfgnn.live.tracking import Tracking
 from cnfgnn.models.params import Params
+from cnfgnn.runs.events import EventLog
+from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
 
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 LEAST_TOKEN = 16  # characters
+SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
+SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
 
 log = logging.getLogger(__name__)
@@ -92,10 +97,11 @@ class LiveClients(SiteClients):
 
     turned_to = 0  # the time of the newest row of their window
     _copy: Readings | None = None
+    _for_new: Sequence[State] = ()
 
-    def show(self, copy: Readings) -> None:
-        """Use these newest readings of the copy."""
-        self._copy = copy
+    def show(self, copy: Readings, for_new: Sequence[State] = ()) -> None:
+        """Use these newest readings of the copy, and what was computed from it for new sensors."""
+        self._copy, self._for_new = columns_of(copy, self.readings.store.sensors), for_new
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
         if not windows.ahead or not self.theta or not len(windows.starts["test"]):
@@ -103,6 +109,9 @@ class LiveClients(SiteClients):
         terms = self.readings.terms
         row = int(windows.starts["test"][0]) + windows.history - 1
         self.turned_to = terms.first + terms.step * row
+        if self._for_new:
+            use(self.data, self._for_new)
+            self._for_new = ()
         if self._copy is not None:
             self.data = window_of(rows_until(self._copy, self.turned_to, terms.step), self.data)
         has = self.data.available["test"]
@@ -145,9 +154,10 @@ class LiveOwner(SiteOwner):
         return added
 
     def _ready(self) -> Ready:
-        run, tag = self.terms.run, self.restored
-        found = self.nodes.forecaster, self.theta, self.data, self.trust
-        return Ready(*found, run, tag, self.first_intervals, self.when_trained)
+        nodes, terms = self.nodes, self.terms
+        sensors = (self.site_data.truth.ids, len(terms.added), nodes.settings)
+        found = nodes.forecaster, self.theta, self.data, self.trust, terms.run, *sensors
+        return Ready(*found, self.restored, self.first_intervals, self.when_trained)
 
     def first_intervals(self) -> Intervals | None:
         """A copy of the ranges as the last evaluation or forecast has left them; rows count from 1970."""
@@ -176,19 +186,13 @@ class LiveSiteNodes(SiteNodes):
     def __init__(self, kit: Path, live: LiveTerms) -> None:
         self.live = live
         self.ended = threading.Event()  # whether the server's operator has ended the task
+        self.closed = threading.Event()
         self.engine: SiteEngine | None = None
         self.service: SiteService | None = None
+        self._changing = threading.Lock()  # held while the site's sensors change
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
         self.coverage = ToldCoverage()
         super().__init__(kit)
-
-    def _load(self) -> None:
-        try:  # before the file is read: what is added meanwhile is read again
-            file = readings_file(self.kit / (read_site(self.kit).readings or ""))
-            self.begun_with = (file.name, state_of(file))
-        except (CnfgnnError, OSError):
-            pass  # the same will be reported when the file is read
-        super()._load()
 
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
         nodes = LiveClients(joined, compute, joined.store, plan.name, self.memory)
@@ -205,7 +209,7 @@ class LiveSiteNodes(SiteNodes):
             return {"step": 0, "present": 0, "ready": False}
         engine.hear(joined, done)
         step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
-        return {"step": step, "present": present, "ready": True} | self._told_coverage(step)
+        return {"step": step, "present": present, "ready": True, **self._told_coverage(step)}
 
     def _told_coverage(self, step: int) -> Mapping[str, Any]:
         """What the owner tells about true readings: nothing, unless the site's settings say so."""
@@ -219,22 +223,96 @@ class LiveSiteNodes(SiteNodes):
         """The nodes and their owner have everything that a forecast needs."""
         assert self.plan is not None
         assert self.data is not None
-        if self.engine is not None and self.engine.suits(ready):
-            self.engine.ready, self.engine.show = ready, nodes.show
-            return
-        self.close()  # of a run with forecasts of another length
-        copies = None
-        if LiveCopies.needed(self.plan, self.kit):
-            blur = Config().with_changes({"privacy.blur": self.plan.blur})
-            copies = CopyOfRows(blur, LiveCopies(self.plan, self.kit))
+        begins = self.engine is None
+        if self.engine is not None:
+            before = self.engine.ready.run
+            if ready.run != before:
+                self._record_switch(before, ready.run)
+            if self.engine.suits(ready):
+                self.engine.use(ready, nodes.show)
+                return
+            self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
-        ids, cleaning = self.data.truth.ids, self.plan.cleaning
-        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report)
+        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan)
+        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
+        if begins:
+            threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
+
+    def _record_switch(self, before: str, after: str) -> None:
+        """The server has made another model live: an event, and a line in the log."""
+        log.warning("model: %s instead of %s", after, before)
+        try:
+            EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
+        except StorageError as error:  # a full disk does not keep a better model away
+            self._report("switch", error)
+
+    def _copies(self, plan: SitePlan) -> CopyOfRows | None:
+        """Makes the copies of readings as they arrive; None if a copy is the reading itself."""
+        if not LiveCopies.needed(plan, self.kit):
+            return None
+        blur = Config().with_changes({"privacy.blur": plan.blur})
+        return CopyOfRows(blur, LiveCopies(plan, self.kit))
+
+    # ---- new sensors --------------------------------------------------------------------------------
+
+    def _read(self, plan: SitePlan) -> SiteData:
+        try:  # before the file is read: what is added meanwhile is read again
+            file = readings_file(self.kit / (plan.readings or ""))
+            self.begun_with = (file.name, state_of(file))
+        except (CnfgnnError, OSError):
+            pass  # the same is reported when the file is read
+        return SiteData(plan, self.kit, [sensor.id for sensor in plan.new_sensors])
+
+    def describe(self) -> Mapping[str, Any]:
+        about = super().describe()
+        plan = self.plan
+        if about.get("ready") is not True or plan is None or not plan.new_sensors:
+            return about
+        return {**about, "new_sensors": {sensor.id: sensor.told() for sensor in plan.new_sensors}}
+
+    def join(self, terms: Terms) -> Owner:
+        with self._changing:
+            return super().join(terms)
+
+    def _watch_settings(self) -> None:
+        """Take in the sensors that the owner adds to the settings while the site is live."""
+        file = settings_file(self.kit)
+        seen = file.stat().st_mtime_ns
+        while not self.ended.wait(SETTINGS_EVERY) and not self.closed.is_set():
+            try:
+                now = file.stat().st_mtime_ns
+                if now != seen:
+                    seen = now
+                    self._take_new_sensors(read_site(self.kit))
+            except Exception as error:  # the owner may be in the middle of writing it
+                self._report("new sensors", error)
+
+    def _take_new_sensors(self, wanted: SitePlan) -> None:
+        """Serve the new sensors of these settings from now on, and tell the server of them. All else in the
+        settings counts when the service starts."""
+        plan, engine = self.plan, self.engine
+        if plan is None or engine is None or wanted.new_sensors == plan.new_sensors:
+            return
+        plan = replace(plan, new_sensors=wanted.new_sensors)
+        data = self._read(plan)
+        before = self.service
+        if before is not None:
+            before.stop()
+        with self._changing:
+            engine.copies = self._copies(plan)  # of rows with more columns
+            self.service = SiteService(self, engine, plan, data)
+            self.plan, self.data = plan, data  # from now on the server is told
+        self.service.start()
+        log.warning("new sensors: %s", ", ".join(sensor.id for sensor in plan.new_sensors) or "none")
 
     def close(self) -> None:
         """End the service, as the end of the process would."""
+        self.closed.set()
+        self._end_service()
+
+    def _end_service(self) -> None:
         if self.engine is not None:
             self.engine.close()
         if self.service is not None:
@@ -247,6 +325,7 @@ class SiteService(threading.Thread):
     def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
         super().__init__(name="service", daemon=True)
         self.site, self.engine, self.plan, self.data = site, engine, plan, data
+        engine.ids = data.truth.ids
         self.process: SiteProcess | None = None
         self.stopping = False
 
@@ -316,7 +395,7 @@ def parts_of_site(of: SiteService) -> Parts:
         engine,
         replace(readings, positions=_positions(site, plan, folder, readings.ids)),
         plan.reading,
-        intervals=lambda: engine.ready.intervals(),
+        intervals=engine.intervals,
         model=lambda service: SiteModel(service, engine, plan.name, site.kit / LIVE),
         config=plan.cleaning,
         folder=folder,

@@ -15,6 +15,7 @@ from cnfgnn.federation.task_client import is_active
 
 SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
 LIVE_FIELDS = ("step", "steps", "made", "seconds", "median_seconds", "most_seconds", "problem")
+MODEL_FIELDS = ("model", "switches", "trainings", "new_sensors")
 AWAY = {"present": 0, "reachable": False, "quality": "the server is away", "coverage": None}
 
 
@@ -36,7 +37,7 @@ def live_state(kit: Path) -> dict[str, Any]:
         "round": status.get("round"),
         "state": status.get("state") if active else "the server's task does not run",
         "now": time.time(),
-        **{key: live.get(key) for key in LIVE_FIELDS},
+        **{key: live.get(key) for key in (*LIVE_FIELDS, *MODEL_FIELDS)},
         "sites": sites,
         "warnings": status.get("warnings") or [],
     }

@@ -22,6 +22,8 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
 from cnfgnn.federation.live_coverage import coverage_told
+from cnfgnn.federation.live_models import FederatedModels
+from cnfgnn.federation.live_newcomers import Newcomers
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
 from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.transports.remote.header import Malformed
@@ -34,6 +36,7 @@ ANSWER_WITHIN = 5.0  # seconds for a site to say whether a step is due; it does 
 LATEST = 2**40  # seconds: no time step is later
 SHARE_OF_STEP = 0.2  # of a step: how long after it the deadline is, unless told
 SLACK = 1.0  # seconds that a deadline at a site may be noticed late
+SHOWN = 5  # switches and trainings
 KEPT = 1000  # durations of steps of which the median is shown
 
 log = logging.getLogger(__name__)
@@ -117,10 +120,22 @@ class SiteSteps:
 
 
 class LiveLoop:
-    """Step after step, until the task is stopped."""
+    """Step after step with one model, until the task is stopped or another model is live.
 
-    def __init__(self, context: TaskContext, experiment: Experiment, span: Span) -> None:
+    before  the loop with the model before this one
+    """
+
+    def __init__(
+        self,
+        context: TaskContext,
+        experiment: Experiment,
+        span: Span,
+        models: FederatedModels,
+        model: str,
+        before: LiveLoop | None = None,
+    ) -> None:
         self.context, self.experiment, self.span = context, experiment, span
+        self.models, self.model = models, model
         self.strategy = strategy_of(experiment)
         self.nodes = self.strategy.everyone
         assert isinstance(self.nodes.transport, LiveTransport)
@@ -130,15 +145,19 @@ class LiveLoop:
         deadline = SHARE_OF_STEP * span.step if deadline is None else float(deadline)
         self.feed = live.get("feed") is True
         self.patience = deadline / (float(live.get("speed", 1.0)) if self.feed else 1.0) + SLACK
+        self.newcomers = Newcomers(context, experiment, self.transport)
         self.made, self.count, self.problem = 0, 0, ""
         self.seconds: deque[float] = deque(maxlen=KEPT)
         self.steps = SiteSteps(self.transport.parties, experiment.windows.history, self._is_valid)
+        if before is not None:  # the steps go on
+            self.made, self.count, self.seconds = before.made, before.count, before.seconds
+            self.steps.done, self.transport.told = before.steps.done, before.transport.told
 
     def run(self) -> None:
         self._begin()
         try:
             since: tuple[int, float] = (0, 0.0)
-            while True:
+            while self.models.live() == self.model:
                 self._rejoin()
                 with self.steps.changed:
                     step, all_there = self.steps.common()
@@ -173,6 +192,7 @@ class LiveLoop:
         """Take sites in that are back, and leave out those that were restarted."""
         if self.transport.stopped():
             raise Stopped
+        self.newcomers.welcome()
         for site in self.transport.parties:
             if self.steps.lost[site.name] or not site.reachable:
                 self.nodes.up[site.rows] = False
@@ -253,6 +273,9 @@ class LiveLoop:
                 "coverage": self.steps.coverage[name],
             }
         live = {
+            "model": self.model,
+            "switches": [vars(switch) for switch in self.models.record.switches[-SHOWN:]],
+            "trainings": [vars(training) for training in self.models.record.trainings[-SHOWN:]],
             "step": format_time(self.made) if self.made else None,
             "steps": self.count,
             "made": time.time() if self.count else None,
@@ -260,6 +283,7 @@ class LiveLoop:
             "median_seconds": round(seconds[len(seconds) // 2], 4) if seconds else None,
             "most_seconds": round(seconds[-1], 4) if seconds else None,
             "problem": self.problem,
+            "new_sensors": self.newcomers.joined,
             "sites": sites,
         }
         self.context.status.set(live=live)

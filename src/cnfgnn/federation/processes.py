@@ -17,7 +17,7 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
-from cnfgnn.federation.kits import check_current, role
+from cnfgnn.federation.kits import allow_training_beside, check_current, role
 from cnfgnn.federation.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.process_identity import identity, is_running
 
@@ -52,6 +52,8 @@ def up(kit: str | Path) -> int:
         check_valid(kit)
         _terminate(_engine_processes(kit))  # jobs that outlived a killed parent would answer beside new ones
         check_ports_free(kit)
+        if role(kit) == "server":
+            allow_training_beside(kit)
         return _start(kit)
 
 

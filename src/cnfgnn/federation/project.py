@@ -15,6 +15,7 @@ from cnfgnn.data.adjacency import read_edges, read_positions
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
+from cnfgnn.federation.newcomers import NewSensor
 from cnfgnn.privacy.noise import LEAST_SIGMA
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
@@ -81,6 +82,7 @@ class SitePlan:
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
+    new_sensors: tuple[NewSensor, ...] = ()  # that the project does not know, for a live federation
 
 
 @dataclass(frozen=True)

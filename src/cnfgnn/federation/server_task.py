@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ from cnfgnn.federation.federated_run import (
     terms_of,
     windows_of,
 )
+from cnfgnn.federation.live_models import FederatedModels
 from cnfgnn.federation.live_task import LiveLoop
 from cnfgnn.federation.recorded_task import check_recordable, keep_recording
+from cnfgnn.federation.retrain_task import retrain
 from cnfgnn.federation.site_settings import CLEANING_KEYS
 from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
-from cnfgnn.federation.status import Status, StatusWatcher, stop_requested
+from cnfgnn.federation.status import STOP, STOP_TRAINING, Status, StatusWatcher, stop_requested
 from cnfgnn.federation.task_context import RUNS as RUNS
 from cnfgnn.federation.task_context import Task as Task
 from cnfgnn.federation.task_context import TaskContext, strategy_of
@@ -44,7 +46,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import check_no_inputs
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import to_go_on, train_run_with
-from cnfgnn.runs.training_loop import evaluate
+from cnfgnn.runs.training_loop import Result, evaluate
 from cnfgnn.transports.remote.messages import Channel
 from cnfgnn.transports.remote.transport import Stopped
 
@@ -53,7 +55,9 @@ def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) 
     """Run a task to its end; the status file records the outcome."""
     status = Status(kit, task.token, do=task.do, run=task.run)
     tasks = {"train": _train, "evaluate": _evaluate, "forecast": _forecast, "live": _live}
-    operator_stopped = partial(stop_requested, kit, task.token)
+    tasks["retrain"] = partial(retrain, begin=_new_run_from, train=_trained)
+    stop = STOP_TRAINING if task.do == "retrain" else STOP
+    operator_stopped = partial(stop_requested, kit, task.token, stop)
     try:
         context = TaskContext(kit, task, channel, lambda: stopped() or operator_stopped(), status)
         status.end("finished", result=tasks[task.do](context))
@@ -71,6 +75,18 @@ def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) 
 
 def _train(context: TaskContext) -> dict[str, Any]:
     run = _resumed_run(context) if context.task.resume else _new_run(context)
+    result = _trained(context, run)
+    return {
+        "scores": scores_as_dict(result.test, context.ids),
+        **result.summary(),
+        **_recorded(context, run),
+        **about_errors(context, run.config, result.test),
+        "left_out": [context.ids[row] for row in result.progress.left_out],
+        "absent": list(context.absent_sites()),
+    }
+
+
+def _trained(context: TaskContext, run: Run) -> Result:
     watcher = StatusWatcher(context.status, federated_data(run).sites)
     scaler = run.scaler if run.started else None
     terms, windows = terms_of(run), windows_of(run)
@@ -88,15 +104,7 @@ def _train(context: TaskContext) -> dict[str, Any]:
     def about() -> dict[str, Any]:
         return first_event(run, context.project, context.graph, context.positions, context.blurs)
 
-    result = train_run_with(run, set_up, about, watcher, save_phases=True)
-    return {
-        "scores": scores_as_dict(result.test, context.ids),
-        **result.summary(),
-        **_recorded(context, run),
-        **about_errors(context, run.config, result.test),
-        "left_out": [context.ids[row] for row in result.progress.left_out],
-        "absent": list(context.absent_sites()),
-    }
+    return train_run_with(run, set_up, about, watcher, save_phases=True)
 
 
 def _run_to_go_on_from(run: Run) -> Run | None:
@@ -127,8 +135,9 @@ def _new_run(context: TaskContext) -> Run:
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
 
 
-def _new_run_from(context: TaskContext) -> Run:
-    """A run that goes on from an earlier one of this server, with its settings and newer readings."""
+def _new_run_from(context: TaskContext, changes: Mapping[str, Any] | None = None) -> Run:
+    """A run that goes on from an earlier one of this server, with its settings, except for `changes`, and
+    newer readings."""
     earlier = Run.open(context.kit / RUNS / context.task.earlier)
     federated_data(earlier)
     if not earlier.progress.history:
@@ -138,7 +147,7 @@ def _new_run_from(context: TaskContext) -> Run:
     if span.step != earlier.data.step_seconds:
         problem = f"readings are {span.step} s apart, and run {context.task.earlier} was trained on"
         raise DataError(context.project.name, f"{problem} {earlier.data.step_seconds} s")
-    config, origin = to_go_on(earlier, span.rows, context.task.settings)
+    config, origin = to_go_on(earlier, span.rows, {**context.task.settings, **(changes or {})})
     check_federated(config)
     if context.task.record:
         check_recordable(config.method)
@@ -232,14 +241,24 @@ def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experimen
 
 
 def _live(context: TaskContext) -> dict[str, Any]:
-    """Forecast at every step until the operator stops it."""
-    run = _run_with_a_round(context)
-    check_no_inputs(run)
+    """Forecast at every step until the operator stops it, with the model that is live."""
     span, warnings = forecast_span(context.spans, time.time())
     context.warn(warnings)
+    models = FederatedModels(context.kit, context.task.run)
+    loop: LiveLoop | None = None
+    while True:
+        model, run = models.usable(lambda run: _check_live(context, run, span))
+        loop = LiveLoop(context, _set_up_to_forecast(context, run, span), span, models, model, loop)
+        loop.run()  # until another model is live
+
+
+def _check_live(context: TaskContext, run: Run, span: Span) -> None:
+    """Refuse a run that cannot forecast live."""
+    check_same_federation(run, context.project, context.graph)
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet: train it first")
+    check_no_inputs(run)
     _check_forecast_span(context, run, span)
-    LiveLoop(context, _set_up_to_forecast(context, run, span), span).run()
-    return {}
 
 
 def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:

@@ -6,9 +6,10 @@ and a refusal depends on it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.config.settings import DataConfig
-from cnfgnn.data.folder import load_readings
+from cnfgnn.data.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
@@ -28,9 +29,11 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site_copies import blurred_copy, check_least_blur, check_older_copies
 from cnfgnn.federation.site_settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.retrain import with_stored
 from cnfgnn.privacy.inputs import without_outliers
 from cnfgnn.transports.remote.endpoint import Terms
 
+LIVE = "live"  # the folder of the site's live service in its kit
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 
@@ -50,13 +53,22 @@ class SiteData:
       rows.
 
     They are ignored for the time span only: rows that fall within the agreed span are used like all others.
+
+    `more` are sensors that joined while the federation is live; the file may have no readings of them. With
+    `live`, readings that the site's live service has received come on top of those in the file.
     """
 
-    def __init__(self, plan: SitePlan, kit: Path) -> None:
+    def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = (), live: bool = False) -> None:
         if plan.readings is None:
             raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
         check_least_blur(plan, kit)
-        loaded: Readings = load_readings(kit / plan.readings, plan.reading).select(plan.sensors)
+        found = load_readings(kit / plan.readings, plan.reading)
+        if live:
+            found = with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings))
+        loaded: Readings = found.select(plan.sensors)
+        self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
+        if more:  # a live federation uses no further inputs
+            loaded = columns_of(replace(found, others=()), (*plan.sensors, *more))
         observed = _masked_codes(loaded, plan.cleaning)
         blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
@@ -83,11 +95,6 @@ class SiteData:
         return findings_in(self._loaded, self._cleaning, prefix="")
 
     @property
-    def inputs(self) -> InputNames:
-        """The names of other variables and of covariates."""
-        return InputNames.of(self.truth.others)
-
-    @property
     def source(self) -> str:
         """Where the readings come from, for messages."""
         return self.truth.source
@@ -103,6 +110,15 @@ class SiteData:
     @property
     def last(self) -> int:
         return int(self.counted[-1])
+
+    def of_sensors(self, ids: Sequence[str]) -> SiteData:
+        """The same for these sensors; those that there are no readings of are missing throughout."""
+        if tuple(ids) == self.truth.ids:
+            return self
+        other = copy.copy(self)
+        other.truth, other.observed = columns_of(self.truth, ids), columns_of(self.observed, ids)
+        other.copy = other.truth if self.copy is self.truth else columns_of(self.copy, ids)
+        return other
 
     def describe(self) -> Mapping[str, Any]:
         """What the server needs to number windows, and the blur; it contains no reading."""
@@ -169,6 +185,19 @@ class SiteData:
         day = int(DAY.astype(int))
         others = [one.at(seconds) for one in readings.others]
         return Series(values, missing, (seconds % day) / day, weekday(seconds), others)
+
+
+def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
+    """The readings of these sensors, in this order; NaN for those that are not there. Without positions, and
+    without further inputs of sensors that are not there."""
+    place = {sensor: column for column, sensor in enumerate(readings.ids)}
+    columns = np.array([place.get(sensor, -1) for sensor in ids], dtype=np.int64)
+    if (columns >= 0).all():
+        return readings.select(ids)
+    unknown = columns < 0
+    values, missing = readings.values[:, columns], readings.missing[:, columns]
+    values[:, unknown], missing[:, unknown] = np.nan, True
+    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=())
 
 
 def _masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:

@@ -35,11 +35,12 @@ log = logging.getLogger(__name__)
 class SiteNodes:
     """What `Endpoint` needs of a site: its description for the server, and its nodes.
 
-    Readings are loaded in the background: a site with a long history must answer hellos meanwhile.
+    Readings are loaded in the background: a site with a long history must answer hellos meanwhile. With
+    `live`, those that its live service has received are used, too.
     """
 
-    def __init__(self, kit: Path) -> None:
-        self.kit = kit
+    def __init__(self, kit: Path, live: bool = False) -> None:
+        self.kit, self.with_live = kit, live
         self.plan: SitePlan | None = None
         self.data: SiteData | None = None
         self.joined: RunReadings | None = None  # the run that the site joined last
@@ -57,7 +58,7 @@ class SiteNodes:
             self.plan = read_site(self.kit)
             compute = Compute.of(ComputeConfig(device=self.plan.device))
             self.memory = self.plan.memory or compute.limit
-            self.data = SiteData(self.plan, self.kit)
+            self.data = self._read(self.plan)
             for warning in self.data.warnings():
                 log.warning("%s", warning)
             self._problem = ""
@@ -72,6 +73,9 @@ class SiteNodes:
             self._problem = UNUSABLE
         else:
             self._log_findings(self.data)
+
+    def _read(self, plan: SitePlan) -> SiteData:
+        return SiteData(plan, self.kit, live=self.with_live)
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what looks wrong with the true readings. The site is ready by now: nobody else may notice."""
@@ -101,13 +105,16 @@ class SiteNodes:
         keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         compute = replace(compute, gib=self.memory / GIB)
+        sensors = (*self.plan.sensors, *terms.added)
+        data = self.data.of_sensors(sensors)
         try:
-            store, current = SiteStore(self.kit, terms.run, self.plan.sensors), self.data.series(terms)
+            store = SiteStore(self.kit, terms.run, sensors, len(terms.added))
+            current = data.series(terms)
         except CnfgnnError as error:
             self._report("join", error)
             raise for_server(error, self.kit, self.data.source) from None
         self.joined = RunReadings(current, terms, store, self.data.source)
-        return self._owner(self.plan, self.data, self.joined, compute)
+        return self._owner(self.plan, data, self.joined, compute)
 
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
         nodes = SiteClients(joined, compute, joined.store, plan.name, self.memory)

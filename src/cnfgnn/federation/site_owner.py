@@ -83,7 +83,7 @@ class SiteOwner(Owner):
         self, nodes: SiteClients, data: SiteData, terms: Terms, joined: RunReadings, kit: Path, tells: bool
     ) -> None:
         self.site_data, self.terms, self.kit, self.joined = data, terms, kit, joined
-        self.own_store = OwnerStore(kit, terms.run, data.truth.ids)
+        self.own_store = OwnerStore(kit, terms.run, data.truth.ids, len(terms.added))
         self.restored = ""  # the tag of the state that was restored last
         self.current = data.true_series(terms)  # None if nothing is blurred
         truth = nodes.series if self.current is None else self.current

@@ -12,6 +12,7 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
+from cnfgnn.federation.newcomers import new_sensors
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SiteLive, SitePlan, amount_of_blur
 from cnfgnn.privacy.inputs import input_blur
 
@@ -30,6 +31,7 @@ SITE_KEYS = (
     "reading",
     "inputs",
     "live",
+    "new_sensors",
     *CLEANING_KEYS,
 )
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -88,6 +90,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         reading=_reading(content.get("reading", {}), file),
         input_blurs=_input_blurs(content.get("inputs", {})),
         live=_live(content.get("live", {})),
+        new_sensors=new_sensors(content.get("new_sensors", {}), tuple(map(str, sensors))),
     )
 
 

@@ -8,16 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.node_state import PERSONAL, THETA
+from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.algorithm.node_state import PERSONAL, THETA, TRUST
+from cnfgnn.algorithm.owner import INTERVALS as INTERVAL_STATE
 from cnfgnn.algorithm.store import newest
+from cnfgnn.data.inputs import INPUT_SCALES
 from cnfgnn.data.quality import Ranges
+from cnfgnn.data.series import LINEAR, PROFILES
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site_errors import AnyError, for_server
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.files import read_json_or_empty, write_whole
+from cnfgnn.models.params import part
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.warm_start import InOrder
 
@@ -42,12 +48,12 @@ class SiteStore(FolderStore):
     """The states of one run. Reading a missing tag gives the newest earlier state, see `newest`.
 
     Its errors are sent to the server: they are logged at the site in full and raised without local paths.
-    `sensors` are the site's, in the order of the rows.
+    `sensors` are the site's, in the order of the rows. The last `added` of them joined after the training.
     """
 
-    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = ()) -> None:
+    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = (), added: int = 0) -> None:
         super().__init__(kit / STATES / run)
-        self.kit, self.sensors = kit, sensors
+        self.kit, self.sensors, self.added = kit, sensors, added
 
     def read_join_record(self) -> JoinRecord | None:
         """What the site joined the run with; None if it has not joined it yet."""
@@ -93,7 +99,7 @@ class SiteStore(FolderStore):
         if available is None:
             return {}
         try:
-            return super().read(available)
+            return with_new_sensors(super().read(available), self.added)
         except CnfgnnError as error:
             raise self._reported("restore", error) from None
 
@@ -126,8 +132,8 @@ class OwnerStore(SiteStore):
     They have a folder of their own, and the store of the nodes does not lead to it.
     """
 
-    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = ()) -> None:
-        super().__init__(kit, f"{run}/{OWNER}", sensors)
+    def __init__(self, kit: Path, run: str, sensors: Sequence[str] = (), added: int = 0) -> None:
+        super().__init__(kit, f"{run}/{OWNER}", sensors, added)
         self._intervals = SiteStore(kit, f"{run}/{OWNER}/{INTERVALS}")
 
     def of_run(self, run: str) -> SiteStore:
@@ -143,11 +149,43 @@ class OwnerStore(SiteStore):
 
     def read_intervals(self, tag: str) -> dict[str, Tensor]:
         """The intervals of a saved state as readings since then have adapted them; empty if unknown."""
-        return self._intervals.read(tag) if self._intervals.has(tag) else {}
+        kept = self._intervals.read(tag) if self._intervals.has(tag) else {}
+        return _intervals_with_new(kept, self.added)
 
     def write_intervals(self, tag: str, state: Mapping[str, Tensor]) -> None:
         """Keep adapted intervals in place of those that were kept before."""
         self._intervals.write(tag, state, ())
+
+
+def with_new_sensors(state: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """A saved state with so many further rows: the weights that all share, personal weights of zero, full
+    trust in the network, and NaN for what is computed from readings."""
+    if not count:
+        return dict(state)
+    found: dict[str, Tensor] = _intervals_with_new(part(state, INTERVAL_STATE), count)
+    found = {INTERVAL_STATE + name: x for name, x in found.items()}
+    for name, x in state.items():
+        if name.startswith(THETA):
+            found[name] = x
+        elif name.startswith(PERSONAL):
+            found[name] = _with_rows(x, count, 0.0)
+        elif name == TRUST:
+            found[name] = _with_rows(x, count, 1.0)
+        elif name in (PROFILES, INPUT_SCALES) or name.startswith(LINEAR):
+            found[name] = _with_rows(x, count, torch.nan)
+    return found  # what an optimiser remembers is left out: these nodes do not train
+
+
+def _with_rows(x: Tensor, count: int, value: float) -> Tensor:
+    return torch.cat([x, x.new_full((count, *x.shape[1:]), value)])
+
+
+def _intervals_with_new(kept: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    if not kept or not count:
+        return dict(kept)
+    intervals = Intervals.of(kept)
+    known = np.arange(intervals.reach.shape[-1])
+    return intervals.select(np.concatenate([known, np.full(count, -1)])).state()
 
 
 def _in_order(state: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]) -> dict[str, Tensor]:

@@ -18,8 +18,9 @@ from cnfgnn.runs.events import plain
 from cnfgnn.runs.training_loop import Progress, Round
 from cnfgnn.transports.remote.transport import RemoteTransport
 
-STATUS = "status.json"
+STATUS, TRAINING = "status.json", "training.json"  # the second one is of a training beside a live task
 STOP = "stop"  # a file with the token of the task that is to stop
+STOP_TRAINING = "stop-training"  # the same for a training beside a live task
 WRITE_INTERVAL = 0.5  # seconds
 STARTING = "it is starting"  # why a site is missing that is expected any moment
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
@@ -29,7 +30,7 @@ class Status:
     """What the operator sees while a task runs; it contains no reading and no forecast."""
 
     def __init__(self, kit: Path, token: str, **about: Any) -> None:
-        self.path = kit / STATUS
+        self.path = kit / (TRAINING if about.get("do") == "retrain" else STATUS)
         self.transport: RemoteTransport | None = None  # once there is one, the sites are included
         self.fields: dict[str, Any] = {"token": token, "state": "connecting", **about}
         self.fields["process"] = identity(os.getpid())
@@ -148,18 +149,18 @@ def _site_fields(transport: RemoteTransport | None) -> dict[str, Any]:
     }
 
 
-def request_stop(kit: Path, token: str) -> None:
+def request_stop(kit: Path, token: str, file: str = STOP) -> None:
     """Ask the server's job to stop its task itself, before the engine ends the sites' jobs."""
-    write_whole(kit / STOP, token.encode())
+    write_whole(kit / file, token.encode())
 
 
-def stop_requested(kit: Path, token: str) -> bool:
+def stop_requested(kit: Path, token: str, file: str = STOP) -> bool:
     try:
-        return (kit / STOP).read_text(encoding="utf-8") == token
+        return (kit / file).read_text(encoding="utf-8") == token
     except (OSError, ValueError):
         return False
 
 
-def read_status(kit: Path) -> Mapping[str, Any] | None:
+def read_status(kit: Path, file: str = STATUS) -> Mapping[str, Any] | None:
     """The file's content; None if no task has written one yet."""
-    return read_json(kit / STATUS)
+    return read_json(kit / file)

@@ -22,7 +22,8 @@ from cnfgnn.federation.process_identity import is_running
 from cnfgnn.federation.processes import running
 from cnfgnn.federation.server_status import scheduler_ended
 from cnfgnn.federation.server_task import RUNS, Task
-from cnfgnn.federation.status import read_status, request_stop
+from cnfgnn.federation.status import STATUS, STOP_TRAINING, TRAINING, read_status, request_stop
+from cnfgnn.files import write_whole
 
 POLL_INTERVAL = 0.25  # seconds
 ENGINE_POLL_INTERVAL = 5.0  # seconds
@@ -32,6 +33,7 @@ STARTS_WITHIN = 30.0  # seconds in which the engine starts a task at sites that 
 STOPS_WITHIN = 20.0  # seconds for a task to stop after the operator asked it to
 FREE_WITHIN = 60.0  # seconds in which the engine cleans up after a finished task
 RESTART_AFTER = 2.0  # seconds between attempts to start a live task again
+BESIDE = "beside"  # a file with the id of the job that runs beside a live one
 FINAL_STATES = ("finished", "stopped", "failed")
 
 Watch = Callable[[Mapping[str, Any]], None]  # is shown the status of a task
@@ -117,7 +119,9 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
 def _submit(session: Session, task: Task) -> str:
     with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
         # We decide how many sites are enough; the engine must not wait for more than one.
-        at_sites = {"live": dict(task.live)} if task.do == "live" else {}
+        at_sites: dict[str, Any] = {"live": dict(task.live)} if task.do == "live" else {}
+        if task.do == "retrain":
+            at_sites = {"beside": True}
         job = job_folder(
             Path(folder) / "job",
             task.do,
@@ -191,7 +195,7 @@ def _pending_status(task: Task, missing: Mapping[str, str]) -> dict[str, Any]:
 def _wait_until_free(kit: Path, session: Session) -> None:
     """Wait while the engine cleans up after a finished task; refuse if a task is still running."""
     deadline = time.monotonic() + FREE_WITHIN
-    while session.running_jobs():
+    while set(session.running_jobs()) - {_job_beside(kit)}:
         if is_active(_status(kit)) or time.monotonic() > deadline:
             raise _busy(kit)
         time.sleep(POLL_INTERVAL)
@@ -220,13 +224,59 @@ def _follow(kit: Path, session: Session, job_id: str, task: Task, watch: Watch) 
         time.sleep(POLL_INTERVAL)
 
 
+def run_beside(kit: Path, task: Task, stopped: Callable[[], bool]) -> Mapping[str, Any]:
+    """Run a task beside a live one, until it ends or is `stopped`; return its result."""
+    task, begun = replace(task, token=secrets.token_hex(8)), time.monotonic()
+    with session_when_ready(kit) as session:
+        job_id = _submit(session, task)
+        write_whole(kit / BESIDE, job_id.encode())
+        try:
+            return _follow_beside(kit, session, job_id, task, begun, stopped)
+        finally:
+            with suppress(RunError, ConfigError):
+                if not session.state(job_id).startswith("FINISHED"):
+                    session.abort(job_id)
+
+
+def _follow_beside(
+    kit: Path, session: Session, job_id: str, task: Task, begun: float, stopped: Callable[[], bool]
+) -> Mapping[str, Any]:
+    asked = begun
+    while not stopped():
+        status = _status(kit, TRAINING)
+        has_begun = status.get("token") == task.token
+        if has_begun and status.get("state") in FINAL_STATES:
+            return _result(status)
+        if time.monotonic() - asked > ENGINE_POLL_INTERVAL:
+            asked = time.monotonic()
+            ended = session.state(job_id).startswith("FINISHED") or (has_begun and not is_active(status))
+            if ended and _status(kit, TRAINING).get("state") not in FINAL_STATES:
+                raise TaskError("the server's process for the training ended before it was done", 3)
+            if not has_begun and asked - begun > task.wait + STARTS_WITHIN:
+                raise TaskError(f"the server could not begin the training within {asked - begun:.0f} s", 3)
+        time.sleep(POLL_INTERVAL)
+    request_stop(kit, task.token, STOP_TRAINING)
+    deadline = time.monotonic() + STOPS_WITHIN
+    while is_active(_status(kit, TRAINING)) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL)
+    raise TaskError("the training was stopped", 130)
+
+
+def _job_beside(kit: Path) -> str:
+    """The job that was submitted last to run beside a live one."""
+    try:
+        return (kit / BESIDE).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
 def keep_live(kit: Path, task: Task, watch: Watch, say: Callable[[str], None]) -> None:
     """Keep a live task running until Ctrl-C: start it, or follow it if it runs already, and start it again
     whenever its process or the server has died."""
     begun = False
     while True:
         try:
-            if _runs_live(kit, task.run):
+            if is_live(kit, task.run):
                 begun = True
                 _attend(kit, watch)
             else:
@@ -243,7 +293,8 @@ def keep_live(kit: Path, task: Task, watch: Watch, say: Callable[[str], None]) -
         time.sleep(RESTART_AFTER)
 
 
-def _runs_live(kit: Path, run: str) -> bool:
+def is_live(kit: Path, run: str) -> bool:
+    """Whether the server's live task of a run is under way."""
     status = _status(kit)
     return status.get("do") == "live" and status.get("run") == run and is_active(status)
 
@@ -325,10 +376,10 @@ def is_active(status: Mapping[str, Any]) -> bool:
     return status.get("state") not in FINAL_STATES and isinstance(process, dict) and is_running(process)
 
 
-def _status(kit: Path) -> Mapping[str, Any]:
+def _status(kit: Path, file: str = STATUS) -> Mapping[str, Any]:
     """The status; empty if it is missing, or damaged by a power cut (the next task replaces it)."""
     try:
-        return read_status(kit) or {}
+        return read_status(kit, file) or {}
     except RunError:
         return {}
 

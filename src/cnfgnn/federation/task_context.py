@@ -44,7 +44,7 @@ RUNS = "runs"
 class Task:
     """What a job is to do. It travels with the job, so every site can read it."""
 
-    do: str  # train, evaluate, forecast or live
+    do: str  # train, evaluate, forecast, live, or retrain: train beside a live task and judge
     run: str  # the name of the run's folder in the server's kit
     token: str = ""  # identifies the task's status to whoever gave the task
     settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
@@ -56,6 +56,8 @@ class Task:
     record: bool = False  # keep the hidden states that sites send, so that they can be attacked
     earlier: str = ""  # the name of the run that a new training goes on from; `settings` are changes to its
     live: Mapping[str, Any] = field(default_factory=dict)  # the `LiveTerms` of a live task
+    line: str = ""  # of a retraining: the name of the run that the federation went live with
+    hold_out: float = 3.0  # of a retraining: the days at the end that both models are judged by
 
     @property
     def forecasts(self) -> bool:
@@ -72,7 +74,7 @@ class TaskContext:
         self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
         if not TAG.fullmatch(task.run):
             raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
-        if task.do != "train" or task.resume:
+        if task.do not in ("train", "retrain") or task.resume:
             Run.open(self.folder)  # fail before waiting for sites if there is no such run
         if task.earlier and not TAG.fullmatch(task.earlier):
             raise ConfigError("--from", f"{task.earlier!r} cannot be the name of a run")
@@ -182,6 +184,8 @@ class TaskContext:
             site.objection = partial(rejoin_problem, plan=plan, span=self.span)
             sites.append(site)
         keep_freed_memory()
+        if self.status.transport is not None:  # of another run in the same task
+            self.status.transport.close()
         device = Compute.of(config.compute).device
         training = not self.task.forecasts
         min_sites = self.project.min_sites if training else 0

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ class FolderSource:
     """Looks at the files of a folder every `seconds`.
 
     begun_with  the file that the service began with, and how far it was read then
+    unknown     is told of sensors in the files that the service does not know
     """
 
     def __init__(
@@ -49,7 +51,14 @@ class FolderSource:
     ) -> None:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
         self.begun_with, state = begun_with
+        self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
         self.states = service.store.files() | {self.begun_with: state}
+        # The first line of each CSV file when it was last looked at.
+        self._headers = {file.name: _first_line(file) for file in self._begun_file()}
+
+    def _begun_file(self) -> list[Path]:
+        file = self.path / self.begun_with if self.path.is_dir() else self.path
+        return [file] if file.suffix == ".csv" and file.is_file() else []
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -77,6 +86,10 @@ class FolderSource:
             arrived = [reading for readings in found for reading in differing(readings, self.service.recent)]
             await self.service.take(arrived, "folder", {file.name: state})
             self.states[file.name] = state
+            unknown = {sensor for readings in found for sensor in readings.ids}
+            unknown -= set(self.service.recent.ids)
+            if unknown and self.unknown is not None:
+                await self.unknown(unknown)
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
@@ -101,6 +114,8 @@ class FolderSource:
             return before, [], []
         with file.open("rb") as opened:
             header = opened.readline()
+            if self._headers.setdefault(file.name, header) != header:  # it has other columns than before
+                self._headers[file.name], start = header, 0
             opened.seek(max(start, len(header)))
             added = opened.read(max(0, size - opened.tell()))
         is_quiet = time.time() - modified / 1e9 > QUIET
@@ -142,6 +157,11 @@ class FolderSource:
                 return read_readings(part, self.options)
             except DataError as error:
                 raise DataError(file, str(error).partition(": ")[2]) from None
+
+
+def _first_line(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return opened.readline()
 
 
 def state_of(file: Path) -> FileState:

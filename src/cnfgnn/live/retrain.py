@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings
@@ -122,10 +123,15 @@ def readings_at_hand(run: Run, state: Path, settings: RetrainSettings) -> Datase
     data = open_data(config, settings.data)
     path = settings.data or Path(config.data.path)
     zeros_missing = str(path) != "city" and zeros_are_missing(path)
-    readings = data.readings.on_grid()
+    readings = with_stored(data.readings.on_grid(), state, zeros_missing)
+    return replace(data, readings=readings)
+
+
+def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
+    """Readings of files, and on top of them those that a service has stored in its folder since."""
     cells = _stored(state / DATABASE)
     if not cells:
-        return replace(data, readings=readings)
+        return readings
     first = int(readings.times[0].astype("datetime64[s]").astype(np.int64))
     newest = max(int(readings.times[-1].astype("datetime64[s]").astype(np.int64)), cells[-1][0])
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
@@ -134,8 +140,7 @@ def readings_at_hand(run: Run, state: Path, settings: RetrainSettings) -> Datase
         if sensor in recent.column_of and seconds >= first:
             recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
     known = recent.until(recent.newest)
-    joined = replace(readings, times=known.times, values=known.values, missing=known.missing)
-    return replace(data, readings=joined)
+    return replace(readings, times=known.times, values=known.values, missing=known.missing)
 
 
 def _stored(database: Path) -> list[tuple[int, str, float]]:
@@ -168,9 +173,15 @@ class WindowPlan:
 
 def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     """Hold out the last days. The other windows train and validate in the proportion of the live model."""
-    d = old.config.data
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-    total = len(readings.times) - d.history - d.horizon + 1
+    of_old = first_row_after_training(old, readings)
+    return plan_rows(old.config.data, len(readings.times), step, hold_out, of_old)
+
+
+def plan_rows(d: DataConfig, rows: int, step: int, hold_out: float, of_old: int) -> WindowPlan:
+    """The same for so many rows, a `step` in seconds apart; `of_old` is the row at which the first test
+    window of the live model's training begins."""
+    total = rows - d.history - d.horizon + 1
     held = max(1, round(hold_out * DAY_SECONDS / step))
     least = max(1, round(LEAST_SHARE * held))
     if 2 * held > total:  # more than half of the readings would be held out
@@ -178,10 +189,9 @@ def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     rest = 1 - held / total
     train = rest * d.shares[0] / (d.shares[0] + d.shares[1])
     shares = (train, rest - train, 1 - rest)
-    own = Windows.of(len(readings.times), d.history, d.horizon, shares, readings.source)
+    own = Windows.of(rows, d.history, d.horizon, shares)
     # Windows before the test split reach into its first targets.
-    of_new, of_old = int(own.starts["test"][0]), first_row_after_training(old, readings)
-    first = max(of_new, of_old) + d.horizon - 1
+    first = max(int(own.starts["test"][0]), of_old) + d.horizon - 1
     judged = np.arange(max(0, first), total, dtype=np.int64)
     return WindowPlan(shares, judged, least)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import signal
 import socket
@@ -23,7 +24,7 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel, last_rows
@@ -217,12 +218,33 @@ class ServiceProcess:
 
 
 class LiveProcess(ServiceProcess):
-    """The service of a run on this machine."""
+    """The service of a run on this machine.
 
-    def __init__(self, run: Run, settings: LiveSettings) -> None:
+    next_parts  what it begins again with if the folder has new sensors; None if it ends for good
+    """
+
+    def __init__(self, run: Run, settings: LiveSettings, parts: Parts | None = None) -> None:
         check_no_inputs(run)
         state = settings.state or run.folder / "live"
-        super().__init__(settings, state, partial(parts_of_run, run, settings, state))
+        self.parts_now = partial(parts_of_run, run, settings, state)
+        self.next_parts: Parts | None = None
+        super().__init__(settings, state, self.parts_now if parts is None else lambda: parts)
+        if self.folder is not None:
+            self.folder.unknown = self._begin_again_with
+
+    async def _begin_again_with(self, sensors: set[str]) -> None:
+        """Begin again with sensors that are new in the folder. If they cannot be used, for instance because
+        the graph lacks them, the service goes on without them, and the log says why."""
+        try:
+            parts = await asyncio.to_thread(self.parts_now)
+        except CnfgnnError as error:
+            self.service.metrics.failures.labels("folder").inc()
+            log.warning("new sensors: %s", error)
+            return
+        if sensors <= set(parts.readings.ids):
+            log.warning("new sensors: %s", ", ".join(sorted(sensors)))
+            self.next_parts = parts
+            self.service.stopping.set()
 
 
 def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
@@ -257,11 +279,21 @@ def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], 
     """Serve until Ctrl-C or SIGTERM, and then end cleanly; raises KeyboardInterrupt at the end."""
 
     async def main() -> None:
-        process = LiveProcess(run, settings)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, process.service.stopping.set)
-        await process.serve(lambda: started(process))
+        ended, chosen, parts = asyncio.Event(), settings, None
+        while not ended.is_set():
+            process = LiveProcess(run, chosen, parts)
+
+            def end(process: LiveProcess = process) -> None:
+                ended.set()
+                process.service.stopping.set()
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, end)
+            chosen = replace(chosen, port=process.socket.getsockname()[1])
+            await process.serve(partial(started, process))
+            parts = process.next_parts
+            if parts is None:
+                return
 
     asyncio.run(main())
     raise KeyboardInterrupt
@@ -291,8 +323,9 @@ def _loader(models: Models, data: Dataset) -> Load:
     network = replace(data, readings=last_rows(data.readings, 1))  # not all readings: it lasts
 
     def load(model: str, readings: Readings) -> Loaded:
-        folder = models.state / "new-sensors"
-        known = FolderStore(folder if model == models.first else folder / model)
+        # What is computed for sensors that a model does not know belongs to all sensors together.
+        ids = hashlib.sha256("\n".join(network.readings.ids).encode()).hexdigest()[:16]
+        known = FolderStore(models.state / "new-sensors" / model / ids)
         at_hand = replace(
             network.readings, times=readings.times, values=readings.values, missing=readings.missing
         )

@@ -12,6 +12,7 @@ from nvflare.apis.signal import Signal
 
 from cnfgnn.federation.flare.cell import CellChannel
 from cnfgnn.federation.server_task import Task, serve
+from cnfgnn.process_setup import make_way
 
 
 class FederationController(Controller):  # type: ignore[misc]
@@ -28,6 +29,8 @@ class FederationController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(self, *args: object) -> None: ...
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        if self.task.do == "retrain":
+            make_way()
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
         channel = CellChannel(fl_ctx.get_engine().get_cell().core_cell, fl_ctx.get_job_id())
         serve(kit, self.task, channel, lambda: bool(abort_signal.triggered))

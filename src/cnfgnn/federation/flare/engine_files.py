@@ -18,6 +18,7 @@ SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTIO
 SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
 MOST_SITES = 1000
+MOST_JOBS = 2  # at a time: a live task, and a training beside it
 
 # A job must contain no code, nobody reads another party's files, and the server's operator cannot stop a
 # site's processes: those belong to the site's owner. There is one role; all others have no rights.
@@ -55,7 +56,7 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 "job_scheduler",
                 "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
                 # By default it retries after ten seconds, then more rarely, and gives up after ten tries.
-                max_jobs=1,
+                max_jobs=MOST_JOBS,
                 min_schedule_interval=1.0,
                 max_schedule_interval=5.0,
                 max_schedule_count=1_000_000,

@@ -19,6 +19,7 @@ from nvflare.apis.signal import Signal
 from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.live_relay import Relay
 from cnfgnn.federation.site_nodes import SiteNodes
+from cnfgnn.process_setup import make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,13 @@ log = logging.getLogger(__name__)
 class SiteExecutor(Executor):  # type: ignore[misc]
     """Exists as long as the job. Requests arrive as messages; the engine's own tasks are not used.
 
-    live  how a live task runs; None for any other task
+    live    how a live task runs; None for any other task
+    beside  whether the task runs beside a live one, with its readings and at a lower priority
     """
 
-    def __init__(self, live: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, live: Mapping[str, Any] | None = None, beside: bool = False) -> None:
         super().__init__()
-        self.live = live
+        self.live, self.beside = live, beside
         self.endpoint: Endpoint | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -47,7 +49,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         """What answers the requests: this process, or the site's live service."""
         if self.live is not None:
             return Relay(kit, self.live).answer
-        nodes = SiteNodes(kit)
+        if self.beside:
+            make_way()
+        nodes = SiteNodes(kit, self.beside)
         self.endpoint = Endpoint(nodes.join, nodes.describe)
         return self.endpoint.answer
 

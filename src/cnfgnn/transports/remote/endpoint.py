@@ -29,25 +29,39 @@ from cnfgnn.transports.remote.values import check_call_values
 REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
 LEAVE_NODES_UNCHANGED = (verbs.Weights.name, verbs.Encode.name)
 MOST_ROWS = 1 << 28  # time steps
+MOST_ADDED = 1000  # sensors that joined a live federation at one site
 MOST_BYTES = 8 << 30  # of one request, unless the owner sets another limit
 
 
 class Terms(NamedTuple):
     """What all sites agree on first: the time steps that windows are numbered by, the precision in which they
-    compute, and the training that their saved states belong to."""
+    compute, and the training that their saved states belong to. While the federation is live, a site may have
+    `added` sensors since: their nodes come after its others."""
 
     first: int  # seconds since 1970, in the sites' local time
     step: int  # seconds
     rows: int
     precision: str
     run: str
+    added: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, note: Note) -> Terms:
         precision, run = str(note.fields.get("precision")), str(note.fields.get("run"))
         if precision not in get_args(Precision) or not TAG.fullmatch(run):
             raise Malformed("invalid precision or run name")
-        return cls(note.whole("first"), note.whole("step"), note.whole("rows", MOST_ROWS), precision, run)
+        added = note.fields.get("added", [])
+        if not isinstance(added, list) or len(added) > MOST_ADDED or not all(map(_is_text, added)):
+            raise Malformed("invalid names of added sensors")
+        first, step, rows = note.whole("first"), note.whole("step"), note.whole("rows", MOST_ROWS)
+        return cls(first, step, rows, precision, run, tuple(added))
+
+    def fields(self) -> dict[str, Any]:
+        """As a note carries them."""
+        fields = self._asdict()
+        if not self.added:
+            del fields["added"]
+        return fields
 
 
 @dataclass
@@ -233,6 +247,10 @@ class Endpoint:
                 raise
             logging.getLogger(__name__).exception("the owner's part of %r failed", answered.request.name)
             return {}
+
+
+def _is_text(name: object) -> bool:
+    return isinstance(name, str)
 
 
 def _may_come_first(verb: str) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
+from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import Prepare
 from cnfgnn.transports.remote.conversations import hold
 from cnfgnn.transports.remote.deadlines import Pace, Work
@@ -39,6 +40,7 @@ class LiveTransport(RemoteTransport):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.live = False
+        self.told: dict[str, Any] = {}  # what each site tells about its new sensors, unchecked
         self._preparing: dict[str, Future[Replies | None]] = {}
         self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
 
@@ -52,6 +54,19 @@ class LiveTransport(RemoteTransport):
     def close(self) -> None:
         super().close()
         self._background.shutdown(wait=False, cancel_futures=True)
+
+    def heard(self, site: Site, hello: Mapping[str, Any]) -> None:
+        self.told[site.name] = hello.get("new_sensors")
+
+    def is_being_prepared(self, site: Site) -> bool:
+        return site.name in self._preparing
+
+    def add(self, site: Site, sensors: Sequence[str]) -> None:
+        """Give a site rows for further sensors, after all others; it has to be prepared again."""
+        n = sum(map(len, self.sites))
+        site.rows = torch.cat([site.rows, torch.arange(n, n + len(sensors))])
+        site.added, site.known = (*site.added, *sensors), Sizes(len(site.rows))
+        self.sites[:] = [party.rows for party in self.parties]
 
     def exchange(self, calls: Sequence[Call], rows: Tensor) -> Payload:
         if not self.live or not _prepares(calls):

@@ -60,6 +60,7 @@ class Site:
     refused: int = 0  # answers that were refused
     problem: str = ""  # its last problem
     carried: int = 0  # bytes both ways
+    added: tuple[str, ...] = ()  # sensors that joined while the federation is live: its last rows
     memory_limit: int = 0  # bytes of hidden states and embeddings that it may hold; 0: no limit
     late: bool = False  # with its last request
     busy: bool = False  # working, by its last hello
@@ -184,6 +185,9 @@ class RemoteTransport:
 
     # ---- one site ------------------------------------------------------------------------------------
 
+    def heard(self, site: Site, hello: Mapping[str, Any]) -> None:
+        """A site has answered a hello."""
+
     def _asked(
         self, site: Site, questions: Questions, place: Place, gathering: Gathering
     ) -> Conversation[bool]:
@@ -228,8 +232,9 @@ class RemoteTransport:
         self, site: Site, question: Question, place: Place, gathering: Gathering
     ) -> Conversation[Layout]:
         request = question.message(place)
+        terms = self.terms._replace(added=site.added)
         answer = yield from site.link.conversation(
-            request, question.largest_answer, site.deadline, **self.terms._asdict()
+            request, question.largest_answer, site.deadline, **terms.fields()
         )
         site.carried += len(request) + len(answer)
         layout = question.layout(answer)
@@ -300,6 +305,7 @@ class RemoteTransport:
                 continue
             site.latency, site.last_seen = time.perf_counter() - begun, time.time()
             site.busy = hello.get("busy") is True
+            self.heard(site, hello)
             if objection := site.objection(hello):
                 site.problem = objection
             site.reachable = not objection

@@ -1,0 +1,80 @@
+"""The models of a live federation: the run that it went live with, and those that were trained beside it.
+
+The server's kit records which one is live, as the folder of one machine's service does, and the live task
+follows the record. All models are runs of the kit, so that the sites have states of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cnfgnn.errors import RunError
+from cnfgnn.federation.task_context import RUNS
+from cnfgnn.live.models import Models, Record
+from cnfgnn.runs.folder import Run
+
+LIVE = "live"  # the folder of the records in the server's kit
+TRAINED = "trained"  # in the names of runs that were trained beside a live task
+
+log = logging.getLogger(__name__)
+
+
+class FederatedModels(Models):
+    """The models of the federation that went live with `run`, by name.
+
+    record  what was known when `live` last looked
+    """
+
+    def __init__(self, kit: Path, run: str) -> None:
+        super().__init__(kit / RUNS / run, kit / LIVE / run)
+        self.runs = kit / RUNS
+        self.record = Record((self.first,))
+        self._seen: tuple[int, int] | None = None
+
+    def folder(self, model: str) -> Path:
+        return self.runs / model
+
+    def new_name(self) -> str:
+        """For a model that is trained now."""
+        return f"{self.first[:30]}-{TRAINED}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+
+    def live(self) -> str:
+        """The model that is live; the record is read again when it has changed."""
+        try:
+            found = self.file.stat()
+        except OSError:
+            return self.record.live
+        now = found.st_mtime_ns, found.st_ino
+        if now != self._seen:
+            self._seen = now
+            try:
+                self.record = self.read()
+            except RunError as error:  # the model that is live stays so
+                log.warning("%s", error)
+        return self.record.live
+
+    def usable(self, check: Callable[[Run], None]) -> tuple[str, Run]:
+        """The live model and its run; if it cannot be used, the one before it is live from now on."""
+        while True:
+            record = self.read()
+            try:
+                run = Run.open(self.folder(record.live))
+                check(run)
+            except RunError as error:
+                if len(record.line) == 1:
+                    raise
+                log.warning("%s", error)
+                self.rollback(f"{record.live} cannot be used ({error})")
+            else:
+                return record.live, run
+
+    def remove_others(self) -> None:
+        """Delete the runs of models that are not in the line: rolled back, not better, or unfinished."""
+        kept = set(self.read().line)
+        for folder in self.runs.glob(f"{self.first[:30]}-{TRAINED}-*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""What forecasts of a new sensor need and no training has computed: weekly profile and linear forecaster.
+
+Both come from the readings that there are, from the true ones for the owner and from the copy for the nodes,
+as if the run were evaluated on a sensor that it never saw. They are computed when the sensor has the readings
+of one window, and again whenever it has twice as many as the last time. In between they stay, also across
+restarts, so that forecasts do not change with a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.series import INFORMED, LINEAR, OWN, PreparedSeries, Series
+from cnfgnn.data.windows import Windows
+from cnfgnn.federation.site_data import columns_of
+from cnfgnn.live.engine import rows_of
+from cnfgnn.models.params import part
+from cnfgnn.runs.checkpoints import FolderStore
+from cnfgnn.runs.forecast import with_rows_ahead
+
+FOLDER = "new-sensors"  # in the folder of the site's live service
+TAG, COUNT = "computed", "count"
+OWNER, NODES = "owner.", "nodes."
+AGAIN_AFTER = 2  # times as many readings
+
+State = Mapping[str, Tensor]
+
+
+class NewcomerFits:
+    """What was computed for the new sensors of a site in one run; `least` is how many readings it takes."""
+
+    def __init__(self, folder: Path, run: str, least: int) -> None:
+        self.run, self.folder, self.least = run, folder / FOLDER / run, least
+        self._kept: dict[str, State] = {}
+
+    def is_known(self, sensor: str) -> bool:
+        """Whether enough readings of a sensor were there to compute something."""
+        return bool(self._of(sensor))
+
+    def update(
+        self, sensors: Sequence[str], truth: Readings, copy: Readings, like: PreparedSeries, s: NodeSettings
+    ) -> bool:
+        """Compute what is due; True if there is something new. `like` has the scale and the windows."""
+        due = [sensor for sensor in sensors if self._is_due(sensor, truth)]
+        for sensor in due:
+            found = {OWNER + name: x for name, x in computed(truth, sensor, like, s).items()}
+            if copy is not truth:
+                found |= {NODES + name: x for name, x in computed(copy, sensor, like, s).items()}
+            found[COUNT] = torch.tensor(_count(truth, sensor))
+            self._kept[sensor] = found
+            self._store(sensor).write(TAG, found, ())
+        return bool(due)
+
+    def of_owner(self, sensors: Sequence[str]) -> list[State]:
+        return [part(self._of(sensor), OWNER) for sensor in sensors]
+
+    def of_nodes(self, sensors: Sequence[str]) -> list[State]:
+        return [part(self._of(s), NODES) or part(self._of(s), OWNER) for s in sensors]
+
+    def _is_due(self, sensor: str, readings: Readings) -> bool:
+        kept, count = self._of(sensor), _count(readings, sensor)
+        before = int(kept[COUNT]) if kept else 0
+        return count >= max(self.least, AGAIN_AFTER * before)
+
+    def _of(self, sensor: str) -> State:
+        if sensor not in self._kept:
+            store = self._store(sensor)
+            self._kept[sensor] = store.read(TAG) if store.has(TAG) else {}
+        return self._kept[sensor]
+
+    def _store(self, sensor: str) -> FolderStore:
+        return FolderStore(self.folder / hashlib.sha256(sensor.encode()).hexdigest()[:24])
+
+
+def computed(readings: Readings, sensor: str, like: PreparedSeries, settings: NodeSettings) -> State:
+    """Profile and linear forecaster of one sensor, from all its readings at hand."""
+    measured = np.flatnonzero(~readings.missing.all(axis=1))
+    at_hand = rows_of(columns_of(replace(readings, others=()), [sensor]), slice(int(measured[0]), None))
+    windows = Windows.next(len(at_hand.times), like.history, like.horizon)
+    series = Series.of(with_rows_ahead(at_hand, like.horizon))
+    kind = like.inputs.dtype, like.inputs.device
+    return PreparedSeries(series, like.scaler, settings.missing, windows, *kind, settings.model).state()
+
+
+def use(data: PreparedSeries, states: Sequence[State]) -> None:
+    """Let the last sensors of `data` use these states, one for each; an empty one changes nothing."""
+    known = data.nodes - len(states)
+    names = {name for state in states for name in state}
+    informed = LINEAR + INFORMED
+    wanted: dict[str, Tensor] = {}
+    for name in names:
+        example = next(state[name] for state in states if name in state)
+        nothing = example.new_full((1, *example.shape[1:]), torch.nan)
+        rows = [state.get(name, nothing) for state in states]
+        wanted[name] = torch.cat([nothing.expand(known, *nothing.shape[1:]), *rows])
+        if name.startswith(LINEAR + OWN) and INFORMED in data.linear:
+            # Without means of neighbours' levels in training, forecasters that use them are the same.
+            inputs = data.linear[INFORMED].weights.shape[1]
+            padded = torch.zeros(len(wanted[name]), inputs, *example.shape[2:], dtype=example.dtype)
+            padded[:, : example.shape[1]] = wanted[name]
+            padded[wanted[name].flatten(1).isnan().any(dim=1)] = torch.nan
+            wanted[name.replace(LINEAR + OWN, informed)] = padded
+    data.use(wanted)
+
+
+def _count(readings: Readings, sensor: str) -> int:
+    if sensor not in readings.ids:
+        return 0
+    return int((~readings.missing[:, readings.ids.index(sensor)]).sum())

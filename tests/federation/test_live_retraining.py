@@ -1,0 +1,121 @@
+"""A live federation that is trained beside its live task: judged at the sites, switched at all of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import RunError
+from cnfgnn.federation.live_models import FederatedModels
+from cnfgnn.federation.live_relay import LIVE
+from cnfgnn.federation.live_site import SWITCHES
+from cnfgnn.federation.retrain_task import plan_judged
+from cnfgnn.federation.server_task import RUNS, Task, serve
+from cnfgnn.federation.site_nodes import SiteNodes
+from cnfgnn.federation.spans import Span
+from cnfgnn.federation.status import TRAINING, read_status
+from cnfgnn.runs.folder import Run
+from cnfgnn.transports.remote.endpoint import Endpoint
+from tests.conftest import network, small
+from tests.federation.live_federation import LiveFederation
+from tests.live.small_service import wait_for
+
+KNOWN, ROWS, SENT = 120, 190, 20
+HOLD_OUT = 30 * 300 / 86_400  # days: 30 steps
+FULL = {"full"}
+
+
+class Beside:
+    """A second job at the same sites, as the engine starts one: its own processes, the same kits."""
+
+    def __init__(self, sites: LiveFederation) -> None:
+        self.ends = {}
+        for name in sites.sites:
+            nodes = SiteNodes(sites.kits[name], live=True)
+            self.ends[name] = Endpoint(nodes.join, nodes.describe)
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        return self.ends[site].answer(request)
+
+
+def retrained(sites: LiveFederation, name: str, hold_out: float = HOLD_OUT) -> dict[str, str]:
+    task = Task("retrain", name, earlier="one", line="one", hold_out=hold_out, wait=20.0)
+    serve(sites.server, task, Beside(sites), lambda: False)
+    status = read_status(sites.server, TRAINING) or {}
+    assert status["state"] == "finished", status["problem"]
+    result: dict[str, str] = status["result"]
+    return result
+
+
+@pytest.mark.slow
+def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: Path) -> None:
+    data = network(rows=ROWS, dropout=0)
+    sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
+    status = sites.train(small("at-fedavg", **{"training.rounds": 1}))
+    assert status["state"] == "finished", status["problem"]
+    models = FederatedModels(sites.server, "one")
+    everywhere = dict.fromkeys(sites.sites, FULL)
+    with sites.live():
+        for _ in range(SENT):
+            assert sites.next_forecasts() == everywhere
+        assert retrained(sites, models.new_name(), 30.0)["outcome"] == "too few readings"
+        name = models.new_name()
+        result = retrained(sites, name)
+        assert result["outcome"] == "better", result["text"]
+        assert sites.live_status["model"] in ("one", name)
+
+        wait_until_live(sites, name)
+        assert sites.next_forecasts() == everywhere
+        [training] = [one for one in models.read().trainings if one.outcome == "better"]
+        assert training.new_error is not None
+        assert training.old_error is not None
+        assert training.new_error < training.old_error
+
+        models.rollback("rollback")
+        wait_until_live(sites, "one")
+        assert sites.next_forecasts() == everywhere
+    assert [(s.before, s.after) for s in models.read().switches] == [("one", name), (name, "one")]
+    for kit in (sites.kits[site] for site in sites.sites):
+        events = [json.loads(line) for line in (kit / LIVE / SWITCHES).read_text().splitlines()]
+        assert [event["to"].rpartition("-")[0] for event in events] == [name[:40], "one"]
+    run = Run.open(sites.server / RUNS / name)
+    assert run.data.rows == KNOWN + SENT  # what the services received was learned from, too
+    assert run.origin is not None
+
+
+def wait_until_live(sites: LiveFederation, model: str) -> None:
+    def is_live() -> bool:
+        engines = [sites.nodes[name].engine for name in sites.sites]
+        here = all(engine is not None and engine.ready.run.startswith(model[:40]) for engine in engines)
+        return here and sites.live_status.get("model") == model
+
+    wait_for(is_live, f"{model} to be live")
+    for name in sites.sites:
+        sites.wait_until_joined(name)
+
+
+def test_windows_that_the_live_model_has_learned_from_do_not_count(tmp_path: Path) -> None:
+    data = network(rows=ROWS, dropout=0)
+    sites = LiveFederation(tmp_path, data, KNOWN)
+    assert sites.train(small("gru-fedavg", **{"training.rounds": 1}))["state"] == "finished"
+    old = Run.open(sites.server / RUNS / "one")
+    first = int(data.readings.times[0].astype("datetime64[s]").astype(int))
+    d = old.config.data
+    windows = Windows.of(KNOWN, d.history, d.horizon, d.shares)
+    for earlier in (0, 10):  # the readings of today may begin before those of the training
+        span = Span(first - 300 * earlier, first + 300 * (KNOWN - 1), 300, False)
+        plan = plan_judged(old, span, HOLD_OUT)
+        assert plan.judged[0] >= windows.starts["test"][0] + d.horizon - 1 + earlier
+
+
+def test_the_record_of_models_survives_one_that_cannot_be_used(tmp_path: Path) -> None:
+    models = FederatedModels(tmp_path, "one")
+    assert models.live() == "one"
+    models.switch("gone", "RMSE 1 instead of 2")
+    assert models.live() == "gone"
+    with pytest.raises(RunError):  # neither has a folder, and one has nothing before it
+        models.usable(lambda run: None)
+    assert models.live() == "one"
