@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -140,15 +141,17 @@ def _data(run: RunView, kinds: Mapping[str, Sequence[int]] | None, pack: Pack) -
     }
 
 
+def _packed_intervals(run: RunView, level: str, pack: Pack) -> Any:
+    return pack.coarse(_intervals_by_sensor(run, level))
+
+
 def _add_if_there_is_room(run: RunView, data: dict[str, Any], shown: dict[str, Any], pack: Pack) -> None:
     """Of many sensors: edges, intervals of every sensor, errors of every sensor at every step."""
     if data["edges"] == [[], []]:
         data["edges"] = pack.if_it_fits(MOST_COMPRESSED, lambda p: [p.whole(ends) for ends in run.edges.T])
         data["edges"] = data["edges"] or []
     for level, found in (shown["test"] or {}).get("intervals", {}).items():
-        found["packed"] = pack.if_it_fits(
-            MOST_COMPRESSED, lambda p, level=level: p.coarse(_intervals_by_sensor(run, level))
-        )
+        found["packed"] = pack.if_it_fits(MOST_COMPRESSED, partial(_packed_intervals, run, level))
     if run.predictions is not None:
         by_step = figures(run.predictions.sums).swapaxes(1, 2)  # (4, t, n)
         shown["steps_of_all"] = pack.if_it_fits(

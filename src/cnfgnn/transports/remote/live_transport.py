@@ -37,6 +37,8 @@ class LivePace(Pace):
 class LiveTransport(RemoteTransport):
     """Once it is `live`, sites that rejoin are prepared in the background, and late ones are left out."""
 
+    hears_by_hello = True  # of new sensors
+
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.live = False

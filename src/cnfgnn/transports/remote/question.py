@@ -192,7 +192,7 @@ class Gathering:
     def _room_for(self, found: Found) -> Tensor:
         whole = torch.zeros((self.n, *found.declared.shape[1:]), dtype=found.declared.dtype)
         self.replies[found.call][found.name] = whole
-        self._bytes[found.call, found.name] = memoryview(as_bytes(whole))
+        self._bytes[found.call, found.name] = as_bytes(whole).data
         return whole
 
     def of_site(self, place: Place) -> list[Mapping[str, Tensor]]:
