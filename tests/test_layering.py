@@ -135,7 +135,10 @@ LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the ext
 
 
 # Modules of a federation that are imported only when it is live.
-LIVE_FEDERATION = {f"cnfgnn.federation.live_{name}" for name in ("engine", "page", "service", "site")}
+LIVE_FEDERATION = {
+    f"cnfgnn.federation.live_{name}"
+    for name in ("coverage", "engine", "metrics", "model", "page", "service", "site")
+}
 
 
 def test_only_the_live_service_needs_its_packages() -> None:
