@@ -206,7 +206,7 @@ class LiveSiteNodes(SiteNodes):
             return {"step": 0, "present": 0, "ready": False}
         engine.hear(joined, done)
         step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
-        return {"step": step, "present": present, "ready": True} | self._told_coverage(step)
+        return {"step": step, "present": present, "ready": True, **self._told_coverage(step)}
 
     def _told_coverage(self, step: int) -> Mapping[str, Any]:
         """What the owner tells about true readings: nothing, unless the site's settings say so."""
