@@ -135,7 +135,7 @@ LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the ext
 
 
 # Modules of a federation that are imported only when it is live.
-LIVE_MODULES = ("engine", "metrics", "model", "page", "service", "site")
+LIVE_MODULES = ("coverage", "engine", "metrics", "model", "page", "service", "site")
 LIVE_FEDERATION = {f"cnfgnn.federation.live_{name}" for name in LIVE_MODULES}
 
 

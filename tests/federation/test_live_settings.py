@@ -11,11 +11,12 @@ import pytest
 
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import live_relay
-from cnfgnn.federation.live_coverage import ToldCoverage, coverage_told
+from cnfgnn.federation.live_coverage import ToldCoverage
 from cnfgnn.federation.live_page import LivePage
 from cnfgnn.federation.live_relay import Relay, read_service
 from cnfgnn.federation.live_site import LiveTerms, settings_of
 from cnfgnn.federation.live_state import live_state
+from cnfgnn.federation.live_sums import coverage_told
 from cnfgnn.federation.process_identity import identity
 from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
@@ -132,7 +133,7 @@ def test_coverage_changes_once_an_hour_and_is_not_told_twice_in_one(tmp_path: Pa
         ({"coverage": {"count": 30, "80": -1, "95": 30}}, None),
         ({"coverage": {"count": 30.0, "80": 20, "95": 30}}, None),
         ({"coverage": {"count": 0, "80": 0, "95": 0}}, None),
-        ({"coverage": {"count": 30, "80": 20}}, None),
+        ({"coverage": {"80": 20, "95": 30}}, None),
         ({"coverage": {"count": 30, "80": 20, "95": 30, "60": 1}}, None),
         ({"coverage": [30, 20, 30]}, None),
     ],

@@ -7,15 +7,10 @@ server should not learn from one answer to the next how single readings compare 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from cnfgnn.federation.live_sums import COUNT
 from cnfgnn.live.watch import LEAST_COUNT, LEVELS, SUMS, Report
 
-COVERAGE = "coverage"  # the field of the answer to `due`
-COUNT = "count"
 HOUR = 3600  # seconds
-MOST = 2**53  # no sum is larger
 
 
 class ToldCoverage:
@@ -45,15 +40,3 @@ def _sums(report: Report) -> dict[str, int] | None:
         return None
     inside = {str(level): round(total[f"inside_{level}"]) for level in LEVELS}
     return {COUNT: round(total["count"]), **inside}
-
-
-def coverage_told(answer: Mapping[str, Any]) -> dict[str, int] | None:
-    """What a site has told, as the server uses it; None if it told nothing, or nothing that can be meant."""
-    told = answer.get(COVERAGE)
-    names = [COUNT, *map(str, LEVELS)]
-    if not isinstance(told, dict) or sorted(told) != sorted(names):
-        return None
-    if not all(type(number) is int and 0 <= number <= MOST for number in told.values()):
-        return None
-    count = told[COUNT]
-    return {name: told[name] for name in names} if count and max(told.values()) == count else None

@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cnfgnn.federation.live_coverage import COUNT, COVERAGE
 from cnfgnn.federation.live_state import live_state
+from cnfgnn.federation.live_sums import COUNT, COVERAGE
 
 OF_FEDERATION = {
     "steps": ("steps", "Steps since the task began."),

@@ -33,10 +33,11 @@ from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
-from cnfgnn.federation.live_coverage import COVERAGE, ToldCoverage
+from cnfgnn.federation.live_coverage import ToldCoverage
 from cnfgnn.federation.live_engine import Ready, SiteEngine
 from cnfgnn.federation.live_model import SiteModel
 from cnfgnn.federation.live_relay import LIVE
+from cnfgnn.federation.live_sums import COVERAGE
 from cnfgnn.federation.newcomer_fits import State, use
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.run_readings import RunReadings

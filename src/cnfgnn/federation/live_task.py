@@ -21,9 +21,9 @@ import numpy as np
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
-from cnfgnn.federation.live_coverage import coverage_told
 from cnfgnn.federation.live_models import FederatedModels
 from cnfgnn.federation.live_newcomers import Newcomers
+from cnfgnn.federation.live_sums import coverage_told
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
 from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.transports.remote.header import Malformed
