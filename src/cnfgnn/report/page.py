@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -146,9 +147,8 @@ def _add_if_there_is_room(run: RunView, data: dict[str, Any], shown: dict[str, A
         data["edges"] = pack.if_it_fits(MOST_COMPRESSED, lambda p: [p.whole(ends) for ends in run.edges.T])
         data["edges"] = data["edges"] or []
     for level, found in (shown["test"] or {}).get("intervals", {}).items():
-        found["packed"] = pack.if_it_fits(
-            MOST_COMPRESSED, lambda p, level=level: p.coarse(_intervals_by_sensor(run, level))
-        )
+        add = partial(Pack.coarse, values=_intervals_by_sensor(run, level))
+        found["packed"] = pack.if_it_fits(MOST_COMPRESSED, add)
     if run.predictions is not None:
         by_step = figures(run.predictions.sums).swapaxes(1, 2)  # (4, t, n)
         shown["steps_of_all"] = pack.if_it_fits(
