@@ -141,17 +141,14 @@ def _data(run: RunView, kinds: Mapping[str, Sequence[int]] | None, pack: Pack) -
     }
 
 
-def _packed_intervals(run: RunView, level: str, pack: Pack) -> Any:
-    return pack.coarse(_intervals_by_sensor(run, level))
-
-
 def _add_if_there_is_room(run: RunView, data: dict[str, Any], shown: dict[str, Any], pack: Pack) -> None:
     """Of many sensors: edges, intervals of every sensor, errors of every sensor at every step."""
     if data["edges"] == [[], []]:
         data["edges"] = pack.if_it_fits(MOST_COMPRESSED, lambda p: [p.whole(ends) for ends in run.edges.T])
         data["edges"] = data["edges"] or []
     for level, found in (shown["test"] or {}).get("intervals", {}).items():
-        found["packed"] = pack.if_it_fits(MOST_COMPRESSED, partial(_packed_intervals, run, level))
+        add = partial(Pack.coarse, values=_intervals_by_sensor(run, level))
+        found["packed"] = pack.if_it_fits(MOST_COMPRESSED, add)
     if run.predictions is not None:
         by_step = figures(run.predictions.sums).swapaxes(1, 2)  # (4, t, n)
         shown["steps_of_all"] = pack.if_it_fits(
