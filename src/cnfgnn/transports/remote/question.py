@@ -183,7 +183,7 @@ class Gathering:
             of_range = place.bytes(found.row)
             if of_range is not None and whole.dtype == found.declared.dtype:
                 self._bytes[found.call, found.name][of_range] = data[found.start : found.end]
-            else:  # a site may compute in another precision
+            elif found.row:  # a site may compute in another precision
                 copied = torch.frombuffer(
                     bytearray(data[found.start : found.end]), dtype=found.declared.dtype
                 )
@@ -192,7 +192,7 @@ class Gathering:
     def _room_for(self, found: Found) -> Tensor:
         whole = torch.zeros((self.n, *found.declared.shape[1:]), dtype=found.declared.dtype)
         self.replies[found.call][found.name] = whole
-        self._bytes[found.call, found.name] = memoryview(as_bytes(whole))
+        self._bytes[found.call, found.name] = as_bytes(whole).data
         return whole
 
     def of_site(self, place: Place) -> list[Mapping[str, Tensor]]:
