@@ -159,6 +159,17 @@ def test_every_site_gets_the_rows_of_its_nodes_in_its_order() -> None:
         assert some.replies[0]["w"][:, 0].tolist() == [3, 2, 1]
 
 
+def test_arrays_without_elements_have_rows_too() -> None:
+    sites = Sites([[1, 0], [2]])
+    sites.bend = dict.fromkeys(sites.groups, lambda theta: {"w": theta["w"][:, :0]})
+    with sites.transport() as transport:
+        for site in transport.parties:
+            site.known = Sizes(len(site.rows), True, model={"w": (0,)})
+        payload = transport.exchange([WEIGHTS], torch.arange(3))
+    assert payload.present.all()
+    assert payload.replies[0]["w"].shape == (3, 0)
+
+
 def test_a_site_may_compute_in_another_precision() -> None:
     sites = one_each(3)
     sites.bend["site-1"] = lambda theta: {"w": theta["w"].double()}

@@ -183,7 +183,7 @@ class Gathering:
             of_range = place.bytes(found.row)
             if of_range is not None and whole.dtype == found.declared.dtype:
                 self._bytes[found.call, found.name][of_range] = data[found.start : found.end]
-            else:  # a site may compute in another precision
+            elif found.row:  # a site may compute in another precision
                 copied = torch.frombuffer(
                     bytearray(data[found.start : found.end]), dtype=found.declared.dtype
                 )
