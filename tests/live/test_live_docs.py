@@ -81,6 +81,7 @@ def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
     command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts}
     elsewhere = {"--from", "--to", "--data-binary", "--intervals", "--config", "--build-arg"}
+    elsewhere |= {"--format", "--runtime", "--cgroup-manager", "--ulimit"}
     elsewhere |= {
         "--system",
         "--port",
