@@ -160,7 +160,8 @@ def by_variable(
     if variable:
         if len(found) > 1:
             raise DataError(path, f"holds several variables ({', '.join(found)}), and not {variable!r} alone")
-        return [(variable, *found.values())]
+        (readings,) = found.values()
+        return [(variable, readings)]
     used = [(name, readings) for name, readings in found.items() if name in variables]
     rest = {name: readings for name, readings in found.items() if name not in variables}
     if options.target in rest:

@@ -62,8 +62,7 @@ class VariableRows:
     def present(self, since: int, until: int) -> Bools:
         """(n,): which sensors have a value from one time until before another."""
         rows = slice(*np.searchsorted(self._times, [since, until]))
-        there: Bools = ~np.isnan(self._values[rows]).all(axis=0)
-        return there
+        return np.asarray(~np.isnan(self._values[rows]).all(axis=0))
 
 
 def newest_rows(readings: Readings, since: int) -> Readings:
