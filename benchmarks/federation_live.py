@@ -21,9 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -163,10 +163,18 @@ class Listener(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        self.connection.request("GET", "/events")
-        for line in self.connection.getresponse():
+        """Listen until the stream ends."""
+        with closing(self.connection):
+            self.connection.request("GET", "/events")
+            with self.connection.getresponse() as lines:
+                self._hear(lines)
+
+    def _hear(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
             if line.startswith(b"data: "):
                 now, made = time.perf_counter(), json.loads(line[6:])
+                if "step" not in made:  # alarms are events as well
+                    continue
                 with self.changed:
                     self.arrived[made["step"]] = now
                     self.full[made["step"]] = all(
@@ -196,7 +204,10 @@ def latencies(federation: Federation, rows: Sequence[int], heard: Mapping[str, L
     connections = {
         name: http.client.HTTPConnection(host, timeout=60) for name, host in federation.addresses.items()
     }
-    with ThreadPoolExecutor(len(connections)) as pool:
+    with ExitStack() as opened:
+        for connection in connections.values():
+            opened.enter_context(closing(connection))
+        pool = opened.enter_context(ThreadPoolExecutor(len(connections)))
         for row in rows:
             moment, bodies = str(readings.times[row]), {}
             for name, columns in federation.sites.items():

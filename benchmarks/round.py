@@ -35,7 +35,7 @@ from cnfgnn.data.windows import SPLITS
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
-from machine import GIB, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes, without_missing
+from machine import GIB, Seconds, clock, copy_bandwidth, forget_peak, gemm_rate, peak_bytes, without_missing
 from naive import NaiveRound
 from operations import PHASES, Shape, least_bytes, operations
 from shapes import OneSentence, add_arguments, chosen
@@ -171,6 +171,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--minibatches", type=int, default=2, help="minibatches of the naive version; 0 skips it"
     )
+    parser.add_argument(
+        "--processor-time", action="store_true", help="seconds of the processor: for one thread of a busy CPU"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
     for name, least in (("rounds", 1), ("minibatches", 0), ("split_epochs", 1)):
@@ -214,6 +217,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     keep_freed_memory()
     options = arguments()
+    Seconds.of_processor = options.processor_time
     try:
         results = run(options)
     except CnfgnnError as problem:

@@ -41,7 +41,11 @@ from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
-from shapes import OneSentence
+
+if __package__:  # imported by tests
+    from benchmarks.shapes import OneSentence
+else:
+    from shapes import OneSentence
 
 METHOD = "cnfgnn-plus"
 HOUR = 3600

@@ -114,9 +114,9 @@ def test_copies_are_drawn_once_for_each_row() -> None:
     class Counting(SimulatedCopies):
         rows = 0
 
-        def blur(self, readings: Readings, sigma: float) -> Readings:
+        def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
             self.rows += len(readings.times)
-            return super().blur(readings, sigma)
+            return super().blur(readings, sigma, name)
 
     drawn, config = Counting(1), small(PRIVATE)
     copy = CopyOfRows(config, drawn)

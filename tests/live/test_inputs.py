@@ -1,31 +1,37 @@
-"""A live service receives readings alone: runs that need other inputs are refused, all others are served."""
+"""Runs that were trained with other variables and covariates are served: variables arrive like readings, by
+the folder and by HTTP, and covariates are read from their files. What is forecast is what a command would."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.data.readings import Readings
+from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.live.engine import Engine, rows_of
+from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.commands import said
 from tests.conftest import network, small
-from tests.live.small_service import serving
+from tests.live.small_service import serving, wait_for
 from tests.privacy.two_truths import with_inputs
 
 ROWS, KNOWN = 130, 120
 
 
-def trained(folder: Path, run: Path, **changes: object) -> Run:
-    config = small("mlp-fedavg", **{"data.path": str(folder), "training.rounds": 1, **changes})
+def trained(folder: Path, run: Path, method: str = "mlp-fedavg", **changes: object) -> Run:
+    config = small(method, **{"data.path": str(folder), "training.rounds": 1, **changes})
     options = {name: getattr(config.data, name) for name in ("target", "inputs")}
     data = load(folder, **options)
     train_run(Run.create(run, config, data), data, Unwatched())
@@ -40,16 +46,132 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_with_other_inputs_is_refused_in_one_sentence(folder: Path, tmp_path: Path) -> None:
-    run = trained(folder, tmp_path / "run", **{"data.inputs": "flow,rain"})
-    assert said("live", run.folder, "--port", "0", fails=True) == (
-        f"{run.folder}: was trained with further inputs (variables: flow; covariates: rain), which a live"
-        " service does not receive: train a run without them, with --set data.inputs=none"
-    )
-    assert not (run.folder / "live").exists()
-    with pytest.raises(RunError, match="was trained with further inputs") as refused:
-        Engine(run, load(folder))
-    assert refused.value.exit_code == 4
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return trained(folder, tmp_path_factory.mktemp("run") / "run", **{"data.inputs": "flow,rain"})
+
+
+def lines_until(table: Path, row: int) -> str:
+    """The head of a CSV file: its header and so many rows."""
+    return "".join(table.read_text().splitlines(keepends=True)[: row + 1])
+
+
+def row_of(table: Path, row: int) -> str:
+    return table.read_text().splitlines(keepends=True)[row + 1]
+
+
+@pytest.fixture
+def growing(folder: Path, tmp_path: Path) -> Path:
+    """The folder as it was after the known rows, with a forecast of rain."""
+    grown = tmp_path / "growing"
+    shutil.copytree(folder, grown)
+    for name in ("readings.csv", "variables/flow.csv"):
+        (grown / name).write_text(lines_until(folder / name, KNOWN))
+    return grown
+
+
+def forecast_of(run: Run, folder: Path, rows: int) -> pd.DataFrame:
+    """What the command forecasts after so many rows."""
+    data = load(folder, inputs="flow,rain")
+    return forecast_run(run, replace(data, readings=rows_of(data.readings, slice(0, rows))))
+
+
+def compare(found: Any, expected: pd.DataFrame) -> None:
+    """All sensors but one, which has sent nothing of late."""
+    by_model = {sensor: made for sensor, made in found["sensors"].items() if made["quality"] != "fallback"}
+    assert sorted(by_model) == ["s0", "s2"]
+    for sensor, made in by_model.items():
+        np.testing.assert_allclose(made["values"], expected[sensor], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("mlp-fedavg", {"privacy.inputs": "flow=70"}),
+        ("cnfgnn-private", {"privacy.blur": 3.0, "privacy.inputs": "flow=70, rain=public, holiday=public"}),
+    ],
+)
+def test_a_live_forecast_from_other_inputs_is_that_of_the_command(
+    folder: Path, tmp_path: Path, method: str, changes: dict[str, object]
+) -> None:
+    run, data = trained(folder, tmp_path / "run", method=method, **changes), load(folder)
+    engine = Engine(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
+    for rows in (KNOWN + 1, KNOWN + 4):
+        known = replace(data, readings=rows_of(data.readings, slice(0, rows)))
+        expected = forecast_run(run, known).to_numpy().T
+        np.testing.assert_allclose(engine.forecast(known.readings), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_variables_arrive_by_the_folder_and_covariates_are_read_again(
+    folder: Path, growing: Path, run: Run
+) -> None:
+    rain = growing / "covariates" / "rain.csv"
+    rain.write_text(lines_until(folder / "covariates" / "rain.csv", KNOWN // 6))
+    settings = LiveSettings(data=growing, feed=True, deadline=250, poll=0.05)
+    with serving(run, settings) as (process, client):
+        times = load(folder).readings.times
+        client.forecast_after(f"{times[KNOWN - 1]}")
+        assert "covariate rain is not known from" in client.get("/health").json["problems"]["covariates"]
+        rain.write_text((folder / "covariates" / "rain.csv").read_text())
+        recent = process.service.recent
+        wait_for(lambda: len(recent.covariates["rain"].readings.times) > KNOWN, "the new rain")
+        # The readings alone are not enough before the deadline: the flow is still expected.
+        with (growing / "readings.csv").open("a") as table:
+            table.write(row_of(folder / "readings.csv", KNOWN))
+        wait_for(lambda: recent.newest == times[KNOWN].astype(np.int64), "the readings")
+        assert client.get("/forecasts").json["step"] == f"{times[KNOWN - 1]}"
+        with (growing / "variables" / "flow.csv").open("a") as table:
+            table.write(row_of(folder / "variables" / "flow.csv", KNOWN))
+        found = client.forecast_after(f"{times[KNOWN]}")
+        compare(found, forecast_of(run, folder, KNOWN + 1))
+        assert "covariates" not in process.service.problems
+
+
+def test_variables_arrive_by_http_and_survive_a_restart(
+    folder: Path, growing: Path, run: Run, tmp_path: Path
+) -> None:
+    data = load(folder, inputs="flow,rain")
+    readings, flow = data.readings, data.readings.others[0].readings
+    settings = LiveSettings(data=growing, state=tmp_path / "state", feed=True, deadline=250)
+
+    def row(of: Readings, at: int, **named: str) -> dict[str, Any]:
+        values = zip(of.ids, of.values[at].tolist(), strict=True)
+        there = {sensor: value for sensor, value in values if not np.isnan(value)}
+        return {"time": f"{of.times[at]}", "values": there, **named}
+
+    with serving(run, settings) as (_, client):
+        flows = row(flow, KNOWN, variable="flow")
+        assert client.post([flows, row(readings, KNOWN)]).status == 200
+        compare(client.forecast_after(f"{readings.times[KNOWN]}"), forecast_of(run, folder, KNOWN + 1))
+        assert client.post(flows).json["repeated"] == len(flows["values"])
+        refused = client.post(row(flow, KNOWN, variable="humidity"))
+        assert refused.status == 422
+        assert refused.json["refused"][0] | {"sensor": ""} == {
+            "sensor": "",
+            "time": f"{readings.times[KNOWN]}",
+            "reason": "unknown variable",
+            "variable": "humidity",
+        }
+        assert client.post({**flows, "variable": 3}).status == 400
+    with serving(run, settings) as (_, client):  # the next row: flow as CSV, the reading as an Observation
+        header = lines_until(folder / "variables" / "flow.csv", 0)
+        body = header + row_of(folder / "variables" / "flow.csv", KNOWN + 1)
+        sent = client.ask("POST", "/readings?variable=flow", body, Content_Type="text/csv")
+        assert sent.status == 200
+        observations = [
+            {"phenomenonTime": f"{readings.times[KNOWN + 1]}", "result": v, "parameters": {"sensor": sensor}}
+            for sensor, v in row(readings, KNOWN + 1)["values"].items()
+        ]
+        assert client.post(observations).status == 200
+        compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
+    [kept, _] = readings_at_hand(run, tmp_path / "state", RetrainSettings(growing)).readings.others
+    np.testing.assert_array_equal(kept.readings.values, flow.values[: KNOWN + 2])
+
+
+def test_an_input_that_is_not_in_the_folder_is_asked_for(growing: Path, run: Run) -> None:
+    (growing / "covariates" / "rain.csv").unlink()
+    says = said("live", run.folder, "--data", growing, "--port", "0", fails=True)
+    assert "there is no variable or covariate 'rain'" in says
 
 
 def test_a_run_without_them_is_served_beside_files_of_inputs(folder: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def at(minute: int) -> float:
 
 
 def test_the_examples_of_readings_are_read_as_the_page_says() -> None:
-    one, several, observation = (read_json(block.encode(), ZONE, 0.0) for block in blocks("json"))
+    one, several, observation, variable = (read_json(block.encode(), ZONE, 0.0) for block in blocks("json"))
     assert one == [Arrived("north", at(5), 61.5)]
     assert several == [
         Arrived("north", at(10), 60.5),
@@ -41,6 +41,12 @@ def test_the_examples_of_readings_are_read_as_the_page_says() -> None:
         Arrived("south", at(5), 58.0),
     ]
     assert observation == [Arrived("north", at(15), 59.5)]
+    assert variable == [
+        Arrived("north", at(25), 60.5),
+        Arrived("south", at(25), 57.5),
+        Arrived("north", at(25), 410.0, "flow"),
+        Arrived("south", at(25), 385.0, "flow"),
+    ]
 
 
 def test_the_example_of_csv_is_read_as_the_page_says(tmp_path: Path) -> None:
@@ -75,6 +81,7 @@ def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
     command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts}
     elsewhere = {"--from", "--to", "--data-binary", "--intervals", "--config", "--build-arg"}
+    elsewhere |= {"--format", "--runtime", "--cgroup-manager", "--ulimit"}
     elsewhere |= {
         "--system",
         "--port",

@@ -62,6 +62,19 @@ def read_with_inputs(folder: Path, file: Path | None, options: ReadingOptions) -
     return replace(readings, others=in_order(inputs), notes=(*readings.notes, note))
 
 
+def files_of_inputs(folder: Path, names: InputNames) -> dict[str, Path]:
+    """The files of a folder that hold these inputs, by name; a variable in the file of readings has none."""
+    files = _files(folder / VARIABLES)
+    found = {name: files[name] for name in names.variables if name in files}
+    files = _files(folder / COVARIATES)
+    return found | {name: files[name] for name in names.covariates if name in files}
+
+
+def read_covariate(name: str, file: Path, ids: Sequence[str], options: ReadingOptions) -> Input:
+    """A covariate of these sensors, from its file."""
+    return _covariate(name, _only_variable(file, options, regular=False), ids)
+
+
 def read_traffic(file: Path, options: ReadingOptions) -> Readings:
     """The readings of a file like METR-LA's, which has one variable and no further inputs."""
     if options.target not in ("", UNNAMED):

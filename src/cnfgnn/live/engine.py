@@ -19,6 +19,8 @@ import numpy.typing as npt
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.inputs import Input
+from cnfgnn.data.inputs import with_inputs as with_named_inputs
 from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
 from cnfgnn.data.series import PreparedSeries, Series
@@ -27,10 +29,11 @@ from cnfgnn.errors import DataError
 from cnfgnn.live.forecasts import quality_of
 from cnfgnn.models.params import part
 from cnfgnn.privacy.copies import Copies, SimulatedCopies
+from cnfgnn.privacy.inputs import read_input_blurs, true_and_copied
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import check_no_inputs, with_rows_ahead
+from cnfgnn.runs.forecast import with_rows_ahead
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -79,7 +82,6 @@ class Engine:
     def __init__(
         self, run: Run, data: Dataset, copies: Copies | None = None, store: FolderStore | None = None
     ) -> None:
-        check_no_inputs(run)
         self.run, self.ids, self.config = run, data.readings.ids, run.config
         d = run.config.data
         self.history, self.horizon = d.history, d.horizon
@@ -98,6 +100,12 @@ class Engine:
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
         self._copy = CopyOfRows(run.config, copies) if run.config.privacy.blur else None
+        self._input_blurs = read_input_blurs(run.config.privacy.inputs)
+        self._copies_of_inputs = {
+            name: CopyOfRows(run.config, copies, name, sigma)
+            for name, sigma in self._input_blurs.items()
+            if sigma > 0
+        }
         self._last: tuple[Readings, Readings, Readings] | None = None
         if new and store is not None:
             self._remember(store)
@@ -121,16 +129,18 @@ class Engine:
     def forecast(self, readings: Readings) -> Floats:
         """(n t): the readings that follow these; NaN for a sensor without a reading in the history.
 
-        The readings are as they arrived, on a regular grid, and at least as long as the history.
+        The readings are as they arrived, on a regular grid, and at least as long as the history; with them
+        are the further inputs that the run was trained with.
         """
         observed, truth = self._masked(readings)
+        others, copied = self._inputs(readings)
         nodes = self.owner.nodes
-        own = window_of(truth, self.owner.data)
-        if self._copy is None:
+        own = window_of(replace(truth, others=others), self.owner.data)
+        if self._copy is None and not self._copies_of_inputs:
             nodes.data = self.owner.data = own
         else:
-            copy = mask_outliers(self._copy(observed), self.config.data)
-            nodes.data, self.owner.data = window_of(copy, nodes.data), own
+            copy = truth if self._copy is None else mask_outliers(self._copy(observed), self.config.data)
+            nodes.data, self.owner.data = window_of(replace(copy, others=copied), nodes.data), own
         has = nodes.data.available["test"]
         if has is not None and not bool(has.any()):
             return np.full((len(self.ids), self.horizon), np.nan)
@@ -141,6 +151,18 @@ class Engine:
         assert forecasts is not None
         values: Floats = forecasts.cpu().numpy()
         return values
+
+    def _inputs(self, readings: Readings) -> tuple[tuple[Input, ...], tuple[Input, ...]]:
+        """The further inputs that the run was trained with: the true ones, and the blurred copies."""
+        if not self.config.model.takes_inputs:
+            return (), ()
+        wanted = with_named_inputs(readings, self.run.data.inputs, str(self.run.folder))
+        return true_and_copied(
+            wanted.others,
+            self._input_blurs,
+            self.config.data,
+            lambda name, observed, _: self._copies_of_inputs[name](observed),
+        )
 
     def cleaned(self, readings: Readings) -> Readings:
         """The readings as forecasts use them: codes for "missing" and outliers are missing."""
@@ -186,15 +208,22 @@ def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
     seconds = last + step * np.arange(-history, horizon + 1)
     day = int(DAY.astype(np.int64))
-    window = Series(values, absent, (seconds % day) / day, weekday(seconds))
+    others = [] if before.others is None else [one.at(seconds) for one in readings.others]
+    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others)
     return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
 
 class CopyOfRows:
-    """The blurred copy of the newest readings; only rows that are new or have changed are drawn."""
+    """The blurred copy of the newest readings; only rows that are new or have changed are drawn.
 
-    def __init__(self, config: Config, copies: Copies | None = None) -> None:
-        self.sigma, self.copies = config.privacy.blur, copies or SimulatedCopies(config.seed)
+    With the `name` of a further input, the copy of that input, with a sigma of its own.
+    """
+
+    def __init__(
+        self, config: Config, copies: Copies | None = None, name: str = "", sigma: float | None = None
+    ) -> None:
+        self.sigma = config.privacy.blur if sigma is None else sigma
+        self.copies, self.name = copies or SimulatedCopies(config.seed), name
         self._observed: Readings | None = None
         self._copy: Readings | None = None
 
@@ -208,7 +237,7 @@ class CopyOfRows:
             values[now[same]] = self._copy.values[then[same]]
         if changed.any():
             rows = np.flatnonzero(changed)
-            drawn = self.copies.blur(rows_of(observed, rows), self.sigma)
+            drawn = self.copies.blur(rows_of(observed, rows), self.sigma, self.name)
             values[rows] = drawn.values
         self._observed, self._copy = observed, replace(observed, values=values)
         return self._copy

@@ -1,5 +1,7 @@
 """Readings from a folder: its file that grows, and new files whose names begin with `readings`.
 
+Files of further variables grow like it. A file of a covariate is read again as a whole when it changes.
+
 Only whole lines are read, so that a line in the middle of being written is never taken for a reading; a last
 line without an end counts once its file has not changed for a moment. A line that cannot be read is refused,
 and the lines after it count.
@@ -11,15 +13,18 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cnfgnn.data.formats import read_readings
+from cnfgnn.data.input_files import files_of_inputs, read_covariate
+from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
+from cnfgnn.live.observations import by_variable, cells_of
 from cnfgnn.live.recent import Arrived, RecentReadings
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState
@@ -31,7 +36,33 @@ LINES_ALONE = 2000  # lines that are tried one by one if they cannot be read tog
 BLOCK = 1 << 16  # bytes in which the end of the last line is sought
 UNREAD = FileState(0, 0, 0)
 
+Found = tuple[str, Readings]
+"""Readings, and the name of their variable; what is forecast has none."""
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of a further input, and its state when the service read it first."""
+
+    name: str
+    file: Path
+    known_ahead: bool
+    state: FileState
+
+    @property
+    def key(self) -> str:
+        """What its state is stored under: file names of several folders may be the same."""
+        return f"{self.file.parent.name}/{self.file.name}"
+
+    @staticmethod
+    def all_in(folder: Path, names: InputNames) -> list[InputFile]:
+        """The files of a folder that hold these inputs, as they are now."""
+        return [
+            InputFile(name, file, name in names.covariates, state_of(file))
+            for name, file in files_of_inputs(folder, names).items()
+        ]
 
 
 class FolderSource:
@@ -39,6 +70,7 @@ class FolderSource:
 
     begun_with  the file that the service began with, and how far it was read then
     unknown     is told of sensors in the files that the service does not know
+    inputs      files of further inputs that it began with
     """
 
     def __init__(
@@ -48,11 +80,15 @@ class FolderSource:
         options: ReadingOptions,
         begun_with: tuple[str, FileState],
         seconds: float = 1.0,
+        inputs: Sequence[InputFile] = (),
     ) -> None:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
         self.begun_with, state = begun_with
+        self.variables = [one for one in inputs if not one.known_ahead]
+        self.covariates = [one for one in inputs if one.known_ahead]
         self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
-        self.states = service.store.files() | {self.begun_with: state}
+        self.states = service.store.files() | {one.key: one.state for one in inputs}
+        self.states[self.begun_with] = state
         # The first line of each CSV file when it was last looked at.
         self._headers = {file.name: _first_line(file) for file in self._begun_file()}
 
@@ -72,24 +108,55 @@ class FolderSource:
 
     async def look(self) -> None:
         """Take in what is new in the folder."""
+        for covariate in self.covariates:
+            await self._follow(covariate)
         for file in await asyncio.to_thread(self._files):
-            try:
-                state, found, refused = await asyncio.to_thread(self._new, file)
-            except FileNotFoundError:
-                continue
-            if state == self.states.get(file.name, UNREAD):
-                continue
-            for sentence in refused[:3]:
-                log.warning("folder: %s", sentence)
-            if refused:
-                self.service.metrics.failures.labels("folder").inc(len(refused))
-            arrived = [reading for readings in found for reading in differing(readings, self.service.recent)]
-            await self.service.take(arrived, "folder", {file.name: state})
-            self.states[file.name] = state
-            unknown = {sensor for readings in found for sensor in readings.ids}
-            unknown -= set(self.service.recent.ids)
-            if unknown and self.unknown is not None:
-                await self.unknown(unknown)
+            await self._take(file, file.name)
+        for variable in self.variables:
+            await self._take(variable.file, variable.key, variable.name)
+
+    async def _take(self, file: Path, key: str, variable: str = "") -> None:
+        """Take in what is new in a file, of a further variable if it is named."""
+        try:
+            state, found, refused = await asyncio.to_thread(self._new, file, key, variable)
+        except FileNotFoundError:
+            return
+        if state == self.states.get(key, UNREAD):
+            return
+        self._refuse(refused)
+        arrived = [
+            reading for name, readings in found for reading in differing(readings, self.service.recent, name)
+        ]
+        await self.service.take(arrived, "folder", {key: state})
+        self.states[key] = state
+        unknown = {sensor for name, readings in found for sensor in readings.ids if not name}
+        unknown -= set(self.service.recent.ids)
+        if unknown and self.unknown is not None:
+            await self.unknown(unknown)
+
+    async def _follow(self, covariate: InputFile) -> None:
+        """Read a covariate again if its file has changed; if it cannot be read, the old values stay."""
+        try:
+            found = covariate.file.stat()
+        except FileNotFoundError:
+            return
+        before = self.states[covariate.key]
+        if (found.st_size, found.st_mtime_ns) == (before.size, before.modified):
+            return
+        ids, recent = self.service.recent.ids, self.service.recent
+        try:
+            recent.know_ahead(
+                await asyncio.to_thread(read_covariate, covariate.name, covariate.file, ids, self.options)
+            )
+        except DataError as error:  # it may be in the middle of being written: look again when it changes
+            self._refuse([str(error)])
+        self.states[covariate.key] = FileState(found.st_size, found.st_mtime_ns, found.st_size)
+
+    def _refuse(self, refused: Sequence[str]) -> None:
+        for sentence in refused[:3]:
+            log.warning("folder: %s", sentence)
+        if refused:
+            self.service.metrics.failures.labels("folder").inc(len(refused))
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
@@ -99,14 +166,14 @@ class FolderSource:
             file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with
         )
 
-    def _new(self, file: Path) -> tuple[FileState, list[Readings], list[str]]:
+    def _new(self, file: Path, key: str, variable: str) -> tuple[FileState, list[Found], list[str]]:
         """How far a file is read now, the readings in its new part, and what could not be read."""
-        before, now = self.states.get(file.name, UNREAD), file.stat()
+        before, now = self.states.get(key, UNREAD), file.stat()
         size, modified = now.st_size, now.st_mtime_ns
         if file.suffix != ".csv":
             if (size, modified) == (before.size, before.modified):
                 return before, [], []
-            return self._whole(file, FileState(size, modified, size))
+            return self._whole(file, FileState(size, modified, size), variable)
         start = before.read
         if size < start or (size == before.size and modified != before.modified):
             start = 0  # it was replaced, or changed somewhere
@@ -114,8 +181,8 @@ class FolderSource:
             return before, [], []
         with file.open("rb") as opened:
             header = opened.readline()
-            if self._headers.setdefault(file.name, header) != header:  # it has other columns than before
-                self._headers[file.name], start = header, 0
+            if self._headers.setdefault(key, header) != header:  # it has other columns than before
+                self._headers[key], start = header, 0
             opened.seek(max(start, len(header)))
             added = opened.read(max(0, size - opened.tell()))
         is_quiet = time.time() - modified / 1e9 > QUIET
@@ -124,37 +191,38 @@ class FolderSource:
         state = FileState(size, modified, max(start, len(header)) + len(added))
         if not added.strip() or not header.endswith(b"\n"):
             return (state if added else before), [], []
-        return state, *self._lines(file, header, added)
+        return state, *self._lines(file, header, added, variable)
 
-    def _whole(self, file: Path, state: FileState) -> tuple[FileState, list[Readings], list[str]]:
+    def _whole(self, file: Path, state: FileState, variable: str) -> tuple[FileState, list[Found], list[str]]:
         try:
-            return state, [read_readings(file, self.options)], []
+            return state, by_variable(file, self.options, self.service.recent.variables, variable), []
         except DataError as error:  # it may be in the middle of being written: look again when it changes
             return state, [], [str(error)]
 
-    def _lines(self, file: Path, header: bytes, added: bytes) -> tuple[list[Readings], list[str]]:
+    def _lines(self, file: Path, header: bytes, added: bytes, variable: str) -> tuple[list[Found], list[str]]:
         try:
-            return [self._read(file, header + added)], []
+            return self._read(file, header + added, variable), []
         except DataError as error:
             lines = added.splitlines(keepends=True)
             if len(lines) > LINES_ALONE:
                 return [], [str(error)]
-        found, refused = [], []
+        found: list[Found] = []
+        refused: list[str] = []
         for line in lines:
             try:
                 if line.strip():
-                    found.append(self._read(file, header + line))
+                    found += self._read(file, header + line, variable)
             except DataError as error:
                 refused.append(f"{error}, in {line[:80]!r}")
         return found, refused
 
-    def _read(self, file: Path, content: bytes) -> Readings:
+    def _read(self, file: Path, content: bytes, variable: str) -> list[Found]:
         """Read a part of a file; messages name the file."""
         with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
             part = Path(folder) / file.name
             part.write_bytes(content)
             try:
-                return read_readings(part, self.options)
+                return by_variable(part, self.options, self.service.recent.variables, variable)
             except DataError as error:
                 raise DataError(file, str(error).partition(": ")[2]) from None
 
@@ -180,8 +248,15 @@ def state_of(file: Path) -> FileState:
     return FileState(found.st_size, found.st_mtime_ns, size)
 
 
-def differing(readings: Readings, recent: RecentReadings) -> list[Arrived]:
+def differing(readings: Readings, recent: RecentReadings, variable: str = "") -> list[Arrived]:
     """The readings of a file that are not known yet; those that are too old to matter are left out."""
+    if variable and variable != recent.variable:
+        oldest = recent.newest - recent.step * recent.rows
+        return [
+            reading
+            for reading in cells_of(readings, variable)
+            if reading.seconds is not None and reading.seconds > oldest
+        ]
     seconds = readings.times.astype("datetime64[s]").astype(np.int64)
     rows = np.flatnonzero(seconds > recent.newest - recent.step * recent.rows)
     known = recent.values_at(readings.ids, seconds[rows])

@@ -7,7 +7,8 @@ Three kinds of JSON objects are understood, alone or in a list, mixed as one lik
     {"phenomenonTime": "2024-01-31T08:05:00Z", "result": 51.2,
      "Datastream": {"@iot.id": "s1"}}                                            a SensorThings Observation
 
-A reading without a time is of now. CSV has the formats of docs/data.md.
+A reading without a time is of now. One of another variable than the one that is forecast names it, as in
+"variable": "flow"; an Observation does so in its `parameters`. CSV has the formats of docs/data.md.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cnfgnn.data.formats import read_readings
+from cnfgnn.data.formats import read_readings, read_variables
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.text import MISSING, number
@@ -58,20 +59,33 @@ def _from_item(item: Any, zone: Zone, now: float, datastream: str | None) -> Ite
             yield Arrived(datastream, now, as_value(item))
             return
         raise MalformedInput(f"a reading must be an object like {KINDS}, not {json.dumps(item)[:80]}")
+    variable = _variable_of(item)
     if isinstance(item.get("values"), dict):
         seconds = as_seconds(item.get("time"), zone, now)
         for sensor, value in item["values"].items():
-            yield Arrived(sensor, seconds, as_value(value))
+            yield Arrived(sensor, seconds, as_value(value), variable)
     elif "result" in item:
         seconds = as_seconds(item.get("phenomenonTime"), zone, now)
-        yield Arrived(_sensor_of(item, datastream), seconds, as_value(item["result"]))
+        yield Arrived(_sensor_of(item, datastream), seconds, as_value(item["result"]), variable)
     elif "value" in item:
         sensor = item.get("sensor", datastream)
         if not isinstance(sensor, str | int):
             raise MalformedInput('a reading must name its sensor, like {"sensor": "s1", ...}')
-        yield Arrived(str(sensor), as_seconds(item.get("time"), zone, now), as_value(item["value"]))
+        seconds = as_seconds(item.get("time"), zone, now)
+        yield Arrived(str(sensor), seconds, as_value(item["value"]), variable)
     else:
         raise MalformedInput(f"a reading must be an object like {KINDS}, not {json.dumps(item)[:80]}")
+
+
+def _variable_of(item: Mapping[str, Any]) -> str:
+    """The variable that a reading or an Observation names; empty if it names none."""
+    parameters = item.get("parameters")
+    named = item.get("variable", parameters.get("variable") if isinstance(parameters, dict) else None)
+    if named is None:
+        return ""
+    if not isinstance(named, str):
+        raise MalformedInput(f'"variable" must be the name of a variable, not {json.dumps(named)[:80]}')
+    return named
 
 
 def _sensor_of(observation: Mapping[str, Any], datastream: str | None) -> str:
@@ -121,19 +135,46 @@ def as_seconds(moment: Any, zone: Zone, now: float) -> float | None:
     return None
 
 
-def read_csv(path: Path, options: ReadingOptions, called: str) -> list[Arrived]:
-    """Read readings from a CSV file, which messages call by another name."""
+def read_csv(
+    path: Path, options: ReadingOptions, called: str, variables: Collection[str] = (), variable: str = ""
+) -> list[Arrived]:
+    """Read readings from a CSV file, which messages call by another name; see `by_variable`."""
     try:
-        return cells_of(read_readings(path, options))
+        found = by_variable(path, options, variables, variable)
     except DataError as error:
         raise MalformedInput(str(error).replace(str(path), called)) from None
+    return [reading for name, readings in found for reading in cells_of(readings, name)]
 
 
-def cells_of(readings: Readings, first: int = 0) -> list[Arrived]:
-    """Every reading from a row on; cells without a number are left out."""
-    seconds = readings.times[first:].astype("datetime64[s]").astype(np.int64).tolist()
-    values = readings.values[first:]
+def by_variable(
+    path: Path, options: ReadingOptions, variables: Collection[str], variable: str = ""
+) -> list[tuple[str, Readings]]:
+    """The readings of a file with the names of their variables; what is forecast has none.
+
+    variables  the further ones that are used; others are left out
+    variable   the only one of the file, if something else than its columns names it
+    """
+    if not variables and not variable:
+        return [("", read_readings(path, options))]
+    found = read_variables(path, options, regular=False)
+    if variable:
+        if len(found) > 1:
+            raise DataError(path, f"holds several variables ({', '.join(found)}), and not {variable!r} alone")
+        (readings,) = found.values()
+        return [(variable, readings)]
+    used = [(name, readings) for name, readings in found.items() if name in variables]
+    rest = {name: readings for name, readings in found.items() if name not in variables}
+    if options.target in rest:
+        return [("", rest[options.target]), *used]
+    if len(rest) > 1:
+        raise DataError(path, f"holds several variables ({', '.join(found)}): keep those that are used")
+    return [*(("", readings) for readings in rest.values()), *used]
+
+
+def cells_of(readings: Readings, variable: str = "") -> list[Arrived]:
+    """Every reading; cells without a number are left out."""
+    seconds = readings.times.astype("datetime64[s]").astype(np.int64).tolist()
     return [
-        Arrived(readings.ids[column], seconds[row], float(values[row, column]))
-        for row, column in np.argwhere(~np.isnan(values)).tolist()
+        Arrived(readings.ids[column], seconds[row], float(readings.values[row, column]), variable)
+        for row, column in np.argwhere(~np.isnan(readings.values)).tolist()
     ]

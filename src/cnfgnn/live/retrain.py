@@ -129,7 +129,7 @@ def readings_at_hand(run: Run, state: Path, settings: RetrainSettings) -> Datase
 
 def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
     """Readings of files, and on top of them those that a service has stored in its folder since."""
-    cells = _stored(state / DATABASE)
+    cells, of_variables = _stored(state / DATABASE)
     if not cells:
         return readings
     first = int(readings.times[0].astype("datetime64[s]").astype(np.int64))
@@ -139,17 +139,27 @@ def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Reading
     for seconds, sensor, value in cells:
         if sensor in recent.column_of and seconds >= first:
             recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
+    for seconds, variable, sensor, value in of_variables:
+        if sensor in recent.column_of and variable in recent.variables:
+            recent.put(Cell(seconds, recent.column_of[sensor], value, variable))
     known = recent.until(recent.newest)
-    return replace(readings, times=known.times, values=known.values, missing=known.missing)
+    return replace(
+        readings, times=known.times, values=known.values, missing=known.missing, others=known.others
+    )
 
 
-def _stored(database: Path) -> list[tuple[int, str, float]]:
-    """Time, sensor and value of all readings in the service's database, which may be in use."""
+def _stored(database: Path) -> tuple[list[tuple[int, str, float]], list[tuple[int, str, str, float]]]:
+    """Time, sensor and value of all readings in the service's database, which may be in use; and time,
+    variable, sensor and value of further variables."""
     if not database.exists():
-        return []
+        return [], []
     try:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as opened:
-            return opened.execute("SELECT time, sensor, value FROM readings ORDER BY time").fetchall()
+            cells = opened.execute("SELECT time, sensor, value FROM readings ORDER BY time").fetchall()
+            if not opened.execute("SELECT 1 FROM sqlite_master WHERE name = 'variables'").fetchall():
+                return cells, []  # an older version made it
+            chosen = "SELECT time, variable, sensor, value FROM variables ORDER BY time"
+            return cells, opened.execute(chosen).fetchall()
     except sqlite3.Error as error:
         raise RunError(database, f"cannot be read ({error})") from error
 

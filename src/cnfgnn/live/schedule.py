@@ -44,4 +44,6 @@ class Schedule:
     def _is_complete(self, recent: RecentReadings, step: int) -> bool:
         there = recent.present(step)
         expected = recent.recently_present(step, self.history)
-        return bool(there.any()) and bool(there[expected].all())
+        if not there.any() or not there[expected].all():
+            return False
+        return recent.variables_are_complete(step, expected, self.history)

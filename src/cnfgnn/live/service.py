@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
@@ -243,6 +244,7 @@ class LiveService:
             self.metrics.skipped.inc((step - recent.made) // recent.step - 1)
         recent.advance(step)
         readings = recent.until(step)
+        self._check_covariates(readings, step)
         recent.made = step
         loop = asyncio.get_running_loop()
         made, report = await loop.run_in_executor(self._model, self._compute, step, readings)
@@ -253,6 +255,16 @@ class LiveService:
         if report is not None:
             self._tell_alarms(report)
         loop.run_in_executor(self._files, self._write_latest, made)
+
+    def _check_covariates(self, readings: Readings, step: int) -> None:
+        """Say if a covariate ends before the forecast does: forecasts go on with its last value."""
+        ending = ending_covariates(readings, step + self.engine.horizon * self.recent.step)
+        if not ending:
+            self.problems.pop("covariates", None)
+        elif self.problems.get("covariates") != (told := "; ".join(ending)):
+            if "covariates" not in self.problems:
+                log.warning("covariates: %s", told)
+            self.problems["covariates"] = told
 
     async def use(self, engine: LiveModel, intervals: Intervals | None = None) -> None:
         """Make the next forecast, and those after it, with another model and its intervals. The one that is

@@ -7,12 +7,13 @@ import hashlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 
@@ -21,6 +22,7 @@ from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
@@ -28,7 +30,7 @@ from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel, last_rows
-from cnfgnn.live.folder_source import FolderSource, state_of
+from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
@@ -42,7 +44,6 @@ from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
 from cnfgnn.live.web import ServedModel, Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import check_no_inputs
 
 PORT = 8707
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -118,6 +119,7 @@ class Parts:
     graph       who is whose neighbour; None if that is not known here
     folder      the folder or file of the readings; None if there is none
     begun_with  the file in it that was read, and how far
+    inputs      files of further inputs in it, as far as they were read
     """
 
     engine: LiveModel
@@ -129,6 +131,7 @@ class Parts:
     graph: Graph | None = None
     folder: Path | None = None
     begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+    inputs: Sequence[InputFile] = ()
 
 
 class ServiceProcess:
@@ -167,7 +170,9 @@ class ServiceProcess:
         self.web = Web(service, parts.options, settings.most_bytes, self.model, shown)
         self.folder: FolderSource | None = None
         if parts.folder is not None:
-            self.folder = FolderSource(service, parts.folder, parts.options, parts.begun_with, settings.poll)
+            self.folder = FolderSource(
+                service, parts.folder, parts.options, parts.begun_with, settings.poll, parts.inputs
+            )
         self.broker = None if settings.mqtt is None else Broker(service, settings.mqtt)
 
     def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
@@ -224,7 +229,6 @@ class LiveProcess(ServiceProcess):
     """
 
     def __init__(self, run: Run, settings: LiveSettings, parts: Parts | None = None) -> None:
-        check_no_inputs(run)
         state = settings.state or run.folder / "live"
         self.parts_now = partial(parts_of_run, run, settings, state)
         self.next_parts: Parts | None = None
@@ -249,7 +253,7 @@ class LiveProcess(ServiceProcess):
 
 def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     """The model of a run that is live, with the readings that it was trained on or those of a folder."""
-    options, data, begun_with = _opened(run, settings)
+    options, data, begun_with, inputs = _opened(run, settings)
     models = Models(run.folder, state)
     load = _loader(models, data)
     name, engine = first_model(models, load, data.readings)
@@ -264,7 +268,8 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     )
     if begun_with is None:
         return parts
-    return replace(parts, folder=settings.data or Path(run.config.data.path), begun_with=begun_with)
+    folder = settings.data or Path(run.config.data.path)
+    return replace(parts, folder=folder, begun_with=begun_with, inputs=inputs)
 
 
 class QuietServer(uvicorn.Server):
@@ -299,15 +304,25 @@ def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], 
     raise KeyboardInterrupt
 
 
-def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, tuple[str, FileState] | None]:
-    """The data, how they are read, and the file that they are in, as far as it was read."""
+class _Opened(NamedTuple):
+    """The data and how they are read; the file that they are in, as far as it was read, and those of further
+    inputs."""
+
+    options: ReadingOptions
+    data: Dataset
+    begun_with: tuple[str, FileState] | None
+    inputs: Sequence[InputFile] = ()
+
+
+def _opened(run: Run, settings: LiveSettings) -> _Opened:
     config = run.config.with_changes(settings.changes)
     d = config.data
     options = ReadingOptions(d.dates, d.decimal, d.timezone, d.target, "none")
     if settings.data is None and config.data.path == "city":
-        return options, open_data(config), None
+        return _Opened(options, _with_used_inputs(run, open_data(config)), None)
     file = readings_file(settings.data or Path(config.data.path))
-    begun_with = (file.name, state_of(file))  # before it is read: what is added meanwhile is read again
+    # Before they are read: what is added meanwhile is read again.
+    begun_with, inputs = (file.name, state_of(file)), InputFile.all_in(file.parent, run.data.inputs)
     data = open_data(config, settings.data)
     if Path(data.readings.source) != file:
         problem = (
@@ -315,7 +330,14 @@ def _opened(run: Run, settings: LiveSettings) -> tuple[ReadingOptions, Dataset, 
             " folder of its own, as readings.csv"
         )
         raise ConfigError("data.target", problem)
-    return options, replace(data, readings=data.readings.on_grid()), begun_with
+    data = _with_used_inputs(run, replace(data, readings=data.readings.on_grid()))
+    return _Opened(options, data, begun_with, inputs)
+
+
+def _with_used_inputs(run: Run, data: Dataset) -> Dataset:
+    """The data with the further inputs that the run was trained with; refused if one is not there."""
+    names = run.data.inputs if run.config.model.takes_inputs else NO_NAMES
+    return replace(data, readings=with_inputs(data.readings, names, str(run.folder)))
 
 
 def _loader(models: Models, data: Dataset) -> Load:
@@ -327,7 +349,11 @@ def _loader(models: Models, data: Dataset) -> Load:
         ids = hashlib.sha256("\n".join(network.readings.ids).encode()).hexdigest()[:16]
         known = FolderStore(models.state / "new-sensors" / model / ids)
         at_hand = replace(
-            network.readings, times=readings.times, values=readings.values, missing=readings.missing
+            network.readings,
+            times=readings.times,
+            values=readings.values,
+            missing=readings.missing,
+            others=readings.others,
         )
         newest = replace(network, readings=at_hand)
         return Loaded(Engine(Run.open(models.folder(model)), newest, store=known), newest)
@@ -338,10 +364,13 @@ def _loader(models: Models, data: Dataset) -> Load:
 def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
     """The newest readings: those of the files, and on top of them those that the service has stored."""
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
-    newest = max(recent.newest, store.newest() or 0)
-    for seconds, sensor, value in store.readings(newest - KEPT_ROWS * recent.step):
+    oldest = max(recent.newest, store.newest() or 0) - KEPT_ROWS * recent.step
+    for seconds, sensor, value in store.readings(oldest):
         if sensor in recent.column_of:
             recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
+    for seconds, variable, sensor, value in store.variables(oldest):
+        if sensor in recent.column_of and variable in recent.variables:
+            recent.put(Cell(seconds, recent.column_of[sensor], value, variable))
     return recent
 
 

@@ -24,6 +24,9 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
     " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
+    # of further variables; versions that do not know them leave them alone
+    "CREATE TABLE IF NOT EXISTS variables (time INTEGER NOT NULL, variable TEXT NOT NULL,"
+    " sensor TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (time, variable, sensor)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
 )
 
@@ -71,10 +74,19 @@ class ReadingStore:
 
     def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
         """Store readings, and how far their files have been read; all of it is on disk when this returns."""
+        kept = list(cells)
         with self._explained(), transaction(self._database):
             self._database.executemany(
                 "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
-                ((cell.seconds, ids[cell.column], cell.value) for cell in cells),
+                ((cell.seconds, ids[cell.column], cell.value) for cell in kept if not cell.variable),
+            )
+            self._database.executemany(
+                "INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)",
+                (
+                    (cell.seconds, cell.variable, ids[cell.column], cell.value)
+                    for cell in kept
+                    if cell.variable
+                ),
             )
             self._database.executemany(
                 "INSERT OR REPLACE INTO files VALUES (?, ?)",
@@ -86,6 +98,13 @@ class ReadingStore:
         with self._explained():
             yield from self._database.execute(
                 "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time", (since,)
+            )
+
+    def variables(self, since: int) -> Iterator[tuple[int, str, str, float]]:
+        """Time, variable, sensor and value of further variables from a time on, in the order of time."""
+        with self._explained():
+            yield from self._database.execute(
+                "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time", (since,)
             )
 
     def newest(self) -> int | None:

@@ -2,7 +2,7 @@
 
 GET  /           the page (its files are in /page)
 GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
-POST /readings   JSON or CSV; answered once the readings are on disk
+POST /readings   JSON or CSV (?variable=flow); answered once the readings are on disk
 GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
 GET  /events     every forecast the moment it is made, and alarms as they change (server-sent events)
 GET  /watch      how good forecasts have been of late, and alarms
@@ -20,6 +20,7 @@ import re
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,7 +133,8 @@ class Web:
         kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
         if kind not in (JSON, CSV):
             return error(415, f"send readings as {JSON} or {CSV}, not as {kind[:80]}")
-        read = self._from_json if kind == JSON else self._from_csv
+        variable = request.query_params.get("variable", "")
+        read = self._from_json if kind == JSON else partial(self._from_csv, variable=variable)
         with self._under_way() as added:
             body = await self._body(request, added)
             arrived = read(body) if len(body) < LARGE_BODY else await asyncio.to_thread(read, body)
@@ -171,11 +173,11 @@ class Web:
     def _from_json(self, body: bytes) -> list[Arrived]:
         return read_json(body, self.service.zone, self.service.clock.now())
 
-    def _from_csv(self, body: bytes) -> list[Arrived]:
+    def _from_csv(self, body: bytes, variable: str = "") -> list[Arrived]:
         with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
             file = Path(folder) / "body.csv"
             file.write_bytes(body)
-            return read_csv(file, self.options, "the body")
+            return read_csv(file, self.options, "the body", self.service.recent.variables, variable)
 
     def _receipt(self, receipt: Receipt) -> dict[str, Any]:
         write = self.service.zone.write
@@ -187,6 +189,7 @@ class Web:
                     "sensor": reading.sensor,
                     "time": None if reading.seconds is None else _written(write, reading.seconds),
                     "reason": verdict.value,
+                    **({"variable": reading.variable} if reading.variable else {}),
                 }
                 for reading, verdict in receipt.refusals
             ]

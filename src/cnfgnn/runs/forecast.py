@@ -170,10 +170,11 @@ def with_rows_ahead(readings: Readings, horizon: int) -> Readings:
 
 
 def check_no_inputs(run: Run) -> None:
-    """Refuse a run that forecasts from more than the readings that arrive."""
+    """Refuse a run that forecasts from more than the readings, which is all that the sites of a live
+    federation receive."""
     if run.config.model.takes_inputs and any(run.data.inputs):
         problem = (
-            f"was trained with further inputs ({run.data.inputs}), which a live service does not receive:"
-            " train a run without them, with --set data.inputs=none"
+            f"was trained with further inputs ({run.data.inputs}), which the sites of a live federation do"
+            " not receive: train a run without them, with --set data.inputs=none"
         )
         raise RunError(run.folder, problem)

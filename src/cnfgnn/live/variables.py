@@ -1,0 +1,77 @@
+"""Further variables of the sensors while they arrive, such as the flow beside the speed that is forecast.
+
+A variable has times of its own: it may be measured less often than the readings, or a little later. At any
+time a forecast uses its newest value from then or before, as in training (`data/inputs.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.data.inputs import Input, seconds_of
+from cnfgnn.data.readings import Readings
+
+Bools = npt.NDArray[np.bool_]
+
+
+class VariableRows:
+    """The newest values of a variable, a row for each time at which some sensor has one.
+
+    newest  the time of the newest reading
+    span    seconds before the newest value for which values are kept
+    """
+
+    def __init__(self, variable: Input, newest: int, span: int) -> None:
+        kept = newest_rows(variable.readings, newest - span)
+        self._about = replace(variable, readings=kept)
+        self._times, self._values = seconds_of(kept), np.where(kept.missing, np.nan, kept.values)
+        self._span = span
+
+    def input(self) -> Input:
+        """What is known now; a copy."""
+        times, values = self._times.astype("datetime64[s]"), self._values.copy()
+        known = replace(self._about.readings, times=times, values=values, missing=np.isnan(values))
+        return replace(self._about, readings=known)
+
+    def value_at(self, seconds: int, column: int) -> float:
+        """The value of a sensor at exactly this time, or NaN."""
+        row = int(np.searchsorted(self._times, seconds))
+        found = row < len(self._times) and self._times[row] == seconds
+        return float(self._values[row, column]) if found else math.nan
+
+    def put(self, seconds: int, column: int, value: float) -> None:
+        """Take in a value."""
+        row = int(np.searchsorted(self._times, seconds))
+        if row == len(self._times) or self._times[row] != seconds:
+            self._times = np.insert(self._times, row, seconds)
+            self._values = np.insert(self._values, row, np.nan, axis=0)
+        self._values[row, column] = value
+        if self._times[-1] - self._times[0] > 2 * self._span:
+            kept = newest_rows(self.input().readings, int(self._times[-1]) - self._span)
+            self._times, self._values = seconds_of(kept), kept.values
+
+    def has_steps_of(self, step: int, moment: int) -> bool:
+        """Whether it is measured at the steps of the readings, of which one is at this moment."""
+        newest = self._times[-10:]
+        return len(newest) > 1 and bool((np.diff(newest) == step).all()) and (newest[-1] - moment) % step == 0
+
+    def present(self, since: int, until: int) -> Bools:
+        """(n,): which sensors have a value from one time until before another."""
+        rows = slice(*np.searchsorted(self._times, [since, until]))
+        return np.asarray(~np.isnan(self._values[rows]).all(axis=0))
+
+
+def newest_rows(readings: Readings, since: int) -> Readings:
+    """The rows after a time, in seconds since 1970, and before them one with what each sensor had then."""
+    first = int(np.searchsorted(seconds_of(readings), since, side="right"))
+    if first < 2:
+        return readings
+    place = np.where(readings.missing[:first], -1, np.arange(first)[:, None]).max(axis=0)
+    values, missing = readings.values[first - 1 :].copy(), readings.missing[first - 1 :].copy()
+    values[0] = readings.values[place.clip(min=0), np.arange(len(place))]
+    values[0, place < 0], missing[0] = np.nan, place < 0
+    return replace(readings, times=readings.times[first - 1 :], values=values, missing=missing)
