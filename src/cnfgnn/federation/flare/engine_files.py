@@ -17,7 +17,7 @@ CONNECTION_MONITOR = "cnfgnn.federation.flare.connection_monitor.ConnectionMonit
 SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTION)
 SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
-MOST_SITES = 1000
+MOST_SITES = 450  # two connections each, and the engine's select() takes 1,024 files
 MOST_JOBS = 2  # at a time: a live task, and a training beside it
 
 # A job must contain no code, nobody reads another party's files, and the server's operator cannot stop a
