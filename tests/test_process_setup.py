@@ -127,6 +127,7 @@ def said(script: str, folder: Path) -> list[str]:
     return done.stdout.decode().split()
 
 
+@pytest.mark.slow
 def test_calls_from_python_leave_the_process_as_it_was_also_when_they_fail(tmp_path: Path) -> None:
     done, stopped = ["done"] * 5, ["KeyboardInterrupt"] * 2
     assert said(CALLS, tmp_path) == [*done, *stopped, "ConfigError", "DataError"]

@@ -165,6 +165,7 @@ def test_phases_are_the_minibatches_of_a_round(method: str, data: Dataset) -> No
     assert len(strategy.phases) == (2 if method in ("at", "at-fedavg") else 1)
 
 
+@pytest.mark.slow
 def test_training_announces_how_long_it_takes(tmp_path: Path) -> None:
     tiny = ["--set=city.sensors=3", "--set=city.days=2", "--set=training.rounds=3", "--set=model.hidden=4"]
     lines = said("train", "--out", tmp_path / "run", *tiny, "--set=model.embedding=4").splitlines()

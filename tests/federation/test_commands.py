@@ -51,6 +51,7 @@ def refused(*arguments: object) -> str:
     return said("federation", *arguments, fails=True)
 
 
+@pytest.mark.slow
 def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Path, tmp_path: Path) -> None:
     assert "cannot be reached" in refused("check", kits["north"])
     said("federation", "up", kits["server"])

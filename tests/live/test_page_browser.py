@@ -163,6 +163,7 @@ def test_the_page_moves_as_readings_arrive(feed: Client, page: Page, small_run: 
     page.leave(STARTING)
 
 
+@pytest.mark.slow
 def test_a_sensor_that_is_late_is_named(feed: Client, page: Page, small_run: SmallRun) -> None:
     page.open(f"http://{feed.host}/")
     for row in (KNOWN, KNOWN + 1):
@@ -229,6 +230,7 @@ def test_bands_errors_alarms_and_the_model_are_shown(page: Page, source: PageSou
         assert page.curve("band-0") != before
 
 
+@pytest.mark.slow
 def test_names_are_text_and_never_markup(page: Page) -> None:
     names = ['<img src=x onerror="document.title=1">', "a b&c?d=e#f/%41+", "'\"`", "x" * 120, "東京 ünï"]
     source = PageSource(names, watch=watched(names), model=told_model(time.time()), silent={names[0]: 2})

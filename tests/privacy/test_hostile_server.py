@@ -255,6 +255,7 @@ def test_the_attack_would_see_personal_weights(tmp_path: Path, monkeypatch: pyte
 # ---- any attack -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_hostile_server_learns_no_more(

@@ -207,7 +207,7 @@ def check_that_two_truths_look_the_same(folder: Path, draw: st.DataObject) -> No
     assert differences(one, other) == []
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_tells_two_truths_apart(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
@@ -429,12 +429,18 @@ def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[verbs.Verb],
         (verbs.Prepare, DataError("readings", "-12.5 is no speed")),
         (verbs.Backward, FloatingPointError("-12.5")),
         (verbs.Score, ValueError("-12.5")),
-        (verbs.Save, MemoryError()),
-        (verbs.Restore, CnfgnnError("-12.5 is no speed")),
-        (verbs.Forecast, KeyError("-12.5")),
-        (verbs.Prepare, StorageError("ranges.json", "No space left on device")),
-        (verbs.Score, StorageError("evaluations", "No space left on device")),
-        (verbs.Forecast, StorageError("forecasts", "No space left on device")),
+        pytest.param(verbs.Save, MemoryError(), marks=pytest.mark.slow),
+        pytest.param(verbs.Restore, CnfgnnError("-12.5 is no speed"), marks=pytest.mark.slow),
+        pytest.param(verbs.Forecast, KeyError("-12.5"), marks=pytest.mark.slow),
+        pytest.param(
+            verbs.Prepare, StorageError("ranges.json", "No space left on device"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            verbs.Score, StorageError("evaluations", "No space left on device"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            verbs.Forecast, StorageError("forecasts", "No space left on device"), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, type) else type(value).__name__,
 )

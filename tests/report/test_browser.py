@@ -118,6 +118,7 @@ def test_a_click_on_a_sensor_shows_it(
     assert browser.texts("#sensor-errors dd") == [f"{errors[name]:.3f}" for name in FIGURES]
 
 
+@pytest.mark.slow
 def test_the_list_of_sensors_does_the_same_by_keyboard(browser: Browser, one: Path) -> None:
     browser.open(one)
     before = browser.measured()
@@ -125,6 +126,7 @@ def test_the_list_of_sensors_does_the_same_by_keyboard(browser: Browser, one: Pa
     assert browser.until(lambda: browser.sensor() == 1 and browser.measured() != before)
 
 
+@pytest.mark.slow
 def test_the_horizon_changes_the_colours(browser: Browser, one: Path) -> None:
     browser.open(one)
     seen = {tuple(browser.colours())}
@@ -186,6 +188,7 @@ def test_every_sensor_has_the_errors_of_the_evaluation(
         assert browser.texts(f"#sensor-errors [data-figure={figure}] dd") == [f"{at_six[2]:.3f}"]
 
 
+@pytest.mark.slow
 def test_intervals_are_drawn_around_the_forecasts_and_described(
     browser: Browser, one: Path, events: list[list[dict[str, Any]]]
 ) -> None:
@@ -216,6 +219,7 @@ def test_intervals_are_drawn_around_the_forecasts_and_described(
     assert "60 min ahead" in browser.texts("#bands-hint")[0]
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_ledger(
     browser: Browser, one: Path, events: list[list[dict[str, Any]]]
 ) -> None:
@@ -231,6 +235,7 @@ def test_bytes_are_those_of_the_ledger(
         browser.until(lambda sums=sums: browser.js(totals) == sums)
 
 
+@pytest.mark.slow
 def test_runs_stand_side_by_side(
     browser: Browser, two: Path, run_folders: list[Path], events: list[list[dict[str, Any]]]
 ) -> None:
@@ -286,6 +291,7 @@ def test_it_is_light_or_dark_as_the_system_says_until_a_person_chooses(browser: 
     assert browser.js(ground) == light[0]
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_keyboard_and_has_a_name(browser: Browser, two: Path) -> None:
     browser.open(two)
     unnamed = """
@@ -386,6 +392,7 @@ def test_the_map_of_many_sensors_fits_and_zooms(browser: Browser, many: Path, wi
     browser.until(lambda: drawn(browser) == before)
 
 
+@pytest.mark.slow
 def test_without_states_a_sentence_says_so(
     browser: Browser, run_folders: list[Path], tmp_path: Path, city_data: Dataset
 ) -> None:

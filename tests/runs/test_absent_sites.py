@@ -184,6 +184,7 @@ def test_a_site_that_missed_the_census_is_counted_when_it_comes(data: Dataset) -
     assert all(torch.equal(nodes.has[split], has[split]) for split in has)
 
 
+@pytest.mark.slow
 def test_too_few_sites_are_waited_for_and_asked_again(data: Dataset) -> None:
     """Those who answered are not asked twice; those who come back are told what they missed."""
     undisturbed = simulate(data, small("at-fedavg"), groups=[[0, 1], [2, 3], [4, 5]])

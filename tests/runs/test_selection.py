@@ -114,6 +114,7 @@ def start(data: Dataset, rounds: int, **more: Any) -> Experiment:
     return simulate(data, config, groups=GROUPS)
 
 
+@pytest.mark.slow
 def test_a_site_that_leaves_for_good_does_not_freeze_the_choice(data: Dataset) -> None:
     experiment = start(data, 9, **{"training.client_rounds": 3, "training.client_batch": 32})
     seen = Absences(experiment, lambda r_g: NORTH if r_g >= 3 else set())

@@ -25,7 +25,7 @@ def through_a_file(progress: Progress) -> Progress:
     return Progress(list(progress.history), json.loads(json.dumps(progress.ledger)))
 
 
-@pytest.mark.parametrize("optimizer_state", ["fresh", "kept"])
+@pytest.mark.parametrize("optimizer_state", [pytest.param("fresh", marks=pytest.mark.slow), "kept"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     method: str, optimizer_state: str, tmp_path: Path

@@ -156,6 +156,7 @@ def test_a_site_at_work_is_late_after_its_deadline() -> None:
 # ---- both ends --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_site_that_is_at_work_for_ever_is_left_out_named_and_caught_up_later(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_site_that_returns_between_the_lesson_and_the_question_waits_for_the_n
         assert torch.equal(theta[name], w.expand_as(theta[name]))
 
 
+@pytest.mark.slow
 def test_a_site_that_began_anew_is_told_its_part_and_nothing_is_lost(data: Dataset) -> None:
     wires = Wires(data, small("at"))
     experiment, same = federated(wires, wires.transport()), simulate(data, small("at"), groups=GROUPS)
@@ -222,6 +223,7 @@ def test_what_nobody_can_use_is_refused_by_name_and_left_out_of_the_average(
     assert all(torch.isfinite(w).all() for w in strategy.theta_bar.values())
 
 
+@pytest.mark.slow
 def test_below_the_least_number_of_sites_it_waits_and_goes_on_when_they_return(data: Dataset) -> None:
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport(min_sites=3)
@@ -275,6 +277,7 @@ def test_a_problem_at_set_up_ends_it_with_the_site_and_the_reason(data: Dataset)
         federated(wires, transport)
 
 
+@pytest.mark.slow
 def test_hidden_states_are_kept_so_that_the_smallest_site_can_hold_them(data: Dataset) -> None:
     wires = Wires(data, small("at-fedavg"))
     transport = wires.transport()
