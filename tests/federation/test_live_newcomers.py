@@ -176,7 +176,7 @@ def test_a_new_sensor_is_forecast_as_an_evaluation_on_unseen_sensors_would(
     made = sites.forecasts(sites.send())
     assert {name: qualities(forecast) for name, forecast in made.items()} == dict.fromkeys(WITH_NEW, FULL)
     assert NEW in made["west"]["sensors"]
-    assert sites.live_status["new_sensors"] == {"west": [NEW]}
+    wait_for(lambda: sites.live_status["new_sensors"] == {"west": [NEW]}, "the server's status")
     everything.readings.values[KNOWN, 6] = np.nan  # it was sent before the sensor was known
     everything.readings.missing[KNOWN, 6] = True
     expected = inductive(tmp_path / "run", everything, row + 1)
