@@ -32,15 +32,6 @@ class EncoderDecoder(ABC):
     def encode(self, theta: Mapping[str, Tensor], batch: Batch) -> Tensor: ...
 
     @abstractmethod
-    def decode(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_c: Tensor,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
-    ) -> Tensor: ...
-
     def decoded(
         self,
         theta: Mapping[str, Tensor],
@@ -50,7 +41,18 @@ class EncoderDecoder(ABC):
         truth: Tensor | None = None,
     ) -> Tensor:
         """What each member forecasts: (k n b t)."""
-        return self.decode(theta, batch, h_c, h_G, truth)[None]
+
+    def decode(
+        self,
+        theta: Mapping[str, Tensor],
+        batch: Batch,
+        h_c: Tensor,
+        h_G: Tensor | None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        """y_hat (n b t): the mean of what the members forecast."""
+        y_hat = self.decoded(theta, batch, h_c, h_G, truth)
+        return y_hat[0] if len(y_hat) == 1 else y_hat.mean(dim=0)
 
     def forecast(
         self,
@@ -114,7 +116,7 @@ class NodeModel(EncoderDecoder):
             finals.append(h)
         return torch.cat(finals, dim=-1).reshape(n, b, -1)
 
-    def decode(
+    def decoded(
         self,
         theta: Mapping[str, Tensor],
         batch: Batch,
@@ -122,7 +124,7 @@ class NodeModel(EncoderDecoder):
         h_G: Tensor | None,
         truth: Tensor | None = None,
     ) -> Tensor:
-        """y_hat (n b t): each step gets the forecast of the previous step as its input.
+        """y_hat (1 n b t): each step gets the forecast of the previous step as its input.
 
         Scheduled sampling: where `truth` (t,) is set, a step gets the true previous reading instead, unless
         that reading is missing.
@@ -134,7 +136,7 @@ class NodeModel(EncoderDecoder):
             h_G = h_c.new_zeros(n, b, self.embedding) if h_G is None else h_G
             states = [torch.cat([states[0], fold(h_G, m)], dim=-1)]
         if self._fits_kernels(batch.x):
-            return self._decode_by_kernel(theta, batch, states[0], truth).reshape(n, b, steps)
+            return self._decode_by_kernel(theta, batch, states[0], truth).reshape(1, n, b, steps)
         cells = [Cell(theta, f"decoder.{layer}") for layer in range(self.layers)]
         clock = fold(batch.clock.expand(n, b, steps), m)
         value = fold(batch.x[:, :, -1, :1], m)  # (m B 1): the first step gets the last observed frame
@@ -153,7 +155,7 @@ class NodeModel(EncoderDecoder):
                 states[layer] = below = cell.step(below, states[layer])
             with torch.autocast(below.device.type, enabled=False):  # no bf16: forecasts are fed back
                 y_hat.append(linear(below, theta["output.weight"], theta["output.bias"]))
-        return torch.cat(y_hat, dim=-1).reshape(n, b, steps)
+        return torch.cat(y_hat, dim=-1).reshape(1, n, b, steps)
 
     def _fits_kernels(self, x: Tensor) -> bool:
         """Whether the kernels can run this model: in bf16, with one layer whose weights fit on chip."""

@@ -212,18 +212,6 @@ class PlusModel(EncoderDecoder):
 
     # ---- decoder ------------------------------------------------------------------------------------
 
-    def decode(
-        self,
-        theta: Mapping[str, Tensor],
-        batch: Batch,
-        h_c: Tensor,
-        h_G: Tensor | None,
-        truth: Tensor | None = None,
-    ) -> Tensor:
-        """y_hat (n b t): the mean of what the members forecast."""
-        y_hat = self.decoded(theta, batch, h_c, h_G, truth)
-        return y_hat[0] if self.members == 1 else y_hat.mean(dim=0)
-
     def decoded(
         self,
         theta: Mapping[str, Tensor],
