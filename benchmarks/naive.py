@@ -61,7 +61,10 @@ class NaiveRound:
         self.embedding = model.embedding
 
     def pieces(self) -> dict[str, tuple[Callable[[], object], float]]:
-        """For each phase, a function that runs one minibatch (or as many windows), and how many it has."""
+        """For each phase, a function that runs one minibatch (or as many windows), and how many it has.
+
+        The last minibatch of an epoch may be smaller than the others: it counts as a part of one.
+        """
         s, data = self.server, self.clients.data
         client, server = s.client_batches, s.batches
         validated = len(data.starts["validation"])
@@ -71,10 +74,10 @@ class NaiveRound:
         validation = torch.arange(chunk, device=trained.device)
         h_c = torch.randn(self.n, len(served), self.clients.settings.model.hidden, device=trained.device)
         return {
-            "(1) update": (lambda: self.update(trained), s.client_rounds * len(client)),
+            "(1) update": (lambda: self.update(trained), s.client_rounds * client.windows / len(trained)),
             "average": (lambda: average(self.nodes), 1),
             "(2) encode": (lambda: self.encode("train", trained), client.windows / len(trained)),
-            "(3) split": (lambda: self.split(served, h_c), s.server_rounds * len(server)),
+            "(3) split": (lambda: self.split(served, h_c), s.server_rounds * server.windows / len(served)),
             "(4) embed": (lambda: self.embed(h_c), server.windows / len(served)),
             "validate": (lambda: self.validate(validation), validated / chunk),
         }

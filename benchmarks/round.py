@@ -20,7 +20,7 @@ import argparse
 import gc
 import json
 import sys
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -48,34 +48,41 @@ def strategy_of(experiment: Experiment) -> Alternating:
     return experiment.strategy
 
 
-def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, float]:
-    """Seconds of each phase of a round: the steps of Alternating.round with a clock between them."""
+def steps(experiment: Experiment, r_g: int, split_epochs: int) -> Iterator[str]:
+    """The steps of Alternating.round one after the other; the name of each phase comes when it is done."""
     s = strategy_of(experiment)
     assert s.gn is not None
-    device = s.graph.weights.device
-    marks = [clock(device)]
     s.nodes.update(r_g, s.client_rounds, s.step)
     s.nodes.flush()
     s.step += s.client_rounds * len(s.client_batches)
-    marks.append(clock(device))
+    yield "(1) update"
     s.theta_bar = s.share(s.nodes)
     s.nodes.flush()
-    marks.append(clock(device))
+    yield "average"
     encoded = s.encode()
-    marks.append(clock(device))
+    yield "(2) encode"
     s.server_rounds = split_epochs
     for draw, _ in s.server_batches(r_g):
         h_c, present = encoded[draw]
         h_G = s.gn(h_c, s.graph, present)
         s.gn.descend(s.nodes.backward(h_G, draw, s.step))
     s.server_rounds = experiment.config.training.server_rounds
-    marks.append(clock(device))
+    yield "(3) split"
     s.embed(encoded)
     s.nodes.flush()
-    marks.append(clock(device))
+    yield "(4) embed"
     s.score("validation")
-    marks.append(clock(device))
-    seconds = dict(zip(PHASES, (b - a for a, b in pairwise(marks)), strict=True))
+    yield "validate"
+
+
+def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, float]:
+    """Seconds of each phase of a round."""
+    s = strategy_of(experiment)
+    device = s.graph.weights.device
+    begun, seconds = clock(device), {}
+    for phase in steps(experiment, r_g, split_epochs):
+        done = clock(device)
+        seconds[phase], begun = done - begun, done
     seconds["(3) split"] *= s.server_rounds / split_epochs
     return seconds | {"round": sum(seconds.values())}
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from cnfgnn.models.products import plain, transposed
 
+ALIGNED = 4  # numbers: rows of joined weights and inputs are padded to a multiple of this, see `Cell`
+
 
 class _Factors(NamedTuple):
     """The weights as the products of every step take them, laid out once for a whole sequence.
@@ -21,7 +23,7 @@ class _Factors(NamedTuple):
     Transposing for each step anew takes a twentieth of a round where each node has its own weights.
     """
 
-    weight: Tensor  # (m 3h h + d + 1), in bf16 if the large products are
+    weight: Tensor  # (m 3h h + k), in bf16 if the large products are
     weight_t: Tensor
     weight_n_t: Tensor
 
@@ -38,24 +40,28 @@ class Cell:
 
         h' = (1 - z) n + z h,  r and z sigmoid,  n = tanh(i_n + r h_n)
 
-    r, z and h_n are one product with [h; x; 1], i_n is another with [x; 1].
+    r, z and h_n are one product with [h; x; 1], i_n is another with [x; 1]. Both inputs end with zeros,
+    as many as make the rows of the first a multiple of ALIGNED, which products with them run faster with.
     """
 
     def __init__(self, theta: Mapping[str, Tensor], prefix: str) -> None:
         weight_ih, weight_hh, bias_ih, bias_hh = (
             theta[f"{prefix}.{name}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
-        size = weight_hh.shape[-1]
-        of_input = torch.cat([weight_ih, bias_ih[..., None]], dim=-1)  # (m 3h d + 1)
+        size, inputs = weight_hh.shape[-1], weight_ih.shape[-1]
+        zeros = -(size + inputs + 1) % ALIGNED
+        of_input = torch.cat([weight_ih, bias_ih[..., None]], dim=-1)
+        of_input = nn.functional.pad(of_input, (0, zeros))  # (m 3h k): k = d + 1 + zeros
         r_z = nn.functional.pad(of_input[:, : 2 * size], (0, 0, 0, size))
-        bias = nn.functional.pad(bias_hh[..., None], (r_z.shape[-1] - 1, 0))
-        self.weight = torch.cat([weight_hh, r_z + bias], dim=-1)  # (m 3h h + d + 1)
-        self.weight_n = of_input[:, 2 * size :]  # (m h d + 1)
+        bias = nn.functional.pad(bias_hh[..., None], (inputs, zeros))
+        self.weight = torch.cat([weight_hh, r_z + bias], dim=-1)  # (m 3h h + k)
+        self.weight_n = of_input[:, 2 * size :]  # (m h k)
         self.factors = _Factors.of(self.weight, self.weight_n)
+        self.tail = nn.functional.pad(weight_hh.new_ones(1), (0, zeros))  # of every input: [1; 0 ...]
 
     def step(self, x: Tensor, h: Tensor) -> Tensor:
         """(m B d), (m B h) -> (m B h)."""
-        x = nn.functional.pad(x, (0, 1), value=1.0)
+        x = torch.cat([x, self.tail.expand(*x.shape[:2], -1)], dim=-1)
         if plain():
             return self._plain_step(x, h)
         new: Tensor = _Step.apply(x, h, self.weight, self.weight_n, self.factors)  # type: ignore[no-untyped-call]
@@ -110,8 +116,8 @@ class _Step(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_x = torch.bmm(d_n, weight_n).add_(d_joined[..., size:])
         if ctx.needs_input_grad[2]:
-            d_weight = torch.bmm(transposed(d_gates), joined).to(h.dtype)
-            d_weight_n = torch.bmm(transposed(d_n), x)
+            d_weight = torch.bmm(d_gates.mT, joined).to(h.dtype)
+            d_weight_n = torch.bmm(d_n.mT, x)
         return d_x, d_h, d_weight, d_weight_n, None
 
 
@@ -120,4 +126,7 @@ def _tanh_(x: Tensor) -> Tensor:
 
     The error is that of a float near 1, whatever x is. States are sums of such numbers.
     """
-    return x.tanh_() if x.is_cuda else x.mul_(2).sigmoid_().mul_(2).sub_(1)
+    if x.is_cuda:
+        return x.tanh_()
+    x.mul_(2).sigmoid_()
+    return torch.add(x.new_full((), -1), x, alpha=2, out=x)

@@ -29,8 +29,8 @@ def plain() -> bool:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """(m i j) -> (m j i), copied if m > 1: on 64-bit ARM, a batched product with a transposed view takes ten
-    times as long as one with a copy, or longer."""
+    """(m i j) -> (m j i), copied if m > 1: on 64-bit ARM, a batched product whose second factor is a
+    transposed view takes ten times as long as one with a copy, or longer. A first factor may be a view."""
     return x.mT.contiguous() if len(x) > 1 and not x.is_cuda else x.mT
 
 
@@ -58,7 +58,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             d_x = torch.bmm(grad, weight)
         if ctx.needs_input_grad[1]:
-            d_weight = torch.bmm(transposed(grad), x)
+            d_weight = torch.bmm(grad.mT, x)
         if ctx.needs_input_grad[2]:
             d_bias = grad.sum(dim=1)
         return d_x, d_weight, d_bias

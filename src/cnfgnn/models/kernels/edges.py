@@ -60,7 +60,7 @@ def undo_first_layer(
 ):  # fmt: skip
     """slopes (e b f) = grad where y > 0, else 0; out = their sum over the edges of each node.
 
-    Each program also writes a row (f) with its sum of weight * slope.
+    Each program also writes a row (2f) with its sums of weight * slope and of slope.
     """
     node = tl.program_id(0).to(tl.int64)
     window = tl.program_id(1) * WINDOWS + tl.arange(0, WINDOWS)
@@ -78,42 +78,53 @@ def undo_first_layer(
         weighted += tl.load(weights + edge).to(tl.float32) * slope.to(tl.float32)
     at = out + (node * b + window)[:, None] * out_stride + unit
     tl.store(at, total.to(out.dtype.element_ty), mask=inside)
-    row = columns + (node * tl.num_programs(1) + tl.program_id(1)) * F
-    tl.store(row + tl.arange(0, F), tl.sum(weighted, axis=0))
+    row = columns + (node * tl.num_programs(1) + tl.program_id(1)) * (2 * F) + tl.arange(0, F)
+    tl.store(row, tl.sum(weighted, axis=0))
+    tl.store(row + F, tl.sum(total, axis=0))
 
 
 @triton.jit
 def undo_relu(
-    grad, y, receivers, slopes, columns, R, b,
-    F: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+    grad, at_nodes, y, receivers, slopes, columns, R, b,
+    F: tl.constexpr, ROWS: tl.constexpr, TILES: tl.constexpr, DENSE: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """slopes (r f) = grad where y > 0, else 0; each program also writes a row (f) with their sum.
 
-    With GATHER, grad has one row per node and window, and an edge gets that of its receiver.
+    With GATHER, an edge also gets the gradient of the sum at its receiver, `at_nodes` (n b f). Without DENSE
+    it has no other.
     """
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    within, unit = rows < R, tl.arange(0, F)[None, :]
-    inside, at = within[:, None], rows[:, None] * F + unit
-    came = rows
-    if GATHER:
-        came = tl.load(receivers + rows // b, mask=within, other=0) * b + rows % b
-    slope = tl.load(grad + came[:, None] * F + unit, mask=inside, other=0.0)
-    slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
-    tl.store(slopes + at, slope, mask=inside)
-    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), tl.sum(slope.to(tl.float32), axis=0))
+    unit = tl.arange(0, F)[None, :]
+    total = tl.zeros((F,), tl.float32)
+    for tile in range(TILES):
+        rows = ((tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        within, at = rows < R, rows[:, None] * F + unit
+        inside = within[:, None]
+        slope = tl.zeros((ROWS, F), tl.float32)
+        if DENSE:
+            slope += tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        if GATHER:
+            came = tl.load(receivers + rows // b, mask=within, other=0) * b + rows % b
+            slope += tl.load(at_nodes + came[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
+        tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=inside)
+        total += tl.sum(slope, axis=0)
+    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), total)
 
 
 @triton.jit
-def add_gathered(x, at_nodes, receivers, out, columns, R, b, F: tl.constexpr, ROWS: tl.constexpr):
-    """out (e b f) = x + at_nodes[receiver]; each program also writes a row (f) with its sum."""
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    within, unit = rows < R, tl.arange(0, F)[None, :]
-    inside, at = within[:, None], rows[:, None] * F + unit
-    came = tl.load(receivers + rows // b, mask=within, other=0) * b + rows % b
-    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(at_nodes + came[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
-    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), tl.sum(total, axis=0))
+def sum_over_first(
+    x, out, n, b, row_stride,
+    F: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """out (b f) = the sum of x (n b .)[:f] over n; a program takes one b and some columns."""
+    window, unit = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for begin in range(0, n, ROWS):
+        node = (begin + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (node < n)[:, None] & (unit < F)[None, :]
+        at = (node * b + window)[:, None] * row_stride + unit[None, :]
+        total += tl.sum(tl.load(x + at, mask=inside, other=0.0).to(tl.float32), axis=0)
+    tl.store(out + window * F + unit, total.to(out.dtype.element_ty), mask=unit < F)
 
 
 @triton.jit

@@ -1,14 +1,15 @@
 """The Graph Network by kernels: the same as `GraphNetwork.forward`, in one type and with few passes.
 
-Two steps are in another order than in the plain version, with the same result: the first layer of phi_e is
-applied to nodes, then gathered and added in one pass; and where only the sum of the edges' outputs is needed,
-the last layer is applied to that sum.
+Two steps are in another order than the formulas of `GraphNetworkLayer`, with the same result: the first layer
+of phi_e is applied to nodes, then gathered and added in one pass; and its last layer is applied to the sums
+over the edges of a node, and multiplied into the first layer of the next block, so that e' itself is never
+computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,16 @@ from cnfgnn.models.graphnet import MLP, GraphNetwork, GraphNetworkLayer, Mask
 from cnfgnn.models.kernels import edges as kernels
 
 GATHERED, SUMMED, WINDOWS = 16, 64, 4  # rows and windows that one program handles
+TILE, PROGRAMS, TILES = 32, 512, 32  # rows at a time; programs that keep a GPU busy; the most tiles for one
 Weights = dict[str, Tensor]
+
+
+class _EdgeState(NamedTuple):
+    """e' = last(r) of one block, as in `cnfgnn.models.graphnet`: r (e b k), and the last layer of phi_e."""
+
+    r: Tensor
+    weight: Tensor
+    bias: Tensor
 
 
 def graph_network(
@@ -27,12 +37,13 @@ def graph_network(
 ) -> Tensor:
     """h_c (n b h) -> h_G (n b h) in the type of `weights`, which are given in the order of the module's."""
     w: Weights = dict(zip((name for name, _ in gn.named_parameters()), weights, strict=True))
-    v, e, u = mask.nodes(h_c).to(w["output.weight"].dtype), None, None
+    v, u = mask.nodes(h_c).to(w["output.weight"].dtype), None
+    e: list[_EdgeState] = []
     for number, block in enumerate(gn.blocks):
         at = {name.removeprefix(f"blocks.{number}."): x for name, x in w.items()}
         assert isinstance(block, GraphNetworkLayer)
-        v_new, e, u_new = _layer(block, at, v, e, u, graph, mask, last=number + 1 == len(gn.blocks))
-        v = torch.cat([v_new, v], -1)
+        v_new, e_new, u_new = _layer(block, at, v, e, u, graph, mask)
+        v, e = torch.cat([v_new, v], -1), [e_new, *e]
         u = u_new if u is None or u_new is None else torch.cat([u_new, u], -1)
     return linear(v, w["output.weight"], w["output.bias"])
 
@@ -41,14 +52,13 @@ def _layer(
     block: GraphNetworkLayer,
     w: Weights,
     v: Tensor,
-    e: list[Tensor] | None,
+    earlier: list[_EdgeState],
     u: Tensor | None,
     graph: Edges,
     mask: Mask,
-    last: bool,
-) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
-    """One block; `e` holds the outputs of the earlier blocks, latest first, without the edge weights."""
-    incoming, e_new = _edges(block.phi_e, w, v, e, u, graph, mask, last)
+) -> tuple[Tensor, _EdgeState, Tensor | None]:
+    """One block; `earlier` are the outputs of the blocks before it, latest first."""
+    incoming, e_new = _edges(block.phi_e, w, v, earlier, u, graph, mask)
     nodes: Tensor | int = 1
     if block.mean:
         incoming = incoming / mask.degree(graph).clamp(min=1).to(incoming.dtype)
@@ -57,51 +67,45 @@ def _layer(
     v_new = mask.nodes(_rest(block.phi_v, w, "phi_v", _hidden(torch.cat(inputs, -1), w, "phi_v.layers.0")))
     u_new = None
     if block.phi_u is not None:
-        sums = [incoming.sum(0, keepdim=True) / nodes, v_new.sum(0, keepdim=True) / nodes]
+        sums = [_over_nodes(incoming) / nodes, _over_nodes(v_new) / nodes]
         if u is not None:
             sums.append(u)
         u_new = _rest(block.phi_u, w, "phi_u", _hidden(torch.cat(sums, -1), w, "phi_u.layers.0"))
-    outputs = None if e_new is None else [e_new, *(e or [])]
-    return v_new, outputs, u_new
+    return v_new, e_new, u_new
 
 
 def _edges(
     phi_e: MLP,
     w: Weights,
     v: Tensor,
-    e: list[Tensor] | None,
+    earlier: list[_EdgeState],
     u: Tensor | None,
     graph: Edges,
     mask: Mask,
-    last: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """The sum of e' at each receiver (n b .), and e' (e b .) if another block follows."""
+) -> tuple[Tensor, _EdgeState]:
+    """The sum of e' at each receiver (n b .), and e'."""
     first, bias = w["phi_e.layers.0.weight"], w["phi_e.layers.0.bias"]
     *of_e, of_weight, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
     base = None
-    if e is not None:  # copy slices: products with rows of odd lengths are far slower
-        base = linear(e[0] if len(e) == 1 else torch.cat(e, -1), torch.cat(of_e, dim=1))
-    at_nodes = linear(v, torch.cat([of_r, of_s]))
+    if earlier:
+        through = torch.cat([columns @ e.weight for e, columns in zip(earlier, of_e, strict=True)], dim=1)
+        bias = bias + sum(columns @ e.bias for e, columns in zip(earlier, of_e, strict=True))
+        base = linear(earlier[0].r if len(earlier) == 1 else torch.cat([e.r for e in earlier], -1), through)
+    at_nodes = linear(v, torch.cat([of_r, of_s]))  # copy slices: products with rows of odd lengths are slow
     at_windows = bias[None] if u is None else linear(u[0], of_u.contiguous(), bias)
-    x: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight[:, 0], graph)
+    r: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight[:, 0], graph)
     out = len(phi_e.layers) - 1
     for number in range(1, out - 1):
-        x = _hidden(x, w, f"phi_e.layers.{number}")
-    weight, bias = _of(w, f"phi_e.layers.{out}")
-    if not last:
-        x = x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}")
-        if mask.edge is not None:
-            e_new = linear(x, weight, bias).masked_fill(mask.edge, 0)
-            return summed(e_new, graph.receivers), e_new
-        e_new, incoming = _Output.apply(x, weight, bias, graph.receivers)
-        return incoming, e_new
-    if mask.edge is not None:
-        x = (x if out == 1 else _hidden(x, w, f"phi_e.layers.{out - 1}")).masked_fill(mask.edge, 0)
-    if mask.edge is not None or out == 1:
-        x = summed(x, graph.receivers)
+        r = _hidden(r, w, f"phi_e.layers.{number}")
+    if out > 1 and mask.edge is None:
+        r, incoming = _Hidden.apply(r, *_of(w, f"phi_e.layers.{out - 1}"), graph.receivers)
     else:
-        x = _Hidden.apply(x, *_of(w, f"phi_e.layers.{out - 1}"), graph.receivers)
-    return linear(x, weight) + mask.degree(graph).to(x.dtype) * bias, None
+        r = r if out == 1 else _hidden(r, w, f"phi_e.layers.{out - 1}")
+        r = r if mask.edge is None else r.masked_fill(mask.edge, 0)
+        incoming = summed(r, graph.receivers)
+    weight, bias = _of(w, f"phi_e.layers.{out}")
+    incoming = linear(incoming, weight) + mask.degree(graph).to(r.dtype) * bias
+    return incoming, _EdgeState(r, weight, bias)
 
 
 def _rest(mlp: MLP, w: Weights, name: str, x: Tensor) -> Tensor:
@@ -120,7 +124,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _hidden(x: Tensor, w: Weights, name: str) -> Tensor:
-    y: Tensor = _Hidden.apply(x, *_of(w, name), None)
+    y: Tensor = _Hidden.apply(x, *_of(w, name), None)[0]
     return y
 
 
@@ -145,70 +149,48 @@ class _Linear(torch.autograd.Function):
         padded = 1 << (f - 1).bit_length()
         kernels.column_sums[(len(columns),)](rows, columns, r, F=f, PADDED=padded, ROWS=SUMMED)
         grad_x = (rows @ weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return grad_x, rows.mT @ x.reshape(r, -1), columns.sum(0).to(weight.dtype)
+        return grad_x, rows.mT @ x.reshape(r, -1), _total(columns, weight.dtype)
 
 
 class _Hidden(torch.autograd.Function):
-    """relu(x W' + b), storing only the result; with `ends`, its sum over the edges of each node."""
+    """relu(x W' + b), storing only the result; and with `ends`, its sum over the edges of each node."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ends: Incidence | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ends: Incidence | None
+    ) -> tuple[Tensor, Tensor | None]:
         rows = x.reshape(-1, x.shape[-1])
         y = torch._addmm_activation(bias, rows, weight.mT)
         ctx.save_for_backward(rows, weight, y)
+        ctx.set_materialize_grads(False)
         ctx.shape, ctx.ends = x.shape, ends
         y = y.view(*x.shape[:-1], -1)
-        return y if ends is None else _segment_sum(y, ends)
+        return y, None if ends is None else _segment_sum(y, ends)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         (r, f), slopes = y.shape, torch.empty_like(y)
-        columns = y.new_empty(-(-r // SUMMED), f, dtype=torch.float32)
-        receivers = y if ctx.ends is None else ctx.ends.node
+        tiles = min(TILES, 1 << max(0, (r // (TILE * PROGRAMS)).bit_length() - 1))
+        columns = y.new_empty(-(-r // (TILE * tiles)), f, dtype=torch.float32)
+        dense, at_nodes = (None if grad is None else grad.contiguous() for grad in grads)
         kernels.undo_relu[(len(columns),)](
-            grads[0].contiguous(),
+            y if dense is None else dense,
+            y if at_nodes is None else at_nodes,
             y,
-            receivers,
+            y if ctx.ends is None else ctx.ends.node,
             slopes,
             columns,
             r,
             ctx.shape[1],
             F=f,
-            ROWS=SUMMED,
-            GATHER=ctx.ends is not None,
+            ROWS=TILE,
+            TILES=tiles,
+            DENSE=dense is not None,
+            GATHER=at_nodes is not None,
         )
         grad_x = (slopes @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
-        return grad_x, slopes.mT @ x, columns.sum(0).to(weight.dtype), None
-
-
-class _Output(torch.autograd.Function):
-    """The last layer of phi_e, and the sum of its output over the edges of each node."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ends: Incidence) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x, weight)
-        ctx.ends = ends
-        e = functional.linear(x, weight, bias)
-        return e, _segment_sum(e, ends)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (e, b, f) = ctx.saved_tensors, grads[0].shape
-        total = grads[0].new_empty(e * b, f)
-        columns = total.new_empty(-(-e * b // SUMMED), f, dtype=torch.float32)
-        kernels.add_gathered[(len(columns),)](
-            grads[0].contiguous(),
-            grads[1].contiguous(),
-            ctx.ends.node,
-            total,
-            columns,
-            e * b,
-            b,
-            F=f,
-            ROWS=SUMMED,
-        )
-        return (total @ weight).view_as(x), total.mT @ x.flatten(0, 1), columns.sum(0).to(weight.dtype), None
+        return grad_x, slopes.mT @ x, _total(columns, weight.dtype), None
 
 
 class _FirstLayer(torch.autograd.Function):
@@ -246,7 +228,7 @@ class _FirstLayer(torch.autograd.Function):
         (_, b, f), n = x.shape, len(graph.receivers.offsets) - 1
         slopes, at_nodes = torch.empty_like(x), x.new_empty(n, b, 2 * f)
         grid = (n, -(-b // WINDOWS))
-        columns = x.new_empty(n * grid[1], f, dtype=torch.float32)
+        columns = x.new_empty(n * grid[1], 2 * f, dtype=torch.float32)
         kernels.undo_first_layer[grid](
             grads[0].contiguous(),
             x,
@@ -263,9 +245,9 @@ class _FirstLayer(torch.autograd.Function):
             num_warps=2,
         )
         _segment_sum(slopes, graph.senders, at_nodes[..., f:])
-        at_windows = at_nodes[..., :f].sum(dim=0 if ctx.windows > 1 else (0, 1), dtype=torch.float32)
-        at_windows = at_windows.view(-1, f).to(x.dtype)
-        return slopes if ctx.base else None, at_nodes, at_windows, columns.sum(0).to(x.dtype), None
+        column, at_windows = _total(columns, x.dtype).view(2, f)
+        at_windows = _sum_over_first(at_nodes, f) if ctx.windows > 1 else at_windows[None]
+        return slopes if ctx.base else None, at_nodes, at_windows, column, None
 
 
 class _Summed(torch.autograd.Function):
@@ -284,6 +266,38 @@ class _Summed(torch.autograd.Function):
 def summed(x: Tensor, ends: Incidence) -> Tensor:
     """The sum over the edges of each node: (e b f) -> (n b f)."""
     out: Tensor = _Summed.apply(x, ends)
+    return out
+
+
+class _OverNodes(torch.autograd.Function):
+    """The sum over all nodes: (n b f) -> (1 b f)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.nodes = len(x)
+        return _sum_over_first(x.contiguous(), x.shape[-1])[None]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].expand(ctx.nodes, -1, -1)
+
+
+def _over_nodes(x: Tensor) -> Tensor:
+    out: Tensor = _OverNodes.apply(x)
+    return out
+
+
+def _sum_over_first(x: Tensor, f: int) -> Tensor:
+    """(n b .) -> (b f): the sum of the first f columns over n; PyTorch takes three times as long."""
+    (n, b, stride), out = x.shape, x.new_empty(x.shape[1], f)
+    kernels.sum_over_first[(b, -(-f // 64))](x, out, n, b, stride, F=f, COLUMNS=64, ROWS=64)
+    return out
+
+
+def _total(columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """(r f) -> (f,): the sum of what programs have summed up each for itself."""
+    (r, f), out = columns.shape, columns.new_empty(columns.shape[1], dtype=dtype)
+    kernels.sum_over_first[(1, -(-f // 16))](columns, out, r, 1, f, F=f, COLUMNS=16, ROWS=256)
     return out
 
 
