@@ -6,7 +6,8 @@ CnfgnnError
 ├── NodeError      3  a site that failed or gave an invalid answer, or no site at all; names site and verb
 ├── RunError       4  an unusable run: damaged, in use, or of a newer version; names the folder
 ├── StorageError   5  a file that cannot be written: no space, no permission; names the file
-└── DivergedError  6  training whose loss is not a number any more; names the round
+├── DivergedError  6  training whose loss is not a number any more; names the round
+└── MachineError   7  a machine that has too little memory, or whose GPU failed
 
 The number is the exit code of the command line, which also ends with 130 after Ctrl-C, and with 141 if nobody
 reads its output to the end.
@@ -14,6 +15,7 @@ reads its output to the end.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -113,6 +115,27 @@ class DivergedError(CnfgnnError):
             " training.client_lr or training.server_lr"
         )
         self.round = r_g
+
+
+class MachineError(CnfgnnError):
+    """A machine that ran out of memory, or whose GPU failed; a run keeps its completed rounds."""
+
+    exit_code = 7
+
+    @classmethod
+    def of(cls, problem: Exception) -> MachineError | None:
+        """What Python, NumPy or PyTorch raised, as one sentence; None if the machine was not the cause."""
+        torch = sys.modules.get("torch")  # an error of PyTorch's cannot have come from elsewhere
+        first = (str(problem) or "no memory left").partition("\n")[0].rstrip(".")
+        if torch is not None and isinstance(problem, torch.OutOfMemoryError):
+            return cls(
+                f"the GPU has too little memory: set compute.memory to less than it has free ({first})"
+            )
+        if isinstance(problem, MemoryError) or "DefaultCPUAllocator" in first:
+            return cls(f"the machine has too little memory: free some, or set compute.memory lower ({first})")
+        if "CUDA error" in first:
+            return cls(f"the GPU failed: a run keeps its completed rounds, see --resume ({first})")
+        return None
 
 
 def printable(path: str | Path) -> str:

@@ -13,6 +13,8 @@ EXIT_CODES: Mapping[int, str] = {
     " or was made by a newer version; a port is taken; a certificate has expired.",
     5: "A file cannot be written: the disk is full or permission is denied. Existing files are unchanged.",
     6: "The validation loss is not a number. Earlier rounds are kept.",
+    7: "The machine has too little memory, or its GPU failed. A run keeps its completed rounds and can be"
+    " resumed.",
     130: "Stopped by Ctrl-C or SIGTERM. A run keeps its completed rounds and can be resumed.",
     141: "The reader of the output has closed it, as in `cnfgnn settings | head -1`.",
 }

@@ -16,24 +16,66 @@ def write_whole(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader finds the old content or the new one, never a part.
 
     The content is written to a file beside it, flushed to disk and renamed. Since the rename would replace a
-    device or a pipe by a file, those are refused.
+    device or a pipe by a file, those are refused. If two write the same file at the same time, the second
+    waits for the first.
     """
     if not path.name:  # such as "."
         raise StorageError(path, "it is a folder")
-    aside = path.with_name(f".{path.name}.partial")
     try:
-        if path.exists() and not path.is_file():
-            raise StorageError(path, "it is a folder" if path.is_dir() else "it is a device or a pipe")
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
+        _check_is_file(path)
+        _write_aside(path.with_name(f".{path.name}.partial"), path, content)
         _sync_folder(path.parent)
     except OSError as error:
-        with suppress(OSError):  # it may not exist
-            aside.unlink()
         raise StorageError(path, error) from error
+
+
+def _write_aside(aside: Path, path: Path, content: bytes) -> None:
+    handle = _held_alone(aside)
+    try:
+        with os.fdopen(os.dup(handle), "wb") as file:
+            file.truncate()  # a process that was killed may have left a part of its content
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+    finally:
+        os.close(handle)
+
+
+def _held_alone(aside: Path) -> int:
+    """Open a file that no other process or thread writes now; its name is the same for all of them, so that
+    no leftovers pile up when they are killed."""
+    while True:
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):  # whoever held it has renamed it
+                if os.path.samestat(os.fstat(handle), os.stat(aside)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def check_can_be_written(path: Path) -> None:
+    """Refuse a place that `write_whole` would refuse, before the work whose result is to be written there."""
+    try:
+        if not path.absolute().parent.is_dir():
+            raise StorageError(path, "there is no such folder")
+        _check_is_file(path)
+    except OSError as error:  # a name that is too long, or a folder that may not be read
+        raise StorageError(path, error) from error
+
+
+def _check_is_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise StorageError(path, "it is a folder" if path.is_dir() else "it is a device or a pipe")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -95,6 +137,10 @@ def hold_lock(path: Path, folder: Path, holder: str = "process") -> int:
         owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(handle)
         raise RunError(folder, f"is in use by {holder} {owner}") from error
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:  # the disk is full
+        os.close(handle)
+        raise StorageError(path, error) from error
     return handle

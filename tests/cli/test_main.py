@@ -8,12 +8,14 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from cnfgnn.errors import MachineError
 from cnfgnn.runs.folder import Run
 from tests.commands import COMMAND, ENVIRONMENT, said
 
@@ -338,3 +340,38 @@ def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> N
         process.wait()
         os.close(controller)
     assert b"round " in shown
+
+
+TOO_LARGE = """
+import resource, sys
+import numpy, torch, cnfgnn.api
+from cnfgnn.cli.main import main
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
+large = ["--set", "city.sensors=300", "--set", "city.days=30"]
+sys.argv = ["cnfgnn", "train", "city", *large, "--out", sys.argv[1]]
+main()
+"""
+
+
+def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TOO_LARGE, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert (
+        done.stderr.strip()
+        .splitlines()[-1]
+        .startswith("cnfgnn: the machine has too little memory: free some")
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_gpu_is_one_sentence() -> None:
+    torch = pytest.importorskip("torch")
+    lost = torch.AcceleratorError(
+        "CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`."
+    )
+    assert str(MachineError.of(lost)).endswith("see --resume (CUDA error: unspecified launch failure)")
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 73.00 GiB.\nmore")
+    assert "compute.memory" in str(MachineError.of(full))
+    assert MachineError.of(RuntimeError("a shape that does not fit")) is None

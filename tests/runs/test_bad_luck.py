@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
 from cnfgnn.errors import StorageError
+from cnfgnn.files import hold_lock
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
+from tests.commands import said
 from tests.conftest import network, small
 from tests.runs.test_killed import assert_same_run
 
@@ -63,6 +66,40 @@ def test_a_disk_that_is_full_from_the_start_is_named(tiny_disk: Path) -> None:
     (tiny_disk / "filler").write_bytes(b"x" * free)
     with pytest.raises(StorageError, match="No space left"):
         Run.create(tiny_disk / "run", small("at"), DATA)
+
+
+def test_a_disk_that_is_full_when_curves_are_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorBoard writes in a thread of its own."""
+    record_writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class FullFromTheFirstRound(Unwatched):
+        def begin(self, *_: Any) -> None:
+            monkeypatch.setattr(record_writer.RecordWriter, "write", full)
+
+    run = Run.create(tmp_path / "run", small("gru-fedavg"), DATA)
+    with pytest.raises(StorageError, match=r"tensorboard: cannot be written \(No space left on device\)"):
+        train_run(run, DATA, FullFromTheFirstRound())
+    assert "Traceback" not in capsys.readouterr().err
+    assert len(Run.open(run.folder).progress.history) == 1
+
+
+def test_a_city_that_does_not_fit_leaves_no_part_of_it(tiny_disk: Path) -> None:
+    city = tiny_disk / "city"
+    problem = said("data", "synthesize", city, "--sensors", 30, "--days", 8, fails=True)
+    assert problem == f"{city / 'readings.csv'}: cannot be written (No space left on device)"
+    assert not city.exists()
+
+
+def test_a_lock_that_cannot_be_written_is_named(tiny_disk: Path) -> None:
+    free = os.statvfs(tiny_disk).f_bavail * os.statvfs(tiny_disk).f_frsize
+    (tiny_disk / "filler").write_bytes(b"x" * free)
+    with pytest.raises(StorageError, match=r"lock: cannot be written \(No space left on device\)"):
+        hold_lock(tiny_disk / "lock", tiny_disk)
 
 
 @pytest.fixture

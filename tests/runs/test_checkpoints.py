@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.files import read_json, read_json_or_empty, write_whole
+from cnfgnn.files import check_can_be_written, read_json, read_json_or_empty, write_whole
 from cnfgnn.runs.checkpoints import FolderStore
 
 
@@ -75,6 +77,25 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_writers_of_the_same_file_do_not_mix_their_contents(tmp_path: Path) -> None:
+    path = tmp_path / "forecasts.csv"
+    contents = [bytes([letter]) * (1 << 20) for letter in b"abcd"]
+    write_whole(path, contents[0])
+    with ThreadPoolExecutor() as pool:
+        writing = [pool.submit(write_whole, path, content) for content in contents * 5]
+        while not all(one.done() for one in writing):
+            assert path.read_bytes() in contents
+    for one in writing:
+        one.result()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_does_not_reach_the_file(tmp_path: Path) -> None:
+    (tmp_path / ".file.partial").write_bytes(b"a part of something longer")
+    write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -90,8 +111,9 @@ def test_a_name_that_no_file_can_have_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(StorageError, match=r"cannot be written \((it is a folder|File name too long)\)"):
-        write_whole(Path(name), b"content")
+    for attempt in (check_can_be_written, partial(write_whole, content=b"content")):
+        with pytest.raises(StorageError, match=r"cannot be written \((it is a folder|File name too long)\)"):
+            attempt(Path(name))
     assert os.listdir(tmp_path) == ["folder"]
 
 

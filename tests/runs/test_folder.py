@@ -57,6 +57,16 @@ def test_only_one_process_at_a_time(run: Run) -> None:
         pass  # and again, once it is free
 
 
+def test_a_run_that_another_process_has_finished_meanwhile_keeps_its_events(data: Dataset, run: Run) -> None:
+    opened_before = Run.open(run.folder)
+    train_run(run, data, Unwatched())
+    events = run.events()
+    result = train_run(opened_before, data, Unwatched())
+    assert opened_before.finished
+    assert len(result.progress.history) == run.config.training.rounds
+    assert Run.open(run.folder).events() == events  # not trained again
+
+
 def test_a_run_of_a_newer_version_is_named(run: Run) -> None:
     manifest = json.loads((run.folder / "manifest.json").read_text()) | {"format": FORMAT + 1}
     (run.folder / "manifest.json").write_text(json.dumps(manifest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,7 +154,11 @@ def synthesize(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(out, "already exists: choose another folder")
     make_folder(out)
-    write_folder(data, out, parquet)
+    try:
+        write_folder(data, out, parquet)
+    except BaseException:  # a part of a city would be in the way of the next attempt
+        shutil.rmtree(out, ignore_errors=True)
+        raise
     print(
         f"{out}: {len(data.readings.ids)} sensors, {len(data.readings.times)} rows, {data.graph.edges} edges"
     )

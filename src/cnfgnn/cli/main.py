@@ -22,7 +22,7 @@ from cnfgnn.cli.report import report
 from cnfgnn.cli.settings import methods, settings
 from cnfgnn.cli.studies import compare, reproduce
 from cnfgnn.cli.train import evaluate, forecast, runs, train
-from cnfgnn.errors import CnfgnnError, ConfigError
+from cnfgnn.errors import CnfgnnError, ConfigError, MachineError
 from cnfgnn.process_setup import Launch, end_with_parent, keep_freed_memory
 
 app = typer.Typer(
@@ -81,3 +81,9 @@ def main() -> None:
             raise
         print(f"cnfgnn: {problem.filename}: {problem.strerror}", file=sys.stderr)
         sys.exit(ConfigError.exit_code)
+    except (MemoryError, RuntimeError) as problem:
+        failure = MachineError.of(problem)
+        if failure is None:
+            raise
+        print(f"cnfgnn: {failure}", file=sys.stderr)
+        sys.exit(failure.exit_code)

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cnfgnn.cli import progress
-from cnfgnn.errors import ConfigError, RunError, StorageError
-from cnfgnn.files import write_whole
+from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
     from cnfgnn.privacy.explanation import Guarantee
@@ -62,8 +62,8 @@ def privacy(
     from cnfgnn.privacy.explanation import Measures, explain
     from cnfgnn.privacy.explanation import as_json as all_as_json
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise StorageError(out, "there is no such folder")
+    if out is not None:
+        check_can_be_written(out)
     blurs, seconds = _blurs_and_step(run, blur, step)
     measures = Measures(unit, seconds)
     guarantees = explain(blurs, measures, _changes(changes), _durations(durations, seconds))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
-from cnfgnn.files import write_whole
+from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
     from cnfgnn.runs.folder import Run
@@ -40,8 +40,7 @@ def write_report(folders: list[Path], data: Path | None, out: Path, sensors: Seq
     from cnfgnn.report.views import views
     from cnfgnn.runs.folder import Run
 
-    if not out.absolute().parent.is_dir():
-        raise StorageError(out, "there is no such folder")
+    check_can_be_written(out)
     try:
         opened = [Run.open(folder) for folder in folders]
         _check_known(sensors, opened)

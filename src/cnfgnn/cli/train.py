@@ -25,7 +25,9 @@ from cnfgnn.cli.settings import (
     ReadingOption,
     SeedOption,
     SizeOption,
+    SplitOption,
     changes_to_go_on,
+    check_split,
     levels_of,
     reading_changes,
     refuse_with_from,
@@ -33,8 +35,8 @@ from cnfgnn.cli.settings import (
     resolve,
 )
 from cnfgnn.config.settings import Config
-from cnfgnn.errors import CnfgnnError, ConfigError, StorageError, printable
-from cnfgnn.files import write_whole
+from cnfgnn.errors import CnfgnnError, ConfigError, printable
+from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
     from cnfgnn.data.dataset import Dataset
@@ -265,7 +267,7 @@ def _print_baselines(run: Run, errors: Errors, baselines: Mapping[str, Errors]) 
 def evaluate(
     run: RunArgument,
     data: OtherDataArgument = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: SplitOption = "test",
     per_step: Annotated[bool, typer.Option("--per-step", help="Add the errors of each step ahead.")] = False,
     per_node: Annotated[bool, typer.Option("--per-node", help="Add the errors of each sensor.")] = False,
     changes: ReadingOption = None,
@@ -276,19 +278,17 @@ def evaluate(
     On the test split, the intervals of 80 % and 95 % are evaluated too: the share of observed readings within
     them, their mean width, and the interval score.
     """
-    from cnfgnn.data.windows import SPLITS
     from cnfgnn.runs.evaluate import evaluate_run
     from cnfgnn.runs.events import plain
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.scores import scores_as_dict
 
-    if split not in SPLITS:
-        raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
+    known_split = check_split(split)
     opened = Run.open(run)
     readings = _data_of(opened, data, changes)
-    found = evaluate_run(opened, readings, split)
+    found = evaluate_run(opened, readings, known_split)
     scores = scores_as_dict(found, readings.readings.ids)
-    baselines = _baselines(opened, readings, split)
+    baselines = _baselines(opened, readings, known_split)
     if as_json:
         simple = {name: vars(errors) for name, errors in baselines.items()}
         content = {"run": str(run), "split": split, **scores, "baselines": simple}
@@ -334,8 +334,7 @@ def forecast(
     levels = levels_of(intervals)
     if out.suffix not in FORECAST_SUFFIXES:
         raise ConfigError("--out", f"cannot write a file with the name {out.name!r}", FORECAST_SUFFIXES)
-    if not out.absolute().parent.is_dir():
-        raise StorageError(out, "there is no such folder")
+    check_can_be_written(out)
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.forecast import forecast_run, unknown_ahead, unusual_inputs
 

@@ -88,9 +88,11 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run exclusively; a second process gets a RunError that names the first."""
+        """Hold the run exclusively, as it is now; a second process gets a RunError that names the first."""
         handle = hold_lock(self.folder / "lock", self.folder)
         try:
+            now = Run.open(self.folder)  # another process may have trained it on since it was opened here
+            self.config, self.manifest = now.config, now.manifest
             yield
         finally:
             os.close(handle)  # releases the lock, as the end of the process would

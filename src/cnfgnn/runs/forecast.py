@@ -167,14 +167,3 @@ def with_rows_ahead(readings: Readings, horizon: int) -> Readings:
         values=np.concatenate([readings.values, np.full((horizon, n), np.nan, dtype=np.float32)]),
         missing=np.concatenate([readings.missing, np.ones((horizon, n), dtype=np.bool_)]),
     )
-
-
-def check_no_inputs(run: Run) -> None:
-    """Refuse a run that forecasts from more than the readings, which is all that the sites of a live
-    federation receive."""
-    if run.config.model.takes_inputs and any(run.data.inputs):
-        problem = (
-            f"was trained with further inputs ({run.data.inputs}), which the sites of a live federation do"
-            " not receive: train a run without them, with --set data.inputs=none"
-        )
-        raise RunError(run.folder, problem)

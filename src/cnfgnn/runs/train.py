@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -296,20 +297,42 @@ def _tensorboard(folder: Path, rounds: int) -> Iterator[SummaryWriter | None]:
     except ImportError:  # it is not installed: training does not need it
         yield None
         return
+    with _told_by_us("tensorboard"):
+        try:
+            board = SummaryWriter(str(folder), purge_step=rounds + 1)
+        except OSError as error:
+            raise StorageError(folder, error) from error
+        try:
+            yield board
+        finally:
+            with suppress(OSError):  # the disk is full: `_add_scalars` has said so
+                board.close()
+
+
+@contextmanager
+def _told_by_us(package: str) -> Iterator[None]:
+    """Keep Python from printing the OSErrors of a package's threads: the next call raises them again."""
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        of_package = type(args.thread).__module__.startswith(package)
+        if not (of_package and issubclass(args.exc_type, OSError)):
+            before(args)
+
+    threading.excepthook = hook
     try:
-        board = SummaryWriter(str(folder), purge_step=rounds + 1)
-    except OSError as error:
-        raise StorageError(folder, error) from error
-    try:
-        yield board
+        yield
     finally:
-        board.close()
+        threading.excepthook = before
 
 
 def _add_scalars(board: SummaryWriter, done: Round) -> None:
-    board.add_scalar("validation/loss", done.loss, done.r_g)
-    for name, value in vars(done.validation).items():
-        board.add_scalar(f"validation/{name}", value, done.r_g)
-    for name, value in vars(done.training_bytes).items():
-        board.add_scalar(f"bytes/{name}", value, done.r_g)
-    board.flush()
+    try:
+        board.add_scalar("validation/loss", done.loss, done.r_g)
+        for name, value in vars(done.validation).items():
+            board.add_scalar(f"validation/{name}", value, done.r_g)
+        for name, value in vars(done.training_bytes).items():
+            board.add_scalar(f"bytes/{name}", value, done.r_g)
+        board.flush()
+    except OSError as error:
+        raise StorageError(board.log_dir, error) from error

@@ -107,11 +107,8 @@ def _has_checkpoints(run: Run) -> bool:
 
 def _discard_if_unused(run: Run) -> None:
     """Remove a run that was begun but never started: it would tie the plan to its settings."""
-    with suppress(CnfgnnError):  # it may be gone, damaged or in use by now
-        run.manifest = Run.open(run.folder).manifest
-        if not run.started:
-            with run.locked():
-                run.discard_if_unused()
+    with suppress(CnfgnnError), run.locked():  # it may be gone, damaged or in use by now
+        run.discard_if_unused()
 
 
 def _run_in_turn(runs: Sequence[Run], data: Dataset, observer: Observer) -> list[CnfgnnError]:
