@@ -30,6 +30,7 @@ ON_THE_WIRE = {
     "decoder",
     "change",
     "linear",
+    "seasons",
     "levels",
     "gaps",
     "profile",

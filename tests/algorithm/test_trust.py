@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.experiment import fit_to_windows
+from cnfgnn.algorithm.forecaster import _certainty, _SquaredErrors
 from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
@@ -64,10 +66,32 @@ def test_the_share_has_the_lowest_error_of_the_kind_that_was_trained_on(
     def errors(share: torch.Tensor) -> torch.Tensor:
         return forecaster.summed_errors(*evaluated, "validation", share)[..., error].sum(dim=1)
 
-    chosen = errors(owner.trust)
+    windows = owner.data.available["validation"]
+    count = torch.tensor(len(owner.data.starts["validation"])) if windows is None else windows.sum(dim=1)
+    chosen = errors((owner.trust / _certainty(count.double(), owner.data.length)).clamp(max=1))
     for share in torch.linspace(0, 1, 11, dtype=torch.float64):
         assert (chosen <= errors(share.expand(len(chosen))) * (1 + 1e-6) + 1e-9).all()
     assert (owner.trust < 1).any()
+
+
+def test_few_validation_windows_are_trusted_less() -> None:
+    """As if the network had been tried on one more window, which shares no reading with the others, and had
+    neither helped nor harmed on average."""
+    certainty = _certainty(torch.tensor([0.0, 24.0, 72.0, 3432.0]), 24)
+    assert certainty.tolist() == pytest.approx([0, 0.5, 0.75, 143 / 144])
+    draws = torch.Generator().manual_seed(0)
+    added, left_over = torch.randn(2, 1, 3, 4, generator=draws, dtype=torch.float64)
+    left_over += 0.5 * added
+    judge = _SquaredErrors(SimpleNamespace(inputs=added, nodes=1))  # type: ignore[arg-type]
+    judge.add(left_over, added, torch.ones(()))
+    share = judge.best_share(_certainty(torch.tensor([3.0]), 1))
+
+    def errors(s: float) -> float:
+        tried = (left_over - s * added).square().sum()
+        return float(tried + s**2 * added.square().sum() / 3)
+
+    assert 0.2 < share.item() < 0.6
+    assert all(errors(share.item()) <= errors(s) for s in np.linspace(0, 1, 51))
 
 
 def test_trust_is_that_of_the_best_round_after_training(data: Dataset) -> None:

@@ -131,6 +131,16 @@ def test_steps_of_a_day_have_a_weekday_instead_of_a_time_of_day() -> None:
     assert daily.shape == (3, 8)
 
 
+def test_a_time_of_day_that_never_comes_twice_is_not_used() -> None:
+    """Five hours of one day tell nothing of the time of day; over some days, it may help."""
+    walk = noise(1).cumsum(axis=1)
+    minutes, hours = prepared(walk, step_days=1 / 1440), prepared(walk)
+    of_the_day = slice(6 + 1, 6 + 1 + 8)  # after the readings and the constant
+    for kind in (minutes.linear[OWN].weights, minutes.linear[OWN].of_folds):
+        assert (kind[:, of_the_day] == 0).all()
+    assert (hours.linear[OWN].weights[:, of_the_day] != 0).any()
+
+
 def test_weights_do_not_depend_on_which_sensors_are_fitted_together() -> None:
     values = noise(4)
     together, alone = prepared(values), prepared(values[2:3])

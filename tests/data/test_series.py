@@ -76,6 +76,12 @@ def test_constant_or_absent_readings_do_not_blow_up_the_scale(moments: list[list
     assert Scaler.of(torch.tensor(moments)).std == 1.0
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_the_scale_follows_the_unit_of_the_readings(unit: float) -> None:
+    moments = torch.tensor([[3.0, 6.0 * unit, 14.0 * unit**2]], dtype=torch.float64)
+    assert Scaler.of(moments).std == pytest.approx((2 / 3) ** 0.5 * unit)
+
+
 def test_a_window_needs_an_observed_input_and_an_observed_target() -> None:
     s = series([[1.0, NAN, NAN, NAN, 5.0, NAN, NAN]])
     w = windows([0, 1, 2, 3])

@@ -48,6 +48,16 @@ def test_a_day_is_told_nothing_of_itself() -> None:
     assert (after[:, same_weekday] > before[:, same_weekday] + 100).all()
 
 
+def test_steps_of_a_week_are_different_days() -> None:
+    """Otherwise each reading would leave out all of them, and training would know of no profile."""
+    weeks = Calendar(np.full(60, 0.25), np.full(60, 2))
+    assert weeks.day.tolist() == list(range(60))
+    values = np.random.default_rng(0).normal(5, 1, (1, 60))
+    profiles = weeks.profiles(values, np.ones((1, 60), dtype=bool), np.arange(60), days_ahead=1.0)
+    without = (values.sum() - values[0]) / 59
+    np.testing.assert_allclose(profiles.at_rows[0], without)
+
+
 def test_a_window_across_midnight_is_told_nothing_of_itself() -> None:
     values, rows = readings(), np.arange(DAYS * SLOTS)
     known = np.ones_like(values, dtype=bool)

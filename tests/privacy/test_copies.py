@@ -258,10 +258,11 @@ def test_a_process_that_is_killed_before_its_copies_are_on_disk_has_not_used_the
     store = CopyStore(tmp_path)
     add = cnfgnn.privacy.copies._add
 
-    def killed_later(database: sqlite3.Connection, series: tuple[str, str], made: np.ndarray) -> None:
-        add(database, series, made)
+    def killed_later(database: sqlite3.Connection, series: tuple[str, str], made: np.ndarray) -> int:
+        added = add(database, series, made)
         if series == ("", "b"):
             raise Killed
+        return added
 
     with monkeypatch.context() as patch:
         patch.setattr("cnfgnn.privacy.copies._add", killed_later)

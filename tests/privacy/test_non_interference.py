@@ -45,6 +45,8 @@ from tests.privacy.two_truths import (
 )
 
 GROUPS = ([0], [1, 2, 3])
+SEVERAL_NETWORKS = {"model.members": 2, "model.personal_layers": True}
+NETWORKS = st.sampled_from([{}, SEVERAL_NETWORKS])
 PRIVATE = "cnfgnn-private"
 KINDS = list(TRUTHS)
 Pair = tuple[Seen, Seen]
@@ -186,6 +188,7 @@ def changes(draw: st.DrawFn, method: str) -> dict[str, Any]:
         "data.missing_value": draw(st.sampled_from([(), (CODE,)])),
         "data.outliers": draw(st.sampled_from(["missing", "keep"])),
         "training.wire": draw(st.sampled_from(["full", "bf16", "int8"])),
+        **(draw(NETWORKS) if METHODS[method].graph_network and not METHODS[method].in_paper else {}),
         "training.client_batch": 20,  # also a short series has as many windows
         "training.server_batch": 20,
         "compute.precision": draw(st.sampled_from(["fp64", "fp32"])),
@@ -250,10 +253,12 @@ def test_an_owner_who_tells_adds_the_sums_of_true_errors_and_nothing_else(tmp_pa
 # ---- personal weights, without any blur -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("networks", [{}, SEVERAL_NETWORKS], ids=["one network", "several networks"])
 def test_personal_weights_are_in_nothing_that_leaves_even_without_blur(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, networks: dict[str, Any]
 ) -> None:
-    config, data, follow = brief("cnfgnn-plus", **{"privacy.blur": 0.0}), city(), Owner.follow
+    config, data = brief("cnfgnn-plus", **{"privacy.blur": 0.0}, **networks), city()
+    follow = Owner.follow
     seen = Seen(), Seen()
 
     def follow_and_overwrite(self: Owner, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
@@ -269,6 +274,13 @@ def test_personal_weights_are_in_nothing_that_leaves_even_without_blur(
             train(experiment)
             assert experiment.owners[0][1].personal
     assert differences(*seen) == []
+
+
+def test_several_networks_with_layers_of_their_own_tell_no_two_truths_apart(tmp_path: Path) -> None:
+    truths = TwoTruths.of(tmp_path, brief(PRIVATE, **SEVERAL_NETWORKS), city(), ("plain", "noisy"))
+    one, other = (train_with_faults(truths, data, GROUPS) for data in truths)
+    assert differences(one, other) == []
+    assert is_learned_from_truth((one, other))
 
 
 # ---- a test of the test ---------------------------------------------------------------------------------
@@ -359,6 +371,15 @@ def _usual_week_of_true_readings(leaky: Leaky) -> None:
     leaky.patch.setattr(Owner, "prepare", leaking)
 
 
+def _linear_forecasts_of_true_readings(leaky: Leaky) -> None:
+    def backward(nodes: Clients, owner: Owner, original: Any, *args: Any, **kwargs: Any) -> Any:
+        owner.data.fit()
+        nodes.data.linear = owner.data.linear
+        return original(nodes, *args, **kwargs)
+
+    leaky.replace("backward", backward)
+
+
 def _personal_weights_in_a_state_of_the_nodes(leaky: Leaky) -> None:
     def save(nodes: Clients, owner: Owner, original: Any, tag: str, keep: Any) -> None:
         original(nodes, tag, keep)
@@ -387,6 +408,8 @@ LEAKS: Mapping[str, Callable[[Leaky], None]] = {
     "one bit of the census": _one_bit_of_the_census,
     "true errors as score": _true_errors_as_score,
     "usual week of true readings": _usual_week_of_true_readings,
+    "levels of true readings": lambda leaky: leaky.on_true_readings("levels"),
+    "linear forecasts of true readings": _linear_forecasts_of_true_readings,
     "personal weights in a state of the nodes": _personal_weights_in_a_state_of_the_nodes,
     "failure that depends on readings": _failure_at_negative_readings,
 }

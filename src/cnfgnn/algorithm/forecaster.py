@@ -16,6 +16,8 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params, rows
 from cnfgnn.models.plus import PlusModel
 
+DOUBT = 1.0  # windows without overlap that count against what the network adds to linear forecasts
+
 
 @dataclass(frozen=True)
 class Forecaster:
@@ -83,10 +85,15 @@ class Forecaster:
 
     @torch.no_grad()
     def trust(self, theta: Params, data: PreparedSeries, h_G: Tensor | None) -> Tensor:
-        """(n,): how much of what the network adds to a node's linear forecast gives the lowest error on
-        validation windows, of the kind that was trained on: a share from 0 to 1, and 1 where the network adds
-        nothing."""
+        """(n,): how much of what the network adds to a node's linear forecast to take: a share from 0 to 1,
+        and 1 where the network adds nothing.
+
+        It is the share with the lowest error on validation windows, of the kind that was trained on, times
+        `_certainty`: the fewer validation windows, the more of what helped there is chance, and the round was
+        chosen by them, too.
+        """
         judge = _SquaredErrors(data) if self.loss == "square" else _AbsoluteErrors(data)
+        windows_with_targets = data.inputs.new_zeros(data.nodes, dtype=torch.float64)
         for windows in data.chunks("validation"):
             y_hat = self.forecasts(theta, data, h_G, "validation", windows)
             embeddings = None if h_G is None else h_G[:, windows].to(self.compute.dtype)
@@ -95,7 +102,20 @@ class Forecaster:
             weight = y_hat.new_ones(()) if batch.weight is None else batch.weight
             left_over, added = batch.y - batch.linear_forecast, y_hat - batch.linear_forecast
             judge.add(left_over.double(), added.double(), weight)
-        return judge.best_share()
+            counted = weight.expand_as(y_hat).amax(dim=-1) > 0
+            windows_with_targets += counted.sum(dim=1)
+        return judge.best_share(_certainty(windows_with_targets, data.length))
+
+
+def _certainty(windows: Tensor, length: int) -> Tensor:
+    """How much of a share to take that was found best on so many windows of a length: (n,) from 0 to 1.
+
+    Windows that overlap tell almost the same, so that only one in `length` counts. The share is the one that
+    would be best if `DOUBT` more windows, which share no reading with the others or with each other, had been
+    no better with the network than without: a ridge penalty.
+    """
+    independent = windows / length
+    return independent / (independent + DOUBT)
 
 
 class _SquaredErrors:
@@ -110,8 +130,8 @@ class _SquaredErrors:
         self.along += (weight * added * left_over).sum(dim=(1, 2))
         self.square += (weight * added.square()).sum(dim=(1, 2))
 
-    def best_share(self) -> Tensor:
-        share = (self.along / self.square.clamp(min=1e-300)).clamp(0, 1)
+    def best_share(self, certainty: Tensor) -> Tensor:
+        share = (certainty * self.along / self.square.clamp(min=1e-300)).clamp(0, 1)
         return torch.where(self.square > 0, share, 1.0)
 
 
@@ -128,5 +148,6 @@ class _AbsoluteErrors:
         for sums, share in zip(self.sums, self.shares, strict=True):
             sums += (weight * (left_over - share * added).abs()).sum(dim=(1, 2))
 
-    def best_share(self) -> Tensor:
-        return self.shares[self.sums.argmin(dim=0)]
+    def best_share(self, certainty: Tensor) -> Tensor:
+        share = certainty * self.shares[self.sums.argmin(dim=0)]
+        return torch.where(self.sums[0] == self.sums[-1], 1.0, share)

@@ -149,6 +149,12 @@ class ModelConfig:
         "Forecast the change from a linear forecast that each node makes by itself: see docs/algorithm.md.",
         sent_to_nodes=True,
     )
+    seasons: bool = setting(
+        False,
+        "Let each node look for periods other than the day and the week in its readings, such as that of the"
+        " tide, and use them in its linear forecast.",
+        sent_to_nodes=True,
+    )
     levels: bool = setting(
         False,
         "Begin each hidden state with two averages of the past readings, and each embedding with their means"

@@ -70,6 +70,11 @@ def files_of_inputs(folder: Path, names: InputNames) -> dict[str, Path]:
     return found | {name: files[name] for name in names.covariates if name in files}
 
 
+def names_of_files(folder: Path) -> InputNames:
+    """The inputs of a folder that have files of their own."""
+    return InputNames(tuple(_files(folder / VARIABLES)), tuple(_files(folder / COVARIATES)))
+
+
 def read_covariate(name: str, file: Path, ids: Sequence[str], options: ReadingOptions) -> Input:
     """A covariate of these sensors, from its file."""
     return _covariate(name, _only_variable(file, options, regular=False), ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,18 @@ from torch import Tensor
 from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries, seconds_of
-from cnfgnn.data.linear import FOLDS, Forecasters, Sample, calendar_inputs
+from cnfgnn.data.linear import (
+    FOLDS,
+    HARMONICS,
+    WITHOUT_PROFILE,
+    Forecasters,
+    Forms,
+    Sample,
+    calendar_inputs,
+)
 from cnfgnn.data.prepared_inputs import PreparedInputs
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import DAY, Readings
+from cnfgnn.data.seasons import PERIODS, WAVES, find_seasons, waves
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
 from cnfgnn.errors import DataError
@@ -25,8 +35,13 @@ from cnfgnn.errors import DataError
 # Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
 SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
 WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 12  # in fitting linear forecasters
+# Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
+# twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
+FEWEST_DAYS = 2.0
 PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
+SEASONS = LINEAR + "seasons"  # the name of the frequencies that they use
+DAY_S = float(DAY.astype(np.int64))
 OWN, INFORMED = "own", "informed"
 
 Floats = npt.NDArray[np.float64]
@@ -62,7 +77,7 @@ class Scaler:
             return cls(0.0, 1.0)
         mean = total / count
         std = max(squares / count - mean * mean, 0.0) ** 0.5
-        if std <= 1e-6 * max(1.0, abs(mean)):  # constant readings: avoid dividing by almost zero
+        if std <= 1e-6 * abs(mean):  # constant readings, or all zero: avoid dividing by almost zero
             std = 1.0
         return cls(mean, std)
 
@@ -77,8 +92,9 @@ class TrainingRows(NamedTuple):
 
 
 class Series:
-    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,); and their
-    further inputs on the same time steps."""
+    """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,); their
+    further inputs on the same time steps; and the times in seconds since 1970 (T,), or since any other time
+    that does not change."""
 
     def __init__(
         self,
@@ -87,20 +103,25 @@ class Series:
         time_of_day: Floats,
         weekday: Ints | None = None,
         others: Sequence[InputSeries] = (),
+        seconds: Ints | Floats | None = None,
     ) -> None:
         self.others = tuple(others)
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
         self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
         self.calendar = Calendar(time_of_day, self.weekday)
+        regular = np.arange(len(time_of_day)) * (self.calendar.step_days * DAY_S)
+        self.seconds: Floats = np.asarray(regular if seconds is None else seconds, dtype=np.float64)
 
     @classmethod
     def of(cls, readings: Readings, rows: Ints | None = None) -> Series:
         """The series of some sensors, or of all if no rows are given."""
         kept = slice(None) if rows is None else rows
         missing = readings.missing[:, kept].T
-        others = [one.at(seconds_of(readings), rows) for one in readings.others]
-        return cls(readings.values[:, kept].T, missing, readings.time_of_day, readings.weekday, others)
+        seconds = seconds_of(readings)
+        others = [one.at(seconds, rows) for one in readings.others]
+        values = readings.values[:, kept].T
+        return cls(values, missing, readings.time_of_day, readings.weekday, others, seconds)
 
     @property
     def nodes(self) -> int:
@@ -125,15 +146,50 @@ class Series:
     def weekly_profiles(self, windows: Windows, treatment: Missing) -> WeeklyProfiles:
         """Each node's weekly profile, from the inputs of training windows; to forecast the readings that come
         next, from all readings. Filled gaps do not count."""
+        values, known, rows = self._counted(windows, treatment)
+        return self.calendar.profiles(values, known, rows, windows.horizon * self.calendar.step_days)
+
+    def _counted(self, windows: Windows, treatment: Missing) -> tuple[Floats, Bools, Ints]:
+        """The readings that profiles count (n r), with 0 for unknown ones; which are known; their rows."""
         rows = np.arange(len(self.time_of_day)) if windows.ahead else _input_rows(windows)
         known = ~self.absent(treatment)[:, rows]
-        days_ahead = windows.horizon * self.calendar.step_days
-        return self.calendar.profiles(np.where(known, self.values[:, rows], 0.0), known, rows, days_ahead)
+        return np.where(known, self.values[:, rows], 0.0), known, rows
+
+    def seasons(
+        self, windows: Windows, treatment: Missing, profile: Floats | None, device: torch.device
+    ) -> Tensor:
+        """(n k): the frequencies of each node's seasons in cycles per second, 0 for none, in what the profile
+        at every row (n T) leaves of the readings that profiles count."""
+        _, known, rows = self._counted(windows, treatment)
+        if len(rows) < 2:
+            return torch.zeros(self.nodes, PERIODS, dtype=torch.float64, device=device)
+        within, is_known = slice(int(rows[0]), int(rows[-1]) + 1), np.zeros_like(self.missing)
+        is_known[:, rows] = known
+        step = float(np.median(np.diff(self.seconds)))
+        levels, joined = np.where(is_known, self.values, 0.0), np.ones_like(self.missing)
+        if profile is not None and step < DAY_S:
+            left = levels - np.nan_to_num(self.calendar.without_slots(profile))
+            calmer = _is_calmer(left, levels, is_known & self.calendar.joined & ~np.isnan(profile))
+            levels = np.where(calmer, left, levels)
+            joined = self.calendar.joined | ~calmer
+            is_known &= ~(np.isnan(profile) & calmer)
+        arrays = (levels[:, within], is_known[:, within], joined[:, within][:, :-1])
+        left_over, known_rows, joined_rows = (torch.tensor(x, device=device) for x in arrays)
+        return find_seasons(left_over, known_rows, joined_rows, step / DAY_S) / step
 
     def moments(self, windows: Windows, treatment: Missing) -> Floats:
         """(n 3): count, sum and sum of squares of the readings that training windows take as input."""
         _, values, known = self.training_rows(windows, treatment)
         return np.stack([known.sum(1), values.sum(1), np.square(values).sum(1)], axis=1).astype(np.float64)
+
+
+def _is_calmer(left: Floats, values: Floats, known: Bools) -> Bools:
+    """(n 1): whose readings change less from row to row without what the profile says. Where the day and the
+    week explain nothing, a profile would only add its own noise."""
+    pairs = known[:, 1:] & known[:, :-1]
+    after, before = (np.where(pairs, np.square(np.diff(x)), 0.0).sum(axis=1) for x in (left, values))
+    calmer: Bools = (after < before)[:, None]
+    return calmer
 
 
 def _input_rows(windows: Windows) -> Ints:
@@ -194,6 +250,7 @@ class PreparedSeries:
         self.calendar, self.ahead = series.calendar, windows.ahead
         self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
         self.profile: Tensor | None = None  # (n T): the profile at every row, scaled
+        at_rows: Floats | None = None
         if model.profile:
             self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
             self._set_profile(at_rows)
@@ -205,13 +262,25 @@ class PreparedSeries:
         for split in SPLITS:
             available = series.available(windows.starts[split], windows, treatment)
             self.available[split] = None if available.all() else torch.tensor(available, device=device)
+        self.seconds = torch.tensor(series.seconds, device=device)
+        self.seasons: Tensor | None = None  # (n k): frequencies in cycles per second, 0 for none
+        self._has_seasons = False
+        if model.linear and model.seasons:
+            self._set_seasons(series.seasons(windows, treatment, at_rows, device))
+        self._prepare_linear(model)
+
+    def _prepare_linear(self, model: ModelConfig) -> None:
         # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
         self.linear: dict[str, Forecasters] = {}
-        self._fold_of = torch.empty(0, dtype=torch.long, device=device)  # of each training window
+        self._uses_more: dict[str, bool] = {}  # whether any of them uses more than the usual inputs
+        numbers = self.starts["train"].new_zeros
+        self._form_of = numbers(self.nodes)  # the form of each node's forecaster
+        self._fold_of = numbers(0)  # of each training window
+        self._knows_days = False  # whether forecasters use the time of day
         self._told = 2 * model.level_width
         self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
         if model.linear:
-            self.linear[OWN] = self._fitted()
+            self._set_linear(OWN, self._fitted())
 
     def use(self, state: Mapping[str, Tensor]) -> None:
         """Use what `state` returned when the model was trained: profiles, scales, forecasters. A node whose
@@ -224,10 +293,15 @@ class PreparedSeries:
             unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
             self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
             self._set_profile(self.calendar.look_up(self.weekly_profiles))
+        if SEASONS in state:
+            saved_seasons = state[SEASONS].to(self.seconds)
+            known = ~saved_seasons.isnan()
+            own = torch.zeros_like(saved_seasons) if self.seasons is None else self.seasons
+            self._set_seasons(torch.where(known, saved_seasons, own))
         for kind in (OWN, INFORMED):
             saved = Forecasters.of(state, LINEAR + kind, self.inputs)
             if saved is not None:
-                self.linear[kind] = saved.completed(self.linear.get(kind, self.linear[OWN]))
+                self._set_linear(kind, saved.completed(self.linear.get(kind, self.linear[OWN])))
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the readings: weekly profiles, linear forecasters and scales of further
@@ -237,6 +311,8 @@ class PreparedSeries:
             state[PROFILES] = torch.from_numpy(self.weekly_profiles)
         for kind, forecasters in self.linear.items():
             state |= forecasters.state(LINEAR + kind)
+        if self.seasons is not None:
+            state[SEASONS] = self.seasons
         if self.others is not None:
             state[INPUT_SCALES] = torch.from_numpy(self.others.scales)
         return state
@@ -252,21 +328,35 @@ class PreparedSeries:
         scaled = (at_rows - self.scaler.mean) / self.scaler.std
         self.profile = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
 
+    def _set_seasons(self, seasons: Tensor) -> None:
+        self.seasons, self._has_seasons = seasons, bool((seasons > 0).any())
+
+    def _set_linear(self, kind: str, forecasters: Forecasters) -> None:
+        self.linear[kind], self._uses_more[kind] = forecasters, forecasters.uses_more
+
     def batch(
         self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
     ) -> tuple[Batch, Tensor | None]:
         """Some windows of a split, and which of them each node has: (n b), None if all. The linear forecast
         among the inputs uses the means in the embeddings h_G (n b e) of these windows."""
         batch, available = self._at(self.starts[split][windows], self._available(split, windows))
+        return self.with_linear_forecast(batch, split, windows, h_G), available
+
+    def with_linear_forecast(
+        self, batch: Batch, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
+    ) -> Batch:
+        """These windows of a split with the linear forecasts of their readings, if the model uses them."""
         if not self.linear:
-            return batch, available
+            return batch
         fold = self._fold_of[windows] if split == "train" else None
-        if h_G is None or INFORMED not in self.linear:
-            change = self.linear[OWN].change(self._linear_inputs(batch), fold)
-        else:
-            means = h_G.detach()[..., -self._told :]
-            change = self.linear[INFORMED].change(self._linear_inputs(batch, means), fold)
-        return replace(batch, linear_change=change), available
+        kind = OWN if h_G is None or INFORMED not in self.linear else INFORMED
+        means = None if h_G is None or kind == OWN else h_G.detach()[..., -self._told :]
+        forecasters = self.linear[kind]
+        change = forecasters.change(self._linear_inputs(batch, means), fold)
+        if self._uses_more[kind]:
+            more = self._more_inputs(batch, self.starts[split][windows])
+            change = change + forecasters.further_change(more, fold)
+        return replace(batch, linear_change=change)
 
     def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
         """The windows that start at these rows, without linear forecasts."""
@@ -299,7 +389,8 @@ class PreparedSeries:
         newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
         other = copy.copy(self)
         other.others = newer.others
-        for name in ("inputs", "targets", "observed", "clock", "moments", "gaps", "starts", "available"):
+        of_readings = ("inputs", "targets", "observed", "clock", "seconds", "moments", "gaps")
+        for name in (*of_readings, "starts", "available"):
             setattr(other, name, getattr(newer, name))
         if self.weekly_profiles is not None:
             other._set_profile(series.calendar.look_up(self.weekly_profiles))
@@ -319,6 +410,7 @@ class PreparedSeries:
         part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
         part.observed = self.observed[start:stop]
         part.gaps, part.profile = rows(self.gaps), rows(self.profile)
+        part.seasons, part._form_of = rows(self.seasons), self._form_of[start:stop]
         part.others = None if self.others is None else self.others.of_nodes(nodes)
         part.available = {split: rows(available) for split, available in self.available.items()}
         part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
@@ -341,7 +433,7 @@ class PreparedSeries:
     def fit(self) -> None:
         """Fit what has yet to be fitted."""
         if self._means is not None:
-            self.linear[INFORMED] = self._fitted(self._means)
+            self._set_linear(INFORMED, self._fitted(self._means))
             self._means = None
 
     def _fitted(self, means: Tensor | None = None) -> Forecasters:
@@ -363,24 +455,53 @@ class PreparedSeries:
             starts = torch.arange(max(0, count), device=self.inputs.device)
         number = torch.arange(len(starts), device=starts.device)
         self._fold_of = number * FOLDS // max(1, len(starts))
+        self._knows_days = self._days(starts) >= FEWEST_DAYS
 
         def samples(fold: int, wide: bool) -> Iterator[Sample]:
             chosen = number[self._fold_of == fold]
             if wide and len(chosen):
                 first, last = starts[chosen[0]], starts[chosen[-1]]
                 chosen = number[(starts > first - self.length) & (starts < last + self.length)]
-            yield self._sample(starts, chosen[:0], means)
-            # The same chunks for any group: see `linear._products`.
-            for chunk in chosen.split(WINDOWS_AT_ONCE):
-                yield self._sample(starts, chunk, means)
+            return self._samples(starts, chosen, means)
 
-        return Forecasters.fitted(FOLDS, samples, self.inputs.dtype)
+        forms = None
+        if self.profile is not None or self.seasons is not None:
+            forms = self._forms(next(samples(0, False)).inputs.shape[-1], chosen=means is not None)
+        return Forecasters.fitted(FOLDS, samples, self.inputs.dtype, forms)
+
+    def _forms(self, inputs: int, chosen: bool) -> Forms:
+        """The forms that forecasters with so many inputs may take. Validation windows choose one, only once:
+        no means of their levels are known. Where a step is a day, the weekday says what a profile says."""
+        after, starts = None, self.starts["validation"]
+        if self.calendar.step_days >= 1:
+            self._form_of[:] = WITHOUT_PROFILE if self.profile is not None else 0
+        elif not chosen:
+            after = partial(self._samples, starts, torch.arange(len(starts), device=starts.device), None)
+        seasonal = torch.zeros_like(self._form_of, dtype=torch.bool)
+        if self.seasons is not None:
+            seasonal = (self.seasons > 0).any(dim=1)
+        waves = 0 if self.seasons is None else WAVES
+        places = self._profile_places()
+        return Forms(inputs, places, waves, seasonal, self._form_of, after, self.length)
+
+    def _samples(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Iterator[Sample]:
+        yield self._sample(starts, windows[:0], means)
+        # The same chunks for any group: see `linear._products`.
+        for chunk in windows.split(WINDOWS_AT_ONCE):
+            yield self._sample(starts, chunk, means)
 
     def _sample(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Sample:
         batch, _ = self._at(starts[windows], None)
         told = None if means is None else means[:, windows].to(batch.x.dtype)
         inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
-        return Sample(inputs, change, batch.complete)
+        if not self._knows_days:  # the time of day would only count up: see `FEWEST_DAYS`
+            inputs[..., self.history + 1 : self.history + 1 + 2 * HARMONICS] = 0
+        return Sample(inputs, change, batch.complete, self._more_inputs(batch, starts[windows]))
+
+    def _days(self, starts: Tensor) -> float:
+        """From the first of these windows to the end of the last one."""
+        steps = int(starts[-1] - starts[0]) + self.length if len(starts) else 0
+        return steps * self.calendar.step_days
 
     def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
         """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, further
@@ -397,6 +518,24 @@ class PreparedSeries:
         if means is not None:
             parts.append(means - last)
         return torch.cat(parts, dim=-1)
+
+    def _profile_places(self) -> range | None:
+        """Where the profile is among the inputs of `_linear_inputs`."""
+        if self.profile is None:
+            return None
+        clock, weekday = self.clock[:1], self.moments[:1, 1]
+        first = self.history + calendar_inputs(clock, weekday, self.calendar.step_days).shape[1]
+        return range(first, first + self.horizon)
+
+    def _more_inputs(self, batch: Batch, starts: Tensor) -> Tensor | None:
+        """(n b q): what the profile says of the last step, relative to the last reading, and the waves of
+        seasons at it if any node has one; None if there is neither."""
+        now, parts = starts + self.history - 1, []
+        if self.profile is not None:
+            parts.append(torch.nan_to_num(self.profile[:, now, None] - batch.x[:, :, -1, :1]))
+        if self.seasons is not None and self._has_seasons:
+            parts.append(waves(self.seconds[now], self.seasons, batch.x.dtype))
+        return torch.cat(parts, dim=-1) if parts else None
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
         """(n t 8) float64: the sums named in `SUMS` over some windows, in the readings' unit."""

@@ -51,7 +51,8 @@ class Calendar:
     def __init__(self, time_of_day: Floats, weekday: Ints) -> None:
         self.slot: Ints = np.minimum((time_of_day * SLOTS).astype(np.int64), SLOTS - 1)
         self.weekday = weekday
-        next_day = (np.diff(time_of_day) < 0) | (np.diff(weekday) != 0)
+        # The same time of the same day of the week is that of a later week.
+        next_day = (np.diff(time_of_day) <= 0) | (np.diff(weekday) != 0)
         self.day: Ints = np.concatenate([[0], np.cumsum(next_day)])
         steps = np.diff(time_of_day)
         self.step_days = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
@@ -87,6 +88,29 @@ class Calendar:
             means = self._shrunk_means(by_weekday, out_of_pool, left_out, weekday_of)
             at_rows[node] = means[self.day, self.slot]
         return WeeklyProfiles(weeks, at_rows)
+
+    @property
+    def joined(self) -> Bools:
+        """(T,): which rows have a profile that continues at the next row. At midnight that of other days
+        begins, and means near midnight include fewer slots on one side than on the other."""
+        whole = np.ones(len(self.day), dtype=np.bool_)
+        if self.step_days >= 1:
+            return whole
+        if self.step_days * SLOTS <= SMOOTHING_SLOTS:
+            whole = (self.slot >= SMOOTHING_SLOTS) & (self.slot < SLOTS - SMOOTHING_SLOTS)
+        joined: Bools = whole & np.append(whole[1:] & (np.diff(self.day) == 0), True)
+        return joined
+
+    def without_slots(self, at_rows: Floats) -> Floats:
+        """The profile at every row (n T) as a moving average over one slot, so that it does not jump from one
+        slot to the next where several rows are in one."""
+        width = round(1 / SLOTS / self.step_days)
+        if width < 2:
+            return at_rows
+        padded = np.pad(at_rows, [(0, 0), (width // 2 + 1, width - 1 - width // 2)], mode="edge")
+        sums = np.cumsum(padded, axis=1)
+        mean: Floats = (sums[:, width:] - sums[:, :-width]) / width
+        return mean
 
     def look_up(self, weeks: Floats) -> Floats:
         """The profile at every row: (n 7 SLOTS) -> (n T)."""

@@ -77,11 +77,12 @@ class CopyStore:
     """Copies on an owner's disk: a folder with the owner's key and a database of the copies.
 
     The key is made here, by the owner, and never leaves this folder. Several processes of the owner may use
-    the folder at the same time: the database keeps whichever copy of a reading was first.
+    the folder at the same time: the database keeps whichever copy of a reading was first. `drawn` counts the
+    copies that this object has added.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.drawn = folder, 0
         self.key = self._open()
 
     @staticmethod
@@ -171,8 +172,8 @@ class CopyStore:
         if not drawn:
             return
         with _alone(database):
-            for sensor, made in drawn.items():
-                _add(database, (name, sensor), made)
+            added = sum(_add(database, (name, sensor), made) for sensor, made in drawn.items())
+        self.drawn += added
 
     # ---- the folder ---------------------------------------------------------------------------------
 
@@ -318,8 +319,9 @@ def _read(database: sqlite3.Connection, series: Series, times: Times) -> Known:
     return np.frombuffer(b"".join(row[0] for row in rows), dtype=READING)
 
 
-def _add(database: sqlite3.Connection, series: Series, made: Known) -> None:
-    """Add copies, except of readings that have one by now: another process may have been first."""
+def _add(database: sqlite3.Connection, series: Series, made: Known) -> int:
+    """Add copies, except of readings that have one by now: another process may have been first. Returns how
+    many were added."""
     known = _read(database, series, made["time"])
     made = made[~_is_in(made["time"], known["time"])]
     merged = np.concatenate([known, made])
@@ -332,6 +334,7 @@ def _add(database: sqlite3.Connection, series: Series, made: Known) -> None:
         f"INSERT OR REPLACE INTO {table}",
         ((*key, block, merged[blocks == block].tobytes()) for block in changed.tolist()),
     )
+    return len(made)
 
 
 def _at(known: Known, times: Times) -> Known:
