@@ -11,12 +11,16 @@ import torch
 
 from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.execute import ATTACKS, Attacker, Effort, attack_run, judge, true_readings
+from cnfgnn.attack.from_levels import training_readings
 from cnfgnn.attack.learned import Colluder
+from cnfgnn.attack.node_forecasts import NodeForecasts
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import RECORDING_FILE, Recording
+from cnfgnn.attack.replica import Replica
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.privacy.copies import SimulatedCopies
+from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.attack.small_runs import FAMILIES, to_attack
@@ -24,6 +28,12 @@ from tests.conftest import small
 
 QUICK = Effort(steps=20, iterations=4)
 CPU = torch.device("cpu")
+SEVERAL_NETWORKS = {
+    "model.members": 2,
+    "model.personal_layers": True,
+    "model.personal": 4,
+    "model.personal_head": True,
+}
 
 
 def blinded(data: Dataset, but: int) -> Dataset:
@@ -98,15 +108,56 @@ def test_a_blur_leaves_the_attacker_no_more_than_the_copy(attacked_city: Dataset
 
 @pytest.mark.slow
 def test_gradients_and_weights_add_to_what_hidden_states_tell(attacked_city: Dataset, tmp_path: Path) -> None:
-    """In joint split learning nodes change their weights between averagings: the server allows for it. What
-    linear forecasters add to the nodes' losses it does not know, so this run has none."""
-    config = to_attack("cnfgnn-plus", **{"model.linear": False, "model.levels": False})
-    run, effort = Run.create(tmp_path / "run", config, attacked_city), Effort(iterations=20)
+    """In joint split learning nodes change their weights between averagings, and linear forecasters are part
+    of their losses: the server allows for both."""
+    config = to_attack("cnfgnn-plus", **SEVERAL_NETWORKS)
+    run, effort = Run.create(tmp_path / "run", config, attacked_city), Effort(iterations=12)
     train_run(run, attacked_city, Unwatched())
     report = attack_run(run, attacked_city, attacks=["gradients"], sensors=2, windows=24, effort=effort)
     alone, joint = report.line("series of training minibatches"), report.line("with gradients and weights")
     assert alone.split == joint.split == "train"
     assert joint.all.rmse < 0.7 * alone.all.rmse
+
+
+def test_levels_alone_give_the_readings_away_even_if_nodes_keep_their_weights(
+    attacked_city: Dataset, tmp_path: Path
+) -> None:
+    config = to_attack("sl", **{"model.levels": True, "training.wire": "int8"})
+    run = Run.create(tmp_path / "run", config, attacked_city)
+    train_run(run, attacked_city, Unwatched())
+    report = attack_run(run, attacked_city, windows=60)
+    assert {line.attack for line in report.lines} == {"guess", "levels"}  # nobody knows the weights
+    assert report.line("guess: each sensor's mean").all.rmse > 3
+    assert report.line("levels alone, no weights").newest.rmse < 0.5
+    with pytest.raises(ConfigError, match="series needs weights that all nodes share"):
+        attack_run(run, attacked_city, attacks=["series"], windows=60)
+
+
+def test_the_server_fits_the_linear_forecasters_that_nodes_keep(
+    attacked_runs: dict[str, Path], attacked_city: Dataset
+) -> None:
+    """From the levels of the training windows: its forecasts are nearly those of the nodes."""
+    run = Run.open(attacked_runs["cnfgnn-plus"])
+    recording = observe(run, attacked_city, windows=10).recording
+    rows = torch.arange(4)
+    found = training_readings(recording, rows, CPU, 20)
+    assert found is not None
+    true = true_readings(run, attacked_city)
+    nodes = restore_best(run, attacked_city).owners[0][1].nodes
+    windows = torch.arange(200, 300)
+    assert recording.means is not None
+    h_G = recording.means[:, windows].float()  # the last numbers of an embedding
+    batch, _ = nodes.data.batch("train", windows, h_G)
+    assert batch.linear_change is not None
+    wanted, replica = batch.linear_change, Replica(recording, rows, CPU)
+    # Levels tell nothing of the targets after the last training window, nor of validation windows, by which a
+    # node chooses the form of its forecaster. With all readings the forecasts are the same.
+    for readings, missed in ((found, 0.3), (true, 1e-4)):
+        forecasts = NodeForecasts.fitted(replica, recording, readings)
+        made = forecasts.added_to(replace(batch, linear_change=None), windows, h_G).linear_change
+        assert made is not None
+        assert forecasts.split == "train"
+        assert (made - wanted).square().mean() < missed * wanted.square().mean()
 
 
 def test_guesses_are_those_of_somebody_who_knows_the_mean(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
+from cnfgnn.attack.denoising import smoothed_by_network
 from cnfgnn.attack.smoothing import bridged, smoothed_by_noise, smoothed_like
 
 SIGMA = 5.0
@@ -42,6 +44,18 @@ def test_the_size_of_the_noise_alone_is_nearly_enough() -> None:
     found = smoothed_by_noise(copy, torch.full((len(copy),), SIGMA))
     taught = smoothed_like(copy, copy[-1], truth[-1])
     assert rmse(found[:-1], truth[:-1]) < 1.2 * rmse(taught[:-1], truth[:-1])
+
+
+@pytest.mark.slow
+def test_a_network_learns_from_blurred_readings_alone() -> None:
+    """What sensors have in common helps it: it comes nearer than a smoother of each series."""
+    truth = readings()[:1] + torch.linspace(-9, 9, 6, dtype=torch.float64)[:, None]
+    copy, there = blurred(truth), torch.ones(truth.shape, dtype=torch.bool)
+    there[:, 500:520] = False
+    sigma, clock = torch.full((6,), SIGMA), torch.arange(truth.shape[1]) % 288 / 288
+    found = smoothed_by_network(copy, there, sigma, clock, torch.device("cpu"), steps=150)
+    assert rmse(found[there], truth[there]) < 0.9 * rmse(smoothed_by_noise(copy, sigma)[there], truth[there])
+    assert torch.equal(found[~there], copy[~there])
 
 
 def test_without_noise_nothing_is_smoothed_away() -> None:

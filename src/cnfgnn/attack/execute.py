@@ -11,7 +11,9 @@ from torch import Tensor
 
 from cnfgnn.algorithm.compute import Compute, caller_settings_restored
 from cnfgnn.attack.alignment import as_in_run
+from cnfgnn.attack.denoising import smoothed_by_network
 from cnfgnn.attack.estimates import Estimate
+from cnfgnn.attack.from_levels import from_levels
 from cnfgnn.attack.gradients import with_gradients
 from cnfgnn.attack.judging import AttackReport, Line, guesses, judged, sensor_means
 from cnfgnn.attack.learned import Colluder, from_colluder, from_synthetic
@@ -27,25 +29,30 @@ from cnfgnn.data.windows import Split
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.runs.folder import Run
 
-Attack = Literal["synthetic", "colluding", "series", "gradients", "smoother"]
+Attack = Literal["synthetic", "colluding", "levels", "series", "gradients", "smoother"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
 MOST_LISTED = 12  # sensors in a message
 NEED_COLLUDER = ("colluding", "smoother")
+NEED_WEIGHTS = ("synthetic", "colluding", "series", "gradients")
 Watch = Callable[[str, float], None]  # the attack, and the share of it that is done
 
 LABELS = {
     "synthetic": "network, made-up readings",
     "colluding": "network, colluding sensor",
+    "levels": "levels alone, no weights",
     "series": "whole series at once",
     "series-training": "series of training minibatches",
     "gradients": "with gradients and weights",
     "smoother": "series, smoother (colluding)",
     "smoother-noise": "series, smoother (known blur)",
+    "smoother-network": "series, smoother (network)",
+    "smoother-gradients": "gradients, smoother (network)",
 }
 COPY = "the copy itself"
 COPY_LABELS = {
     "smoother": "the copy, smoother (colluding)",
     "smoother-noise": "the copy, smoother (known blur)",
+    "smoother-network": "the copy, smoother (network)",
 }
 SENSOR_MEAN, OVERALL_MEAN = "guess: each sensor's mean", "guess: the mean of all sensors"
 
@@ -86,28 +93,55 @@ class Attacker:
             found["colluding"] = from_colluder(
                 *common, self.rows, colluder, self.device, self.seed, self.effort.steps, tick
             )
-        if wanted & {"series", "smoother"}:
-            tick = self._tick("series")
-            series = whole_series(*common, rows, self.device, guess, self.effort.iterations, tick)
+        iterations = self.effort.iterations
+        if "levels" in wanted or ("smoother" in wanted and not self.knows_weights):
+            best = from_levels(*common, rows, self.device, iterations, self._tick("levels"))
+            if "levels" in wanted:
+                found["levels"] = self.attacked(best)
+        if "series" in wanted or ("smoother" in wanted and self.knows_weights):
+            best = whole_series(*common, rows, self.device, guess, iterations, self._tick("series"))
             if "series" in wanted:
-                found["series"] = self.attacked(series)
-            if "smoother" in wanted:
-                found |= self.smoothed(series)
+                found["series"] = self.attacked(best)
+        if "smoother" in wanted:
+            found |= self.smoothed(best)
         if "gradients" in wanted:
-            tick = self._tick("gradients")
-            found |= with_gradients(self.recording, self.rows, self.device, self.effort.iterations, tick)
+            crossed = with_gradients(self.recording, rows, self.device, iterations, self._tick("gradients"))
+            found |= {key: self.attacked(estimate) for key, estimate in crossed.items()}
+            if "smoother" in wanted:
+                found["smoother-gradients"] = self.smoothed_by_network(crossed["gradients"])
         return found
+
+    @property
+    def knows_weights(self) -> bool:
+        """Whether the server knows the weights behind the hidden states."""
+        return bool(self.recording.states[self.split].theta)
 
     def smoothed(self, estimate: Estimate) -> dict[str, Estimate]:
         """An estimate of all rows, the colluder's last, smoothed with the help of the colluding sensor
-        ("smoother") and by the size of the blur ("smoother-noise")."""
+        ("smoother"), by the size of the blur ("smoother-noise"), and by a network ("smoother-network")."""
         public, rows = public_facts(self.recording), estimate.rows
         lines = bridged(estimate.readings, public.observed[rows])
         made = {}
         if self.colluder is not None:
             made["smoother"] = smoothed_like(lines, lines[-1], self.colluder.readings)
         made["smoother-noise"] = smoothed_by_noise(lines, public.blur[rows])
-        return {key: self.attacked(estimate.with_readings(key, made[key])) for key in made}
+        found = {key: self.attacked(estimate.with_readings(key, made[key])) for key in made}
+        return found | {"smoother-network": self.smoothed_by_network(estimate)}
+
+    def smoothed_by_network(self, estimate: Estimate) -> Estimate:
+        """An estimate of all rows, smoothed by a network that knows only the size of the blur."""
+        public, rows = public_facts(self.recording), estimate.rows
+        smooth = smoothed_by_network(
+            estimate.readings,
+            public.observed[rows],
+            public.blur[rows],
+            public.time_of_day,
+            self.device,
+            self.seed,
+            self.effort.steps,
+            self._tick("smoother"),
+        )
+        return self.attacked(estimate.with_readings("smoother-network", smooth))
 
     def with_colluder(self) -> Tensor:
         """The attacked rows, and the colluder's last."""
@@ -171,9 +205,11 @@ def attack_run(
     recording, public = observed.recording, public_facts(observed.recording)
     rows, colluder = _rows(recording, split, colluding, truth, sensors)
     if attacks is None:
-        chosen = _sensible(chosen, recording, colluder)
-    elif colluder is None and (lacking := [attack for attack in chosen if attack in NEED_COLLUDER]):
-        raise ConfigError("--attacks", f"{lacking[0]} needs a second sensor, which colludes")
+        chosen = _sensible(chosen, recording, split, colluder)
+    else:
+        for attack in chosen:
+            if problem := _impossible(attack, recording, split, colluder):
+                raise ConfigError("--attacks", f"{attack} {problem}")
     attacker = Attacker(recording, rows, colluder, compute.device, split, seed, effort or Effort(), watch)
     return AttackReport(
         run=str(run.folder),
@@ -204,12 +240,14 @@ def judge(attacker: Attacker, chosen: Sequence[str], truth: Tensor, copy: Tensor
         lines += guesses(like, {OVERALL_MEAN: torch.full_like(means, overall), SENSOR_MEAN: means}, truth)
     lines += [judged(estimate, LABELS[key], truth, key.split("-")[0]) for key, estimate in found.items()]
     if copy is not None and bool(public_facts(recording).blur.any()):
-        like = first.get(attacker.split, like)
-        lines += _given_the_copy(attacker, like, copy, truth)
+        for like in reversed(first.values()):
+            lines += _given_the_copy(attacker, like, copy, truth, "smoother" in chosen)
     return lines
 
 
-def _given_the_copy(attacker: Attacker, like: Estimate, copy: Tensor, truth: Tensor) -> list[Line]:
+def _given_the_copy(
+    attacker: Attacker, like: Estimate, copy: Tensor, truth: Tensor, smoothed: bool
+) -> list[Line]:
     """What the same attacker makes of the copy itself, from which everything that crosses is computed."""
     rows = attacker.with_colluder()
     beyond = torch.ones(copy.shape[1], dtype=torch.bool)
@@ -217,7 +255,7 @@ def _given_the_copy(attacker: Attacker, like: Estimate, copy: Tensor, truth: Ten
     readings = torch.nan_to_num(copy[rows]).masked_fill(beyond, torch.nan)  # smoothers bridge the gaps
     given = replace(like, rows=rows, readings=readings, windows=None)
     lines = [judged(attacker.attacked(given), COPY, truth, "copy")]
-    for key, smooth in attacker.smoothed(given).items():
+    for key, smooth in (attacker.smoothed(given) if smoothed else {}).items():
         lines.append(judged(smooth, COPY_LABELS[key], truth, "copy"))
     return lines
 
@@ -233,12 +271,23 @@ def _checked(attacks: Sequence[str] | None, colluding: str | None, ids: Sequence
     return tuple(attacks or ATTACKS)
 
 
-def _sensible(chosen: Sequence[str], recording: Recording, colluder: Colluder | None) -> list[str]:
-    """Without a second sensor nobody colludes, without blur there is nothing to smooth, and a recording may
-    hold no training."""
-    left_out = set()
-    if colluder is None:
-        left_out |= {*NEED_COLLUDER}
+def _impossible(attack: str, recording: Recording, split: Split, colluder: Colluder | None) -> str:
+    """Why an attack cannot be carried out; empty if it can."""
+    if attack in NEED_COLLUDER and colluder is None:
+        return "needs a second sensor, which colludes"
+    if attack == "levels" and not recording.set_up.settings.model.levels:
+        return "needs levels, and the nodes of this run send none (model.levels)"
+    if attack in NEED_WEIGHTS and not recording.states[split].theta:
+        return "needs weights that all nodes share, and in this run every node keeps its own"
+    return ""
+
+
+def _sensible(
+    chosen: Sequence[str], recording: Recording, split: Split, colluder: Colluder | None
+) -> list[str]:
+    """Those that are possible. Without blur there is nothing to smooth, and a recording may hold no
+    training."""
+    left_out = {attack for attack in chosen if _impossible(attack, recording, split, colluder)}
     if not bool(public_facts(recording).blur.any()):
         left_out.add("smoother")
     if not recording.minibatches:

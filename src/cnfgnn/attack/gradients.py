@@ -3,7 +3,10 @@
 A gradient that a node returns depends on the readings that it was to forecast, so that it adds equations to
 those of the hidden state. In joint split learning nodes change their weights between two averagings. The
 server knows the weights at the beginning and at the end, and takes those in between to lie on a straight
-line.
+line. Where nodes have linear forecasters, it fits them to what it has found so far (`node_forecasts.py`).
+
+So not every number that was received can be explained equally well. The server sees which: each counts by
+how far off it usually is, and what gradients add can only help.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from torch import Tensor
 
 from cnfgnn.algorithm.randomness import SERVER_BATCHES, Batches, Coins
 from cnfgnn.attack.estimates import Estimate
-from cnfgnn.attack.inversion import SPREAD, Found, Target, invert
+from cnfgnn.attack.from_levels import training_readings
+from cnfgnn.attack.inversion import SPREAD, Found, Target, invert, residuals
+from cnfgnn.attack.node_forecasts import NodeForecasts
 from cnfgnn.attack.recording import Minibatch, Recording
 from cnfgnn.attack.replica import DTYPE, Replica, rounding
 from cnfgnn.attack.restarts import search
@@ -27,6 +32,8 @@ from cnfgnn.models.products import plain_operations
 
 # nodes x windows at a time: derivatives of gradients take megabytes for each
 AT_ONCE = {"cpu": 1 << 9, "cuda": 1 << 12}
+REFITS = 3  # times that forecasters are fitted, each time to better estimates
+DEVIATIONS = 1.4826  # standard deviations of normal errors in the median of their sizes
 
 
 def with_gradients(
@@ -39,46 +46,34 @@ def with_gradients(
     """The readings of the training windows: from hidden states alone ("series-training"), which shows what
     gradients and weights add, and from everything ("gradients")."""
     crossed = _Crossed.of(recording, rows, device)
-    replica = crossed.replica
-    length = int(crossed.starts.max()) - crossed.offset + replica.history + replica.horizon
-    series = 2 if replica.uses_profile else 1
-    start = torch.zeros(len(rows), length, series, device=device)
+    levels = training_readings(recording, rows, device, iterations)
     # in units of what rounding leaves open; where nodes learn in between, more is left over in any case
     solved = torch.full((len(rows),), torch.inf if crossed.drifts else WRONG, device=device)
     alone = search(
         lambda nodes: crossed.among(nodes).from_states(),
-        [start],
+        [crossed.start(levels)],
         solved,
         iterations,
         lambda share: tick(share / 2),
     )
-    alone = _weighed(crossed.from_states(), alone, iterations)
-    done = 0
+    crossed = crossed.weighed(crossed.from_states(), alone)
+    alone = invert(crossed.from_states(), alone.series, iterations // 2)
+    joint, done, planned = alone, 0, REFITS * (iterations // 2)
 
     def step(cost: float) -> None:
         nonlocal done
         done += 1
-        tick(0.5 + 0.5 * min(1.0, done / iterations))
+        tick(0.5 + 0.5 * min(1.0, done / planned))
 
-    joint = invert(crossed.from_everything(), alone.series, iterations, step)
-    joint = _weighed(crossed.from_everything(), joint, iterations)
+    for _ in range(REFITS):
+        crossed = crossed.with_forecasts(joint, levels)
+        crossed = crossed.weighed(crossed.from_everything(), joint)
+        joint = invert(crossed.from_everything(), joint.series, iterations // 2, step)
     tick(1.0)
     return {
         "series-training": crossed.estimate("series", alone),
         "gradients": crossed.estimate("gradients", joint),
     }
-
-
-def _weighed(target: Target, found: Found, iterations: int) -> Found:
-    """Search on with a prior that is as strong as the residual suggests.
-
-    Where the weights are not exactly those that the nodes had, much more is left over than rounding explains,
-    and numbers that little depends on would follow these errors.
-    """
-    assert target.prior is not None
-    return invert(
-        replace(target, prior=target.prior * found.cost.clamp(min=1)), found.series, iterations // 2
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,17 +95,22 @@ class _Crossed:
     h_G       (n w e)
     gradient  (n w e)  of the summed loss: what was received, times the number of targets in the minibatch
     weight    (n w t)  1 where a target counts
-    scale     (n s+e)  what rounding leaves open in each number
+    rounding  (n s+e)  what rounding leaves open in each number
+    scale     (n s+e)  how far off each number is expected to be: at least as far as rounding leaves open
+    forecasts          the linear forecasts of the nodes; None if there are none, or they are not known yet
     """
 
     replica: Replica
+    places: Tensor
     starts: Tensor
     h_c: Tensor
     h_G: Tensor
     gradient: Tensor
     weight: Tensor
+    rounding: Tensor
     scale: Tensor
     groups: list[_Group]
+    forecasts: NodeForecasts | None = None
 
     @classmethod
     def of(cls, recording: Recording, rows: Tensor, device: torch.device) -> _Crossed:
@@ -133,22 +133,18 @@ class _Crossed:
         counts = torch.cat([weights.counts(b)[:, None].expand(-1, len(b.places)) for b in kept], dim=1)
         places = torch.cat([b.places for b in kept])
         wire = replica.settings.wire
-        open_in_gradient = rounding(received, wire)[:, None] * counts.mean(dim=1, keepdim=True)
-        scale = torch.cat(
-            [
-                rounding(h_c, wire)[:, None].expand(-1, h_c.shape[-1]),
-                open_in_gradient.expand(-1, received.shape[-1]),
-            ],
-            dim=1,
-        )
+        open_in_gradient = rounding(received, wire) * counts.mean(dim=1, keepdim=True)
+        scale = torch.cat([rounding(h_c, wire), open_in_gradient], dim=1).clamp(min=torch.finfo(DTYPE).tiny)
         return cls(
             replica,
+            places.to(device),
             replica.starts("train", places),
             h_c,
             torch.cat([b.h_G[rows] for b in kept], dim=1).to(device, DTYPE),
             received * counts[..., None],
             weights.of(places),
-            scale.clamp(min=torch.finfo(DTYPE).tiny),
+            scale,
+            scale,
             groups,
         )
 
@@ -165,6 +161,39 @@ class _Crossed:
         """The same of some of the nodes."""
         replica = self.replica
         return _Crossed.of(replica.recording, replica.rows[nodes.cpu()], replica.device)
+
+    def start(self, readings: Tensor | None) -> Tensor:
+        """(n T k): where to begin: at the mean, or at estimates (n T) of the readings, NaN where unknown. A
+        weekly profile is taken to be what the sensor reads."""
+        replica = self.replica
+        length = int(self.starts.max()) - self.offset + replica.history + replica.horizon
+        begin = torch.zeros(replica.nodes, length, device=replica.device)
+        if readings is not None:
+            known = replica.scaled(readings[:, self.offset : self.offset + length])
+            begin[:, : known.shape[1]] = torch.nan_to_num(known)
+        return begin[..., None].repeat(1, 1, 2 if replica.uses_profile else 1)
+
+    def weighed(self, target: Target, found: Found) -> _Crossed:
+        """With what is left over of each number at this series as the error that is expected of it.
+
+        The median of its sizes says how large it usually is: readings after the last window are not known
+        yet, and what depends on them is far off.
+        """
+        left_over = residuals(target, found.series).abs().median(dim=1).values  # (n s), in units of `scale`
+        scale, numbers = self.scale.clone(), left_over.shape[1]
+        scale[:, :numbers] = torch.maximum(
+            self.rounding[:, :numbers], DEVIATIONS * left_over * scale[:, :numbers]
+        )
+        return replace(self, scale=scale)
+
+    def with_forecasts(self, found: Found, readings: Tensor | None) -> _Crossed:
+        """With linear forecasters fitted to what was found and, at other rows, to other estimates (n T)."""
+        if not self.replica.uses_linear:
+            return self
+        estimated = self.estimate("", found).readings
+        if readings is not None:
+            estimated = torch.where(estimated.isnan(), readings, estimated)
+        return replace(self, forecasts=NodeForecasts.fitted(self.replica, self.replica.recording, estimated))
 
     # ---- equations ----------------------------------------------------------------------------------
 
@@ -205,6 +234,8 @@ class _Crossed:
         """(n b s+e): the hidden states and gradients of some windows of a minibatch."""
         replica, weight = self.replica, self.weight[:, windows]
         batch = replica.batch(self.starts[windows], readings, profile, weight)
+        if self.forecasts is not None:
+            batch = self.forecasts.added_to(batch, self.places[windows], self.h_G[:, windows])
         with plain_operations():
             h_c = replica.model.encode(group.theta, batch)
 

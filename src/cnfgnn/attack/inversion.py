@@ -106,14 +106,18 @@ def invert(
 
 
 @torch.no_grad()
-def window_costs(target: Target, series: Tensor) -> Tensor:
-    """(n w): the mean squared residual of each window."""
-    costs = []
+def residuals(target: Target, series: Tensor) -> Tensor:
+    """(n w s): how far what would be received of this series is from what was received."""
+    parts = []
     for windows in _pieces(target, len(series)):
         unknown = series.flatten(1)[:, target.places(windows)]
-        residual = target.received[:, windows] - target.encode(unknown, windows)
-        costs.append(residual.square().mean(dim=-1))
-    return torch.cat(costs, dim=1)
+        parts.append(target.received[:, windows] - target.encode(unknown, windows))
+    return torch.cat(parts, dim=1)
+
+
+def window_costs(target: Target, series: Tensor) -> Tensor:
+    """(n w): the mean squared residual of each window."""
+    return residuals(target, series).square().mean(dim=-1)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def from_synthetic(
     received = Received.of(recording, split, rows, device)
     replica = received.replica
     made_up = SyntheticWindows(replica.history + replica.horizon, replica.scaler, seed)
-    noise = rounding(received.h_c, replica.settings.wire).mean()
+    noise = rounding(received.h_c, replica.settings.wire).mean(dim=0)  # (s,)
     chooser = torch.Generator().manual_seed(seed)
     nodes = [received.among(torch.tensor([node], device=device)) for node in range(len(rows))]
 

@@ -38,7 +38,7 @@ class Observation:
 
 def check_attackable(run: Run) -> None:
     """Refuse a run whose server receives no hidden states, or does not know the weights behind them."""
-    problem = nothing_to_attack(run.config.method)
+    problem = nothing_to_attack(run.config.method, run.config.model.levels)
     if not problem and not run.progress.history:
         problem = "has no finished round yet"
     if not problem and run.config.model.takes_inputs and any(run.data.inputs):
@@ -47,14 +47,17 @@ def check_attackable(run: Run) -> None:
         raise RunError(run.folder, problem)
 
 
-def nothing_to_attack(name: str) -> str:
-    """Why the server of a method receives nothing that these attacks begin with; empty if it does."""
+def nothing_to_attack(name: str, levels: bool = False) -> str:
+    """Why the server of a method receives nothing that these attacks begin with; empty if it does.
+
+    levels  whether nodes send levels (`model.levels`), from which readings follow whatever the weights are
+    """
     method = method_of(name)
     if not method.federated:
         return f"{method.name} pools all readings in one place, so that there is no server to attack"
     if not method.graph_network:
         return f"{method.name} sends no hidden states, which these attacks begin with"
-    if method.sharing != "average":
+    if method.sharing != "average" and not levels:
         return f"with {method.name} every node keeps weights of its own, and the server does not know them"
     return ""
 
@@ -120,9 +123,12 @@ def _record(
     server.everyone.transport = server.nodes.transport = recorder
     state = run.store("server").read(run.progress.best.tag)
     server.everyone.census(experiment.windows, experiment.config.data.missing)
-    server.everyone.load(part(state, "theta_bar."), "evaluation", wire="full")
+    averaged = part(state, "theta_bar.")
+    if averaged:
+        server.everyone.load(averaged, "evaluation", wire="full")
     server.everyone.encode(split=split, purpose="evaluation")
-    if training:
+    if training and averaged:
+        server.inform()  # as before the first round: levels do not depend on weights
         _count(experiment, server, tick)
         server.step = int(state["step"])
         if isinstance(server, Alternating):

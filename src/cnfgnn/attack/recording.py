@@ -23,7 +23,18 @@ from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, Transport
 from cnfgnn.algorithm.quantize import dequantised
 from cnfgnn.algorithm.randomness import SERVER_BATCHES, Batches, Draw
 from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.verbs import Backward, Census, Encode, Load, Prepare, Step, Weights, windows_of
+from cnfgnn.algorithm.verbs import (
+    Backward,
+    Census,
+    Encode,
+    Inform,
+    Levels,
+    Load,
+    Prepare,
+    Step,
+    Weights,
+    windows_of,
+)
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import RunError
@@ -69,7 +80,7 @@ class PublicFacts:
 @dataclass(frozen=True, eq=False)
 class States:
     """Hidden states of a split: h_c (n w s), NaN for nodes that did not answer; the places (w,) of their
-    windows in the split; and the weights (1, ...) that all nodes had."""
+    windows in the split; and the weights (1, ...) that all nodes had, empty if each has its own."""
 
     h_c: Tensor
     places: Tensor
@@ -110,7 +121,9 @@ class Interval:
 class Recording:
     """Everything that an attack may use. `moments` (n 3) are the census's count, sum and sum of squares.
 
-    blur  (n,)  what the sites of a federation told the server about their copies; None in the simulator
+    blur    (n,)     what the sites of a federation told the server about their copies; None in the simulator
+    levels  (n w k)  of all training windows, as nodes send them before the first round; None if they do not
+    means   (n w 2k) of these levels, as the server answered
     """
 
     set_up: SetUp
@@ -121,6 +134,8 @@ class Recording:
     intervals: Sequence[Interval] = ()
     public: PublicFacts | None = None
     blur: Tensor | None = None
+    levels: Tensor | None = None
+    means: Tensor | None = None
 
     @property
     def nodes(self) -> int:
@@ -176,6 +191,8 @@ class Recorder:
         self.states: dict[Split, States] = {}
         self.minibatches: list[Minibatch] = []
         self.intervals: list[Interval] = []
+        self.levels: Tensor | None = None
+        self.means: Tensor | None = None
         self._round = 0
         self._counted: Windows | None = None  # what `has` is about
         self._encoded: tuple[Draw, Tensor] | None = None
@@ -219,6 +236,8 @@ class Recorder:
             tuple(self.minibatches),
             tuple(self.intervals),
             blur=blur,
+            levels=self.levels,
+            means=self.means,
         )
 
     def _use(self, set_up: SetUp | None) -> None:
@@ -250,6 +269,10 @@ class Recorder:
             if draw != self._stepped:  # otherwise a site that rejoined takes the step after the others
                 self.intervals[-1] = replace(self.intervals[-1], steps=self.intervals[-1].steps + 1)
             self._stepped = draw
+        elif call.verb == Levels.name:
+            self.levels = _filled(self._all_nodes(reply["levels"], answered), self.levels)
+        elif call.verb == Inform.name:
+            self.means = _filled(self._all_nodes(dequantised(call.tensors)["means"], rows), self.means)
         elif call.verb == Encode.name:
             self._note_encode(Encode.read(call.numbers), reply["h_c"], answered)
         elif call.verb == Backward.name:
@@ -283,8 +306,13 @@ class Recorder:
             self.has[split] = has[:, kept]
         self._counted = windows
 
+    @property
+    def _sends_levels(self) -> bool:
+        """Whether hidden states begin with levels, which do not depend on any weights."""
+        return self.set_up is not None and self.set_up.settings.model.levels
+
     def _note_encode(self, request: Encode, h_c: Tensor, answered: Tensor) -> None:
-        if not self.intervals:
+        if not self.intervals and not self._sends_levels:
             return  # nobody but the nodes knows their weights
         if request.draw is not None:
             earlier = self._encoded[1] if self._encoded and self._encoded[0] == request.draw else None
@@ -294,7 +322,8 @@ class Recorder:
             return
         kept = self.keep[request.split]
         all_h_c = self._all_nodes(h_c[:, kept], answered)
-        before, theta = self.states.get(request.split), self.intervals[-1].before
+        theta = self.intervals[-1].before if self.intervals else {}
+        before = self.states.get(request.split)
         if before is not None and before.theta is theta:
             all_h_c = _filled(all_h_c, before.h_c)
         places = torch.arange(h_c.shape[1])[kept]
@@ -376,6 +405,10 @@ def _flat(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     arrays |= {f"has.{split}": has for split, has in recording.has.items()}
     if recording.blur is not None:
         arrays["blur"] = recording.blur
+    if recording.levels is not None:
+        arrays["levels"] = recording.levels
+    if recording.means is not None:
+        arrays["means"] = recording.means
     for split, states in recording.states.items():
         arrays |= {f"states.{split}.h_c": states.h_c, f"states.{split}.places": states.places}
         arrays |= _named(f"states.{split}.theta.", states.theta)
@@ -425,5 +458,5 @@ def _read(numbers: Mapping[str, Any], arrays: Params) -> Recording:
         of_public.setdefault("profile_known", None)  # type: ignore[arg-type]
         public = PublicFacts(tuple(numbers["ids"]), **of_public)
     has = {split: arrays[f"has.{split}"] for split in SPLITS if f"has.{split}" in arrays}
-    moments, blur = arrays["moments"], arrays.get("blur")
-    return Recording(set_up, moments, has, states, minibatches, intervals, public, blur)
+    told = (arrays.get("blur"), arrays.get("levels"), arrays.get("means"))
+    return Recording(set_up, arrays["moments"], has, states, minibatches, intervals, public, *told)

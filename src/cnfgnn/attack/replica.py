@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cnfgnn.algorithm.quantize import STEPS
 from cnfgnn.attack.recording import PublicFacts, Recording
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.windows import Split
@@ -49,7 +50,10 @@ class Replica:
         return torch.from_numpy(self.windows.starts[split]).to(self.device)[places.to(self.device)]
 
     def theta(self, shared: Mapping[str, Tensor]) -> Params:
-        """All weights of the model: those that were shared, and zeros for personal ones."""
+        """All weights of the model: those that were shared, and zeros for personal ones; none if nothing was
+        shared."""
+        if not shared:
+            return {}
         m = next(iter(shared.values())).shape[0]
         zeros = {name: torch.zeros(m, *shape[1:], device=self.device) for name, shape in self._shapes.items()}
         return zeros | {name: w.to(self.device, DTYPE) for name, w in shared.items()}
@@ -143,8 +147,28 @@ def public_facts(recording: Recording) -> PublicFacts:
 
 
 def rounding(h_c: Tensor, wire: str) -> Tensor:
-    """(n,): the standard deviation that the encoding on the wire leaves open in each number."""
-    size = h_c.square().mean(dim=(1, 2)).sqrt()
-    if wire == "int8":  # uniform within a step; the largest number is 127 steps
-        return h_c.abs().amax(dim=(1, 2)) / 127 / 12**0.5
-    return size * (2.0**-9 / 3**0.5 if wire == "bf16" else 2e-4)  # products in tf32 err by a few 1e-4
+    """(n s): the standard deviation that the encoding on the wire leaves open in each number of (n w s)."""
+    computed = 2e-4 * h_c.square().mean(dim=(1, 2)).sqrt()[:, None]  # products in tf32 err by a few 1e-4
+    if wire == "int8":  # uniform within a step
+        on_wire = _steps(h_c) / 12**0.5
+    elif wire == "bf16":
+        on_wire = h_c.square().mean(dim=1).sqrt() * 2.0**-9 / 3**0.5
+    else:
+        on_wire = torch.zeros_like(h_c[:, 0])
+    return torch.maximum(on_wire, computed).clamp(min=torch.finfo(h_c.dtype).tiny)
+
+
+def _steps(h_c: Tensor) -> Tensor:
+    """(n s): the steps of numbers (n w s) that were sent in int8: each node and number has its own.
+
+    The largest number of a message is 127 steps, but it may be in a window that is not kept. Then the
+    smallest difference between two numbers says how large a step is. A number that is always the same says
+    nothing, and is taken to be as coarse as the coarsest.
+    """
+    largest = h_c.abs().amax(dim=1)  # (n s)
+    gaps = h_c.sort(dim=1).values.diff(dim=1)
+    gaps = torch.where(gaps > largest[:, None] / (2 * STEPS), gaps, torch.inf)
+    smallest = gaps.amin(dim=1) if gaps.shape[1] else torch.full_like(largest, torch.inf)
+    seen = smallest.isfinite()
+    steps = torch.where(seen, torch.maximum(smallest, largest / STEPS), largest / STEPS)
+    return torch.where(seen, steps, steps.amax(dim=1, keepdim=True))

@@ -43,15 +43,15 @@ def whole_series(
     if guess is not None:
         begin = received.replica.scaled(guess[:, offset : offset + length])
         starts.append(_both_series(torch.nan_to_num(begin), target.series, length))
-    solved = WRONG * rounding(received.h_c, recording.set_up.settings.wire).square()
+    solved = torch.full((len(rows),), WRONG, device=device)
     found = search(lambda nodes: series_target(received.among(nodes))[0], starts, solved, iterations, tick)
     total = len(received.replica.clock)
     readings = torch.full((len(rows), total), torch.nan, dtype=torch.float64)
     history = received.replica.history
-    solved = received.replica.unscaled(found.series[..., 0]).cpu()
+    unscaled = received.replica.unscaled(found.series[..., 0]).cpu()
     windows = received.starts.cpu()[:, None] + torch.arange(history)
     covered = windows.flatten().unique()
-    readings[:, covered] = solved[:, covered - offset]
+    readings[:, covered] = unscaled[:, covered - offset]
     return Estimate("series", split, rows, received.starts.cpu(), history, readings)
 
 
@@ -65,13 +65,16 @@ def series_target(received: Received) -> tuple[Target, int]:
         ahead = history + torch.arange(horizon, device=device)
         rows, kinds = torch.cat([rows, ahead]), torch.cat([kinds, torch.ones_like(ahead)])
 
+    # In units of what rounding leaves open: a number that is sent more exactly counts more.
+    scale = rounding(received.h_c, replica.settings.wire)[:, None]
+
     def encode(unknown: Tensor, some: slice) -> Tensor:
         profile = unknown[..., history:] if replica.uses_profile else None
         batch = replica.batch(received.starts[some], unknown[..., :history], profile)
-        return replica.encode(received.theta, batch)
+        return replica.encode(received.theta, batch) / scale
 
-    prior = (rounding(received.h_c, replica.settings.wire) / SPREAD).square()
-    return Target(received.h_c, received.starts - offset, encode, rows, kinds, prior), offset
+    prior = scale.new_full((len(scale),), SPREAD**-2)
+    return Target(received.h_c / scale, received.starts - offset, encode, rows, kinds, prior), offset
 
 
 def _both_series(readings: Tensor, series: int, length: int) -> Tensor:

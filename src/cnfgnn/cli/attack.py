@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cnfgnn.cli import progress
+from cnfgnn.cli.settings import SplitOption, check_split
 from cnfgnn.cli.train import JsonOption, RunArgument
 from cnfgnn.errors import ConfigError
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 ATTACKS_HELP = (
     "Which attacks, separated by commas: synthetic (a network trained on made-up readings), colluding (the"
-    " same on the readings of one sensor), series (inversion of the whole series), gradients (also with"
-    " gradients and each node's weights) and smoother (against blur). Without it, all that suit the run."
+    " same on the readings of one sensor), levels (inversion of levels alone), series (inversion of the whole"
+    " series), gradients (also with gradients and each node's weights) and smoother (against blur). Without"
+    " it, all that suit the run."
 )
 
 
@@ -36,7 +38,7 @@ def attack(
         Path | None,
         typer.Argument(help="The true readings, if they are not where they were when the run was trained."),
     ] = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: SplitOption = "test",
     attacks: Annotated[str | None, typer.Option(help=ATTACKS_HELP)] = None,
     sensors: Annotated[int, typer.Option(min=0, help="How many sensors to attack; 0 for all.")] = 0,
     windows: Annotated[
@@ -59,13 +61,11 @@ def attack(
     """
     from cnfgnn.attack.execute import attack_run
     from cnfgnn.data.source import open_data
-    from cnfgnn.data.windows import SPLITS
     from cnfgnn.runs.evaluate import open_run_data
     from cnfgnn.runs.events import plain
     from cnfgnn.runs.folder import Run
 
-    if split not in SPLITS:
-        raise ConfigError("--split", f"there is no split {split!r}", SPLITS)
+    known_split = check_split(split)
     opened = Run.open(run)
     if data is None and opened.data.federation is not None:
         raise ConfigError("DATA", "it is missing: the readings of a federation are with their owners")
@@ -75,7 +75,7 @@ def attack(
     chosen = None if attacks is None else [name.strip() for name in attacks.split(",")]
     with _watched() as watch:
         report = attack_run(
-            opened, readings, split, chosen, sensors, windows, colluding, seed, device, watch=watch
+            opened, readings, known_split, chosen, sensors, windows, colluding, seed, device, watch=watch
         )
     if as_json:
         print(json.dumps(plain(report.as_dict()), allow_nan=False))

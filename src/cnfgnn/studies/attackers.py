@@ -36,7 +36,8 @@ def attackers_errors(
 ) -> dict[str, float]:
     """RMSE of the readings that the strongest attack reconstructs from what was sent (wire), of those that
     the same attacker makes of the copies (copy, if there is a blur), and of a guess (mean)."""
-    chosen = CHOSEN if run.config.privacy.blur else [attack for attack in CHOSEN if attack != "smoother"]
+    left_out = {"smoother": not run.config.privacy.blur, "levels": not run.config.model.levels}
+    chosen = [attack for attack in CHOSEN if not left_out.get(attack)]
     lines = attack_run(run, data, attacks=chosen, watch=watch, effort=effort).lines
     found: Mapping[str, list[float]] = {
         "wire": [line.all.rmse for line in lines if line.attack in ATTACKS],
