@@ -67,12 +67,14 @@ class Federation:
     addresses: Mapping[str, str]
 
     def memory(self) -> dict[str, float]:
-        """Resident memory in MiB: of the server's task, and of the largest process of each kind at a site."""
+        """Resident memory in MiB: of the server's task, of the engine's process there, and of the largest
+        process of each kind at a site."""
         jobs = {name: processes.jobs_of(kit) for name, kit in self.kits.items()}
         services = [read_service(self.kits[name])["process"]["pid"] for name in self.sites]
         tasks = [pid for name in self.sites for pid in jobs[name]]
         return {
             "server": max(map(resident, jobs["server"])),
+            "engine": resident(processes.running(self.kits["server"]) or 0),
             "service": max(map(resident, services)),
             "task": max(map(resident, tasks)),
         }
@@ -224,15 +226,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     with live(sensors, edges, options.sites, WARM_UP + options.steps) as federation:
         heard = {name: Listener(host) for name, host in federation.addresses.items()}
         latencies(federation, range(KNOWN, KNOWN + WARM_UP), heard)
-        memory = [federation.memory()]
-        rows = range(KNOWN + WARM_UP, KNOWN + WARM_UP + options.steps)
-        middle = rows[len(rows) // 2]
-        first = latencies(federation, range(rows[0], middle), heard)
-        memory.append(federation.memory())
-        second = latencies(federation, range(middle, rows[-1] + 1), heard)
-        memory.append(federation.memory())
+        rows = np.arange(KNOWN + WARM_UP, KNOWN + WARM_UP + options.steps)
+        memory, parts = {}, []
+        for part in np.split(rows, [len(rows) // 6, len(rows) // 2]):
+            parts.append(latencies(federation, part.tolist(), heard))
+            memory[int(part[-1]) + 1 - KNOWN - WARM_UP] = federation.memory()
         server = (read_status(federation.kits["server"]) or {})["live"]
-    seconds = np.array(first["seconds"] + second["seconds"])
+    seconds = np.concatenate([part["seconds"] for part in parts])
     return {
         "sensors": sensors,
         "sites": options.sites,
@@ -243,7 +243,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "p99_ms": float(np.percentile(seconds, 99) * 1000),
         "most_ms": float(seconds.max() * 1000),
         "server_median_ms": server["median_seconds"] * 1000,
-        "full": (first["full"] + second["full"]) / (len(seconds) * options.sites),
+        "full": sum(part["full"] for part in parts) / (len(seconds) * options.sites),
         "memory_mib": memory,
     }
 
@@ -255,7 +255,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000, help="steps to measure")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
-    for name, least in (("steps", 2), ("sites", 1)):
+    for name, least in (("steps", 6), ("sites", 1)):
         if getattr(options, name) < least:
             parser.error(f"argument --{name}: at least {least}, not {getattr(options, name)}")
     return options
@@ -280,9 +280,11 @@ def main() -> None:
         f" of these, the server and its exchanges: median {found['server_median_ms']:.0f} ms"
     )
     print(f"forecasts of full quality: {found['full']:.2%}")
-    for name in ("server", "service", "task"):
-        at = ", ".join(f"{memory[name]:.0f}" for memory in found["memory_mib"])
-        print(f"memory of the {name}, MiB, at the beginning, in the middle and at the end: {at}")
+    for name in ("server", "engine", "service", "task"):
+        at = ", ".join(
+            f"{memory[name]:.0f} ({steps:,} steps)" for steps, memory in found["memory_mib"].items()
+        )
+        print(f"memory of the {name}, MiB: {at}")
     if options.json:
         print(json.dumps(found))
 

@@ -160,13 +160,14 @@ def _train(
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
+    sent = progress.history[-1].training_bytes
     row = {
         "rmse": _rmse(experiment),
         "validation": round(math.sqrt(progress.best.loss), 4),
         "rounds": len(progress.history),
         "best": progress.best.r_g,
         "seconds": round(seconds, 1),
-        "megabytes_per_node": round(progress.history[-1].training_bytes.per_node / 1e6, 2),
+        "megabytes_per_node": round(sent.per_node / len(data.readings.ids) / 1e6, 2),
     }
     [(_, owner)] = experiment.owners
     weights = Weights.of(experiment, data.readings.ids)

@@ -2,11 +2,12 @@
 
 A run is trained on the first half of the readings, and the second half is played to the watch, with the run's
 forecasts and their adapting ranges: once as it is, and then with faults. A quarter of the sensors falls
-silent for six hours, another quarter repeats one reading for six hours, a third one drifts over a day to an
-offset and keeps it, and the others stay as they are.
+silent for six hours, another quarter repeats one reading for six hours (both for 36 steps if that is longer),
+a third one drifts over a day to an offset and keeps it, and the others stay as they are.
 
     python benchmarks/watch.py                                       # the synthetic city, 24 sensors, 4 weeks
     python benchmarks/watch.py --data metr-la/metr-la-29.h5 --rounds 1
+    python benchmarks/watch.py --seed 1 --days 21                    # another city
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ else:
 
 METHOD = "cnfgnn-plus"
 HOUR = 3600
+LEAST_STEPS = 36  # that a silent or frozen sensor stays so: longer than a history
 Floats = npt.NDArray[np.float64]
 
 
@@ -74,7 +76,7 @@ def planted(readings: Readings, first: int, step: int, offset: float) -> tuple[R
         if kind is None:
             continue
         begin = first + hour * 72 + int(chance.integers(0, hour * 24))
-        end = rows if kind == "drift" else begin + 6 * hour
+        end = rows if kind == "drift" else begin + max(6 * hour, LEAST_STEPS)
         if kind == "silent":
             values[begin:end, column] = np.nan
         elif kind == "frozen":
@@ -146,7 +148,10 @@ def _journal(place: str, made: Floats) -> Journal:
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    data = city(options.sensors, options.days, seed=0) if options.data is None else load(options.data)
+    if options.data is None:
+        data = city(options.sensors, options.days, seed=options.seed)
+    else:
+        data = load(options.data)
     data = replace(data, readings=data.readings.on_grid())
     if options.rows:
         data = replace(data, readings=rows_of(data.readings, slice(0, options.rows)))
@@ -208,6 +213,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder or file of readings; default the synthetic city")
     parser.add_argument("--sensors", type=int, default=24, help="of the city")
     parser.add_argument("--days", type=float, default=28, help="of the city")
+    parser.add_argument("--seed", type=int, default=0, help="of the city")
     parser.add_argument("--rows", type=int, default=0, help="of the readings; 0 takes all")
     parser.add_argument("--rounds", type=int, default=3, help="of training")
     parser.add_argument("--offset", type=float, default=1.5, help="of a drift, in standard deviations")

@@ -69,6 +69,19 @@ def test_a_round_is_measured_part_by_part() -> None:
 
 
 @pytest.mark.slow
+def test_the_kinds_of_operations_make_up_each_phase() -> None:
+    done = ran("round_kernels.py", "--shape", 3, 230, 5)
+    assert done.returncode == 0, done.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines()]
+    assert tuple(rows[0][1:-2]) == PHASES
+    seconds = {row[0]: [float(cell) for cell in row[1:-1]] for row in rows[2:]}
+    assert all(value > 0 for value in seconds["large products"][2:])
+    assert seconds["sigmoid and tanh"][0] > 0 == seconds["sigmoid and tanh"][4]  # embed has no gates
+    whole = seconds.pop("all")[-1]
+    assert sum(row[-1] for row in seconds.values()) == pytest.approx(whole, rel=0.5)  # of another round
+
+
+@pytest.mark.slow
 def test_a_live_service_is_measured_alone_and_beside_requests() -> None:
     done = ran("live.py", "--shape", 5, 8, "--steps", 12, "--requests", 50, "--naive", 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -135,8 +148,8 @@ def test_a_round_of_metr_la_is_a_hundred_tera_operations() -> None:
 
 
 def test_operations_are_those_that_torch_counts() -> None:
-    """Small products, such as those of two inputs, may be done another way: a few percent either side."""
-    shape = Shape(nodes=7, edges=20, windows=5, validated=1, hidden=16, embedding=24, widths=(48, 40, 32))
+    """Small products, such as those of two inputs, may be done another way: a few per cent either side."""
+    shape = Shape(nodes=7, edges=20, windows=5, validated=1, hidden=64, embedding=64, widths=(48, 40, 32))
     model = NodeModel(shape.hidden, 1, shape.embedding)
     theta = model.init(torch.Generator())
     x, y = torch.randn(shape.nodes, shape.windows, 12, 2), torch.randn(shape.nodes, shape.windows, 12)
@@ -190,7 +203,7 @@ def test_the_naive_round_has_every_phase() -> None:
     assert tuple(pieces) == PHASES
     windows = strategy.windows.count("train")
     assert [count for _, count in pieces.values()] == pytest.approx(
-        [2 * -(-windows // 32), 1, windows / 32, 2 * -(-windows // 24), windows / 24, 1]
+        [2 * windows / 32, 1, windows / 32, 2 * windows / 24, windows / 24, 1]
     )
     for work, _ in pieces.values():
         work()
@@ -277,3 +290,15 @@ def test_a_command_that_fails_is_named_with_what_it_said() -> None:
     assert done.returncode == 1
     assert "cnfgnn data synthesize" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_default_is_compared_with_simple_forecasts_on_data_of_a_kind(tmp_path: Path) -> None:
+    """One sensor, five hours of minutes: the least that the default is meant for."""
+    rows = tmp_path / "rows.jsonl"
+    done = ran("kinds.py", "--only", "one-sensor", "--json", rows)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("| one sensor | 1 | 300 | 1 min |")
+    row = json.loads(rows.read_text())
+    assert row["ratio"] == pytest.approx(row["error"] / min(row["simple"].values()))
+    assert row["ratio"] < 1

@@ -82,8 +82,10 @@ class InMemoryFederation:
     def resume(self, name: str = "one") -> Mapping[str, Any]:
         return self.run_task(Task("train", name, resume=True, wait=20.0))
 
-    def forecast(self, name: str = "one", wait: float = 20.0) -> Mapping[str, Any]:
-        return self.run_task(Task("forecast", name, wait=wait))
+    def forecast(
+        self, name: str = "one", wait: float = 20.0, intervals: Sequence[int] = ()
+    ) -> Mapping[str, Any]:
+        return self.run_task(Task("forecast", name, wait=wait, intervals=list(intervals)))
 
     def evaluate(self, name: str = "one", split: str = "test") -> Mapping[str, Any]:
         return self.run_task(Task("evaluate", name, split=split, wait=20.0))

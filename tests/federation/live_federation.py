@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import Readings
 from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.server_task import Task, serve
@@ -35,8 +36,7 @@ class LiveFederation(InMemoryFederation):
 
     def __init__(self, folder: Path, data: Dataset, known: int, **more: Any) -> None:
         self.data, self.row = data, known
-        begun = replace(data, readings=rows_of(data.readings, slice(0, known)))
-        super().__init__(folder, begun, **more)
+        super().__init__(folder, replace(data, readings=first_rows(data.readings, known)), **more)
         for name in self.sites:
             let_choose_port(self.kits[name])
         self.nodes: dict[str, LiveSiteNodes] = {}
@@ -128,7 +128,9 @@ class LiveFederation(InMemoryFederation):
         """Send the next row of readings to these sites, or to all; returns its time."""
         row, self.row = self.row, self.row + 1
         for name in names or self.sites:
-            answer = self.client(name).post(row_of(self.data, row, self.sites[name]))
+            columns = self.sites[name]
+            body = [row_of(self.data, row, columns), *rows_of_variables(self.data, row, columns)]
+            answer = self.client(name).post(body)
             assert answer.status == 200, answer.body
         return str(self.data.readings.times[row])
 
@@ -145,8 +147,12 @@ class LiveFederation(InMemoryFederation):
         """Make the blurred copies of all rows, also of those that are still to be sent."""
         for name, columns in self.sites.items():
             plan = read_site(self.kits[name])
-            ids = [self.data.readings.ids[k] for k in columns]
-            LiveCopies(plan, self.kits[name]).blur(self.data.readings.select(ids), plan.blur)
+            readings = self.data.readings.select([self.data.readings.ids[k] for k in columns])
+            copies = LiveCopies(plan, self.kits[name], readings)
+            copies.blur(readings, plan.blur)
+            for one in readings.others:
+                if sigma := plan.input_blurs[one.name]:
+                    copies.blur(one.readings, sigma, one.name)
 
     def begin_again(self, data: Dataset, known: int) -> None:
         """Forget what was sent, and go on with other readings after the first rows."""
@@ -173,6 +179,25 @@ def row_of(data: Dataset, row: int, columns: Any) -> dict[str, Any]:
         readings.ids[k]: float(readings.values[row, k]) for k in columns if not readings.missing[row, k]
     }
     return {"time": str(readings.times[row]), "values": values}
+
+
+def rows_of_variables(data: Dataset, row: int, columns: Any) -> list[dict[str, Any]]:
+    """The other variables of some sensors at the time of a row of readings."""
+    found = []
+    for one in data.readings.others:
+        if not one.known_ahead:
+            values = replace(data, readings=one.readings)
+            found.append({**row_of(values, row, columns), "variable": one.name})
+    return found
+
+
+def first_rows(readings: Readings, count: int) -> Readings:
+    """The first rows of readings, and what their variables were by then; covariates are known ahead."""
+    others = tuple(
+        one if one.known_ahead else replace(one, readings=rows_of(one.readings, slice(0, count)))
+        for one in readings.others
+    )
+    return replace(rows_of(readings, slice(0, count)), others=others)
 
 
 def qualities(forecast: Mapping[str, Any]) -> set[str]:

@@ -165,3 +165,9 @@ def test_a_folder_that_is_not_a_kit_and_a_bad_project_file_are_refused_with_thei
     assert f"{empty}: name: it is missing" in refused("init", empty, "--out", tmp_path / "kits")
     with pytest.raises(CnfgnnError, match="never overwritten"):
         make_kits(read_project(project), tmp_path)
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1"])
+def test_a_time_to_wait_that_cannot_be_is_refused(wait: str, tmp_path: Path) -> None:
+    problem = said("federation", "forecast", tmp_path, "run", "--wait", wait, fails=True)
+    assert problem.startswith("--wait: must be a number of seconds from 0 on")

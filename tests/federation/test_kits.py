@@ -14,6 +14,7 @@ from cryptography import x509
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import engine_files
+from cnfgnn.federation.flare.handshake import ask_server
 from cnfgnn.federation.project import Project, SitePlan, read_project
 from cnfgnn.federation.site_data import SiteData
 from cnfgnn.federation.site_settings import read_site
@@ -215,3 +216,26 @@ def test_a_process_file_of_a_dead_or_another_process_is_ignored(tmp_path: Path, 
     ):
         (kit / "process.json").write_text(content)
         assert processes.running(kit) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"servers": [{"service": {"target": "here"}}]}'])
+@pytest.mark.parametrize("party", ["server", "north"])
+def test_a_damaged_file_of_the_engine_is_named(
+    party: str, content: str, tmp_path: Path, project: Project
+) -> None:
+    kit = kits.make_kits(project, tmp_path / "kits")[party]
+    name = "fed_server.json" if party == "server" else "fed_client.json"
+    (kit / "startup" / name).write_text(content)
+    with pytest.raises(RunError, match=rf"{name}: is damaged and cannot be read: replace"):
+        processes.up(kit)
+    if party == "north":
+        with pytest.raises(RunError, match=name):
+            ask_server(kit)
+    assert processes.running(kit) is None
+
+
+def test_a_kit_that_cannot_be_written_is_named(tmp_path: Path, project: Project) -> None:
+    kit = kits.make_kits(project, tmp_path / "kits")["north"]
+    (kit / ".lock").mkdir()
+    with pytest.raises(StorageError, match=r"north/\.lock: cannot be written"):
+        processes.down(kit)

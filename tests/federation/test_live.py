@@ -61,7 +61,8 @@ def everywhere(sites: LiveFederation, found: set[str]) -> dict[str, set[str]]:
     return dict.fromkeys(sites.sites, found)
 
 
-def test_live_forecasts_are_those_of_federation_forecast(trained: LiveFederation) -> None:
+def test_live_forecasts_and_ranges_are_those_of_federation_forecast(trained: LiveFederation) -> None:
+    """The command goes on from the ranges that the services have left."""
     with trained.live():
         for _ in range(3):
             step = trained.send()
@@ -72,16 +73,20 @@ def test_live_forecasts_are_those_of_federation_forecast(trained: LiveFederation
         times = pd.DatetimeIndex(trained.data.readings.times[KNOWN : trained.row])
         before = trained.readings(name)
         trained.write(name, pd.concat([before, pd.DataFrame(added, times, before.columns)]))
-    status = trained.forecast()
+    status = trained.forecast(intervals=(80, 95))
     assert status["state"] == "finished", status["problem"]
     for name, forecast in made.items():
         latest = trained.latest(name)
         assert latest is not None
-        assert set(forecast["sensors"]) == set(latest.columns)  # its own sensors, and no others
+        own = {column for column in latest.columns if " " not in column}
+        assert set(forecast["sensors"]) == own  # its own sensors, and no others
         assert [pd.Timestamp(time) for time in forecast["times"]] == list(latest.index)
         for sensor, told in forecast["sensors"].items():
             assert told["quality"] == "full"
             np.testing.assert_allclose(told["values"], latest[sensor], atol=2e-3)
+            for level, bounds in told["intervals"].items():
+                for end in ("low", "high"):
+                    np.testing.assert_allclose(bounds[end], latest[f"{sensor} {end} {level}"], atol=3e-3)
 
 
 def test_a_site_that_cannot_be_reached_goes_on_and_rejoins_while_the_others_go_on(

@@ -46,8 +46,8 @@ def server_page_is_complete(page: BrowserWindow, address: str, sites: list[str])
     page.driver.get(address)
     page.until(lambda: len(page.texts(".site")) == len(sites))
     told = dict(zip(sites, page.texts(".site"), strict=True))
-    assert {name for name, text in told.items() if "80 % ranges hold" in text} == {"west"}
-    assert any("told by 1 of 3" in text for text in page.texts(".numbers div"))
+    assert {name for name, text in told.items() if "Within the 80 % intervals" in text} == {"west"}
+    assert any("told by 1 of 3" in text for text in page.texts(".tile"))
     assert not page.js(WIDER_THAN_THE_WINDOW)
     assert page.complaints() == []
 
@@ -55,7 +55,7 @@ def server_page_is_complete(page: BrowserWindow, address: str, sites: list[str])
 def site_page_is_complete(page: Page, sensors: list[str]) -> None:
     """Everything that the page of one machine has: map, bands, errors, alarms and the model."""
     assert page.texts("#sensor option") == sensors
-    assert page.texts("#about") == ["site west, run one"]
+    assert page.texts("#about") == ["Site west, run one"]
     for name in ("Newest forecast", "Sensors", "Late", "RMSE lately", "Alarms", "Model age"):
         page.tile(name)
     assert page.js("return document.querySelectorAll('#chart path.band').length") == 2

@@ -10,11 +10,14 @@ import pytest
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.live_models import FederatedModels
-from cnfgnn.federation.live_relay import LIVE
+from cnfgnn.federation.live_relay import LIVE, MODEL
 from cnfgnn.federation.live_site import SWITCHES
+from cnfgnn.federation.old_states import KeptStates, remove_old_states
 from cnfgnn.federation.retrain_task import plan_judged
 from cnfgnn.federation.server_task import RUNS, Task, serve
 from cnfgnn.federation.site_nodes import SiteNodes
+from cnfgnn.federation.site_owner import EVALUATIONS
+from cnfgnn.federation.site_store import STATES
 from cnfgnn.federation.spans import Span
 from cnfgnn.federation.status import TRAINING, read_status
 from cnfgnn.runs.folder import Run
@@ -81,9 +84,43 @@ def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: 
     for kit in (sites.kits[site] for site in sites.sites):
         events = [json.loads(line) for line in (kit / LIVE / SWITCHES).read_text().splitlines()]
         assert [event["to"].rpartition("-")[0] for event in events] == [name[:40], "one"]
+    states = {path.name for path in (sites.kits["west"] / STATES).iterdir()}
+    kept = KeptStates.of(models)
+    assert kept is not None
+    [first] = kept.kept
+    [other] = states - {first}
+    assert other.startswith(name[:40])
+    assert list((sites.kits["west"] / EVALUATIONS).glob(f"{other}*"))
+    assert remove_old_states(sites.kits["west"], kept) == [other]  # it was rolled back
+    assert {path.name for path in (sites.kits["west"] / STATES).iterdir()} == {first}
+    assert not list((sites.kits["west"] / EVALUATIONS).glob(f"{other}*"))
     run = Run.open(sites.server / RUNS / name)
     assert run.data.rows == KNOWN + SENT  # what the services received was learned from, too
     assert run.origin is not None
+
+
+def test_a_site_removes_states_of_discarded_models_only(tmp_path: Path) -> None:
+    days = [f"2024013{day}T040012" for day in range(4)]
+    trained = [f"one-trained-{day}-{'0' * 12}" for day in days]
+    others = ["one-0123456789ab", "one-trained-by-hand-0123456789ab", f"two-trained-{days[0]}-{'0' * 12}"]
+    others += [f"{trained[0]}-trained-{days[0]}-{'0' * 12}"]
+    for run in (*trained, *others):
+        (tmp_path / STATES / run / "owner").mkdir(parents=True)
+        (tmp_path / LIVE / "new-sensors" / run).mkdir(parents=True)
+    (tmp_path / LIVE / MODEL).write_text(json.dumps({"run": trained[2]}))  # not told of the switch yet
+    kept = KeptStates.told({"models": "one", "kept": ["one-0123456789ab", trained[1]]})
+    assert kept is not None
+    assert remove_old_states(tmp_path, kept) == [trained[0], trained[3]]
+    for folder in (tmp_path / STATES, tmp_path / LIVE / "new-sensors"):
+        assert {path.name for path in folder.iterdir()} == {trained[1], trained[2], *others}
+    assert not list(tmp_path.glob(".gone-*"))
+
+
+@pytest.mark.parametrize(
+    "told", [None, {}, {"models": "one", "kept": []}, {"models": "../x", "kept": ["a"]}, {"models": "one"}]
+)
+def test_a_server_that_does_not_say_what_it_keeps_removes_nothing(told: object) -> None:
+    assert KeptStates.told(told) is None
 
 
 def wait_until_live(sites: LiveFederation, model: str) -> None:

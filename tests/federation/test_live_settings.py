@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +11,14 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import live_relay
 from cnfgnn.federation.live_coverage import ToldCoverage
-from cnfgnn.federation.live_page import LivePage
 from cnfgnn.federation.live_relay import Relay, read_service
 from cnfgnn.federation.live_site import LiveTerms, settings_of
-from cnfgnn.federation.live_state import live_state
 from cnfgnn.federation.live_sums import coverage_told
-from cnfgnn.federation.process_identity import identity
 from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
-from cnfgnn.federation.status import STATUS
 from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.transports.remote.messages import pack, unpack
-from tests.live.small_service import Client, wait_for
+from tests.live.small_service import wait_for
 
 TOKEN = "a-token-of-a-live-page"
 
@@ -142,36 +137,3 @@ def test_a_server_uses_sums_only_if_they_can_be_meant(
     answer: dict[str, Any], used: dict[str, int] | None
 ) -> None:
     assert coverage_told(answer) == used
-
-
-# ---- the page ----------------------------------------------------------------------------------------------
-
-
-def test_the_page_shows_the_status_and_needs_the_token(tmp_path: Path) -> None:
-    site = {"reachable": True, "present": True, "latency": 0.01, "sensors": 2, "secret": 1}
-    coverage = {"count": 40, "80": 30, "95": 39}
-    told = {"step": "now", "present": 2, "forecast": 2, "quality": "full", "coverage": coverage}
-    live = {"step": "now", "steps": 3, "seconds": 0.2, "sites": {"north": told}}
-    status = {"do": "live", "run": "one", "state": "running", "sites": {"north": site}, "live": live}
-    (tmp_path / STATUS).write_text(json.dumps(status | {"process": identity(1)}))
-    with LivePage(tmp_path, "127.0.0.1", 0, TOKEN) as page:
-        client = Client(page.address)
-        assert client.get("/status").status == 401
-        answer = client.get("/status", Authorization=f"Bearer {TOKEN}")
-        assert answer.json["sites"]["north"]["quality"] == "full"
-        assert "secret" not in answer.body.decode()
-        assert client.get("/health").json == {"status": "ok"}
-        assert client.get("/metrics").status == 401
-        metrics = client.get("/metrics", Authorization=f"Bearer {TOKEN}").body.decode()
-        for line in (
-            "cnfgnn_federation_running 1.0",
-            "cnfgnn_federation_exchange_seconds 0.2",
-            'cnfgnn_federation_site_sensors_present{site="north"} 2.0',
-            'cnfgnn_federation_site_compared{site="north"} 40.0',
-            'cnfgnn_federation_site_covered{level="95",site="north"} 39.0',
-        ):
-            assert line in metrics.splitlines()
-        page_itself = client.get("/", Authorization=f"Bearer {TOKEN}")
-        assert "default-src 'none'" in page_itself.headers["content-security-policy"]
-    (tmp_path / STATUS).unlink()
-    assert live_state(tmp_path)["sites"] == {}

@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,6 +80,13 @@ class PageSource:
         """The watch has seen something between two forecasts."""
         self.watch = watch
         self._tell(b"event: alarms\ndata: %s\n\n" % json.dumps({"alarms": watch["alarms"]}).encode())
+
+    def switch(self, name: str) -> None:
+        """Another model goes live."""
+        assert self.model is not None
+        made = {"time": written(time.time()), "from": self.model["run"], "to": name, "why": "rollback"}
+        self.model = {**self.model, "run": name, "switches": [*self.model["switches"], made]}
+        self._tell(b"event: switch\ndata: %s\n\n" % json.dumps(made).encode())
 
     def _tell(self, event: bytes) -> None:
         for queue in list(self._queues):

@@ -18,6 +18,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from cnfgnn.live.broker import BrokerSettings
+from cnfgnn.live.models import Models
 from cnfgnn.live.observations import datastream_of
 from cnfgnn.live.start import LiveSettings
 from tests.live.small_service import KNOWN, LiveCommand, SmallRun, serving, wait_for
@@ -137,6 +138,9 @@ def test_observations_go_in_and_forecasts_come_out(
         assert found["parameters"]["intervals"] == last_step["sensors"]["s0"]["intervals"]
         # A sensor that was silent for hours has a reading now.
         wait_for(lambda: device.heard.get("cnfgnn/alarms") == {"alarms": []}, "the end of its alarm")
+        Models(small_run.run.folder, tmp_path / "state").switch("gone", "better")
+        wait_for(lambda: device.heard.get("cnfgnn/switches"), "the way back from a missing model")
+        assert device.heard["cnfgnn/switches"] == client.get("/model").json["switches"][-1]
     wait_for(lambda: device.heard.get("cnfgnn/status") == "offline", "its farewell")
 
 

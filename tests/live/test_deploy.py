@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from cnfgnn.federation.live_metrics import FederationMetrics
+from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.start import LiveSettings
+from tests.federation.live_kit import LiveKit
 from tests.live.small_service import KNOWN, SmallRun, serving, wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -39,27 +43,40 @@ def ran(*command: object, cwd: Path | None = None) -> str:
 # ---- Prometheus -------------------------------------------------------------------------------------------
 
 
-def test_rules_ask_for_metrics_that_the_service_has() -> None:
-    exposed = Metrics(lambda: 0.0, lambda: False).text().decode()
-    rules = (DEPLOY / "prometheus" / "alerts.yml").read_text()
-    names = set(re.findall(r"cnfgnn_live_\w+", rules))
-    assert len(names) >= 7
-    for name in names:
+@pytest.mark.parametrize(("file", "names"), [("alerts.yml", 7), ("alerts_federation.yml", 12)])
+def test_rules_ask_for_metrics_that_there_are(file: str, names: int, tmp_path: Path) -> None:
+    LiveKit(tmp_path)
+    server = CollectorRegistry()
+    server.register(FederationMetrics(tmp_path))
+    exposed = Metrics(lambda: 0.0, lambda: False).text().decode() + generate_latest(server).decode()
+    rules = (DEPLOY / "prometheus" / file).read_text()
+    found = set(re.findall(r"cnfgnn_(?:live|federation)_\w+", rules))
+    assert len(found) >= names
+    for name in found:
         assert re.search(rf"^# TYPE {name.removesuffix('_bucket')} ", exposed, re.MULTILINE), name
+    for quality in re.findall(r'quality=~"([^"]*)"', rules):
+        assert set(quality.split("|")) <= set(QUALITIES)
 
 
 @needs_prometheus
-def test_promtool_takes_the_rules_and_they_fire_when_they_should() -> None:
+@pytest.mark.parametrize(("name", "rules"), [("alerts", 9), ("alerts_federation", 11)])
+def test_promtool_takes_the_rules_and_they_fire_when_they_should(name: str, rules: int) -> None:
     folder = DEPLOY / "prometheus"
-    assert "9 rules found" in ran(PROMTOOL, "check", "rules", "alerts.yml", cwd=folder)
-    assert "SUCCESS" in ran(PROMTOOL, "test", "rules", "alerts_test.yml", cwd=folder)
+    assert f"{rules} rules found" in ran(PROMTOOL, "check", "rules", f"{name}.yml", cwd=folder)
+    assert "SUCCESS" in ran(PROMTOOL, "test", "rules", f"{name}_test.yml", cwd=folder)
     ran(PROMTOOL, "check", "config", "prometheus.yml", cwd=folder)
+    alerts = re.findall(r"alert: (\w+)", (folder / f"{name}.yml").read_text())
+    tested = (folder / f"{name}_test.yml").read_text()
+    for alert in alerts:  # each is seen to be quiet, and to fire
+        assert tested.count(f"alertname: {alert}\n") >= 1, alert
+        assert tested.count(f"alertname: {alert}}}\n") >= 1, alert
 
 
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[str]:
     """A Prometheus with the example's settings, except that it is quicker; its address."""
-    shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
+    for rules in ("alerts.yml", "alerts_federation.yml"):
+        shutil.copy(DEPLOY / "prometheus" / rules, folder)
     settings = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     settings = settings.replace("15s", "1s").replace("127.0.0.1:8707", target)
     (folder / "prometheus.yml").write_text(settings)
@@ -118,8 +135,9 @@ def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
             [alert] = wait_for(pending, "the alert")
             assert alert["state"] in ("pending", "firing")
             assert alert["annotations"]["summary"].startswith("Sensor s2 (127.0.0.1:")
-            rules = asked(address, "rules")["groups"][0]["rules"]
-            assert {rule["health"] for rule in rules} == {"ok"}
+            groups = asked(address, "rules")["groups"]
+            assert {group["name"] for group in groups} == {"cnfgnn-live", "cnfgnn-federation"}
+            assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
 
 
 # ---- systemd ----------------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ import pytest
 
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
+from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.live.engine import Engine, rows_of
+from cnfgnn.live.replay import moments_of
 from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
 from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.variables import VariableRows, newest_rows
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
@@ -215,3 +218,66 @@ def test_a_variable_that_is_not_in_the_file_of_readings_is_refused(folder: Path,
     (only_variables / "variables").symlink_to(folder / "variables")
     with pytest.raises(DataError, match="its readings are in the folder variables"):
         LiveProcess(run, LiveSettings(port=0, data=only_variables))
+
+
+def test_values_of_a_variable_stay_at_their_times_when_older_rows_are_dropped() -> None:
+    """A value at another time would get another blurred copy at a site, and two copies reveal it."""
+    times = np.arange(20).astype("datetime64[s]")
+    values = np.full((20, 2), np.nan, dtype=np.float32)
+    values[:, 0], values[3, 1] = np.arange(20), 7  # the second sensor has been silent for long
+    of = Readings(times, ("a", "b"), values, np.isnan(values))
+    rows = VariableRows(Input("flow", False, of), newest=19, span=4)
+    kept = rows.input()
+    assert kept.readings.times.astype(int).tolist() == [3, 15, 16, 17, 18, 19]
+    for second in range(20, 40):
+        rows.put(second, 0, second)
+    kept = rows.input()
+    assert len(kept.readings.times) < 12
+    for time, row in zip(kept.readings.times.astype(int), kept.readings.values, strict=True):
+        assert row[0] == time
+    assert kept.at(np.array([39])).values[:, 0].tolist() == [39, 7]
+    nothing = replace(of, values=np.full_like(values, np.nan), missing=np.ones_like(of.missing))
+    assert len(newest_rows(nothing, 30).times) == 1
+
+
+def test_what_is_played_is_in_the_order_of_time_and_without_covariates(folder: Path) -> None:
+    readings = load(folder).readings
+    between = readings.times[:-1] + np.timedelta64(60, "s")
+    flow = replace(rows_of(readings.others[0].readings, slice(0, ROWS - 1)), times=between)
+    later = replace(readings, others=(replace(readings.others[0], readings=flow), *readings.others[1:]))
+    found = moments_of(later, since=readings.times[KNOWN], until=readings.times[KNOWN + 1])
+    assert [[row.variable for row in found[moment]] for moment in sorted(found)] == [[""], ["flow"]]
+    together = moments_of(readings)
+    assert {tuple(row.variable for row in rows) for rows in together.values()} == {("", "flow")}
+
+
+@pytest.mark.slow
+def test_recorded_variables_are_played_to_a_service_that_uses_them(
+    folder: Path, growing: Path, run: Run, tmp_path: Path
+) -> None:
+    data = load(folder, inputs="flow")
+    readings, flow = data.readings, data.readings.others[0].readings
+    played = [
+        "--speed",
+        "3000",
+        "--from",
+        f"{readings.times[KNOWN]}",
+        "--until",
+        f"{readings.times[KNOWN + 2]}",
+    ]
+    rows = slice(KNOWN, KNOWN + 2)
+    counts = [int((~np.isnan(of.values[rows])).sum()) for of in (readings, flow)]
+    with serving(run, LiveSettings(data=growing, state=tmp_path / "a", feed=True, deadline=250)) as (
+        _,
+        client,
+    ):
+        says = said("replay", folder, "--to", f"http://{client.host}", *played)
+        assert says.splitlines()[-1] == f"{sum(counts)} readings were sent, {sum(counts)} were new"
+        assert "not played: holiday, rain; the service reads covariates from its own files" in says
+        compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
+    without = trained(growing, tmp_path / "run", **{"data.inputs": "none"})
+    settings = LiveSettings(data=growing, state=tmp_path / "b", feed=True, deadline=250)
+    with serving(without, settings) as (_, client):
+        says = said("replay", folder, "--to", f"http://{client.host}", *played)
+        assert "the service does not use: flow" in says
+        assert f" readings were sent, {counts[0]} were new" in says

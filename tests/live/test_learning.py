@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from tests.live.small_service import (
     serving,
     wait_for,
 )
+from tests.live.test_web import next_event
 
 HELD = 0.1  # days that are held out: 29 steps
 SETTINGS = RetrainSettings(hold_out=HELD)
@@ -221,12 +223,16 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         client.post(own_run.full_row(170))
         client.forecast_after(own_run.row(170)["time"])
         before = client.get("/watch").json["alarms"]
+        stream = http.client.HTTPConnection(client.host, timeout=60)
+        stream.request("GET", "/events")
+        events = stream.getresponse()
         models, training = retrained(own_run, state, replace(SETTINGS, data=own_run.folder))
         assert training.outcome == "better", training.text
         wait_for(lambda: client.get("/model").json["run"] == training.model, "the new model")
         [switch] = client.get("/model").json["switches"]
         assert (switch["from"], switch["to"]) == (own_run.run.folder.name, training.model)
         assert "RMSE" in switch["why"]
+        assert next_event(events, "switch") == switch
         client.post(own_run.full_row(171))
         found = client.forecast_after(own_run.row(171)["time"])
         data = readings_at_hand(own_run.run, state, replace(SETTINGS, data=own_run.folder))
@@ -236,6 +242,9 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         assert b"cnfgnn_live_skipped_steps_total 0.0" in client.get("/metrics").body
         assert "is live instead of" in said("live", "rollback", own_run.run.folder, "--state", state)
         wait_for(lambda: client.get("/model").json["run"] == own_run.run.folder.name, "the rollback")
+        assert next_event(events, "switch") == client.get("/model").json["switches"][-1]
+        stream.close()
+        assert b"cnfgnn_live_model_switches_total 2.0" in client.get("/metrics").body
         client.post(own_run.full_row(172))
         found = client.forecast_after(own_run.row(172)["time"])
         data = readings_at_hand(own_run.run, state, replace(SETTINGS, data=own_run.folder))

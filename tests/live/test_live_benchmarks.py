@@ -44,6 +44,12 @@ def test_planted_faults_are_what_they_are_called() -> None:
             assert moved == pytest.approx(offset * (-1) ** (fault.column // 4), rel=1e-3)
 
 
+def test_faults_of_hourly_readings_last_longer_than_a_history() -> None:
+    data = network(4, 300, dropout=0.0)
+    _, faults = planted(data.readings, 100, HOUR, 1.5)
+    assert [fault.end - fault.begin for fault in faults if fault.kind != "drift"] == [36, 36]
+
+
 def test_a_sensor_that_falls_silent_is_named_after_a_history(small_run: SmallRun) -> None:
     """By the watch of the service, with forecasts and ranges of the run; and nobody is while all send."""
     readings = small_run.data.readings

@@ -224,6 +224,9 @@ def test_bands_errors_alarms_and_the_model_are_shown(page: Page, source: PageSou
         assert page.js("return document.title") == "(2) Live forecasts"
         source.alarm(watched(NAMES[3:]))
         page.until(lambda: page.tile("Alarms").startswith(f"2frozen: {NAMES[3]}"))
+        source.switch("metr-la-0128")
+        page.until(lambda: page.texts("#switches b")[0] == "metr-la-0131 → metr-la-0128")
+        assert page.texts("#about") == ["Run metr-la-0128, method cnfgnn-plus"]
         before = page.curve("band-0")
         source.advance()
         page.shows(source.newest)
@@ -333,7 +336,7 @@ def test_a_lost_connection_is_said_and_comes_back_by_itself(page: Page, source: 
 def test_a_stale_forecast_and_what_is_wrong_are_said(page: Page, source: PageSource) -> None:
     source.status, source.problems = "stale", {"disk": "No space left on device"}
     with showing(page, source, but="/health - Failed to load resource"):
-        page.until(lambda: page.state() == "stale")
+        page.until(lambda: page.state() == "stale" and "until" in page.texts("#banner-text")[0])
         [sentence] = page.texts("#banner-text")
         assert sentence.startswith("The forecasts are out of date: they could be used until 08:07")
         assert sentence.endswith("disk: No space left on device")

@@ -267,6 +267,16 @@ def test_recorded_readings_are_played_as_if_live(small_run: SmallRun, tmp_path: 
     assert problem.startswith(f"http://{service.client.host}: does not answer")
 
 
+def test_a_file_for_forecasts_that_cannot_be_written_is_refused_at_once(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    for place, why in (
+        (tmp_path / "nowhere" / "latest.csv", "there is no such folder"),
+        (tmp_path, "folder"),
+    ):
+        assert why in said("live", small_run.run.folder, "--latest", place, fails=True)
+
+
 @pytest.mark.slow
 def test_the_demo_shows_a_service_at_speed(tmp_path: Path) -> None:
     command = [*COMMAND, "live", "demo", "--out", str(tmp_path), "--once", "--speed", "36000", "--port", "0"]

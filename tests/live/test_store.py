@@ -8,7 +8,8 @@ import pytest
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live.recent import Cell
-from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.store import FileState, ReadingStore, remove_database
+from tests.commands import said
 
 IDS = ("a", "b")
 
@@ -25,6 +26,25 @@ def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_p
     assert store.newest() == 600
     assert store.files() == {"f.csv": FileState(9, 8, 7)}
     store.close()
+
+
+def test_the_database_of_a_service_that_runs_is_not_removed(tmp_path: Path) -> None:
+    store = ReadingStore(tmp_path)
+    store.write(IDS, [Cell(300, 0, 1.5)], {})
+    with pytest.raises(RunError, match="in use by the live service of process"):
+        remove_database(tmp_path)
+    assert store.newest() == 300
+    store.close()
+    remove_database(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_demo_that_cannot_be_shown_trains_nothing(tmp_path: Path) -> None:
+    assert said("live", "demo", "--out", tmp_path, "--speed", 0, fails=True).startswith("--speed")
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file / 'data'}: cannot be written" in said("live", "demo", "--out", file, fails=True)
 
 
 def test_a_database_that_is_damaged_or_newer_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,9 @@ from cnfgnn.cli.settings import (
     MethodOption,
     SeedOption,
     SizeOption,
+    SplitOption,
     changes_to_go_on,
+    check_split,
     levels_of,
     refuse_with_from,
     refuse_with_resume,
@@ -49,7 +52,18 @@ RecordOption = Annotated[
         "--record", help="Keep the hidden states that sites send in the run folder, for cnfgnn attack."
     ),
 ]
-WaitOption = Annotated[float, typer.Option(help="Seconds to wait for sites that are not connected yet.")]
+
+
+def _seconds_to_wait(wait: float) -> float:
+    if not 0 <= wait < math.inf:
+        raise ConfigError("--wait", f"must be a number of seconds from 0 on, not {wait:g}")
+    return wait
+
+
+WaitOption = Annotated[
+    float,
+    typer.Option(help="Seconds to wait for sites that are not connected yet.", callback=_seconds_to_wait),
+]
 
 
 @federation_app.callback()
@@ -146,6 +160,7 @@ def status(
 
 
 def _print_site(report: Mapping[str, Any]) -> None:
+    from cnfgnn.cli.live_federation import service_lines
     from cnfgnn.federation.kit_status import failure_lines
     from cnfgnn.federation.site_status import local_time
 
@@ -163,12 +178,15 @@ def _print_site(report: Mapping[str, Any]) -> None:
     else:
         print("  no forecast yet")
     if live := report["live"]:
-        print(f"  live on {live['address']}: its forecasts, /health and /metrics are there")
+        print(f"  live on {live['address']}: its page, /forecasts, /health and /metrics are there")
+        for line in service_lines(live):
+            print(f"    {line}")
     for line in failure_lines(report["failed"]):
         print(f"  failed: {line}")
 
 
 def _print_server(report: Mapping[str, Any]) -> None:
+    from cnfgnn.cli.live_federation import live_lines
     from cnfgnn.cli.sites import headline, sites_table
 
     now = time.time()
@@ -182,6 +200,8 @@ def _print_server(report: Mapping[str, Any]) -> None:
             print(f"    {line}")
     if report["task"] is not None:
         print(headline(report["task"]))
+        for line in live_lines(report["task"]):
+            print(line)
         if report["task"].get("sites"):
             progress.out().print(sites_table(report["task"]))
         for line in report["task"].get("warnings") or []:
@@ -282,7 +302,7 @@ def train(
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
         check_federated(settings)
         if record:
-            check_recordable(settings.method)
+            check_recordable(settings.method, settings.model.levels)
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         run_name = name or _new_name(settings)
         task = Task("train", run_name, settings=chosen, given=given_keys, wait=wait, record=record)
@@ -308,7 +328,7 @@ def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
 def evaluate(
     kit: ServerArgument,
     run: RunName,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: SplitOption = "test",
     wait: WaitOption = 60.0,
     record: RecordOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -318,11 +338,9 @@ def evaluate(
     The errors are against the blurred copies, unless every owner has set tell_errors. Each site writes its
     true errors to evaluations/ in its own kit.
     """
-    from cnfgnn.data.windows import SPLITS
     from cnfgnn.federation.server_task import Task
 
-    if split not in SPLITS:
-        raise ConfigError("--split", f"unknown split {split!r}", SPLITS)
+    check_split(split)
     result = _run_task(kit, Task("evaluate", run, split=split, wait=wait, record=record))
     scores = result["scores"]
     _print_recording(kit, run, result)
@@ -407,11 +425,10 @@ def live(
     check_installed()
     if clock not in CLOCKS:
         raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
-    from cnfgnn.cli.sites import sites_watcher
     from cnfgnn.federation.live_page import LivePage
     from cnfgnn.federation.live_retraining import RetrainPlan, retraining
     from cnfgnn.federation.server_task import Task
-    from cnfgnn.federation.task_client import check_server_kit, keep_live
+    from cnfgnn.federation.task_client import check_server_kit
     from cnfgnn.live.learning import period_of
     from cnfgnn.live.start import LiveSettings
 
@@ -419,14 +436,25 @@ def live(
     plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None
     LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed, hold_out=hold_out).check()
     terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
-    watcher = sites_watcher()
+    page = LivePage(kit, host, port, token_of(token_file), None if plan is None else plan.period)
     try:
-        with LivePage(kit, host, port, token_of(token_file)) as page, retraining(plan, terms, _say):
+        with page, retraining(plan, terms, _say):
             print(f"the page of this federation: {page.address}", flush=True)
-            keep_live(kit, Task("live", run, wait=wait, live=terms), watcher, _say)
+            _follow_live(kit, Task("live", run, wait=wait, live=terms))
     except KeyboardInterrupt:
         print("stopped; the sites have ended their services", flush=True)
         raise typer.Exit(130) from None
+
+
+def _follow_live(kit: Path, task: Task) -> None:
+    """Keep a live task running, and show its status together with its model and the training beside it."""
+    from cnfgnn.cli.sites import sites_watcher
+    from cnfgnn.federation.live_state import live_state
+    from cnfgnn.federation.task_client import keep_live
+
+    watcher = sites_watcher()
+    try:
+        keep_live(kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), _say)
     finally:
         watcher.end()
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
+from cnfgnn.files import check_can_be_written
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,6 +135,8 @@ def run(
     check_installed()
     if clock not in CLOCKS:
         raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
+    if latest is not None:
+        check_can_be_written(latest)
     from cnfgnn.live.start import LiveSettings, run_live
     from cnfgnn.runs.folder import Run
 
@@ -210,18 +214,14 @@ def demo(
     check_installed()
     from cnfgnn.live import demo as live_demo
     from cnfgnn.live.start import LiveSettings
+    from cnfgnn.live.store import remove_database
 
+    state, broker = out / "live", _broker(mqtt, "", "")
+    settings = LiveSettings(state=state, feed=True, speed=speed, port=port, mqtt=broker)
+    settings.check()  # before a run is trained
     made = live_demo.prepare(out, progress.watcher())
-    settings = LiveSettings(
-        data=made.folder,
-        state=out / "live",
-        feed=True,
-        speed=speed,
-        port=port,
-        mqtt=_broker(mqtt, "", ""),
-    )
-    for file in (out / "live").glob("live.sqlite*"):  # the same day is played again
-        file.unlink()
+    settings = replace(settings, data=made.folder)
+    remove_database(state)  # the same day is played again
     _log_to_stderr()
 
     def say(line: str) -> None:
@@ -244,22 +244,30 @@ def replay(
     """Play recorded readings to a live service, as if they were measured now.
 
     Times are sent as they were recorded, so the service should run with --clock feed and the same --speed.
+    Other variables of the folder are played as well (--set data.inputs=none leaves them out). Covariates are
+    not: the service reads them from its own files.
     """
     from cnfgnn.config.settings import Config
     from cnfgnn.data.folder import load_readings
+    from cnfgnn.data.inputs import InputNames
     from cnfgnn.data.options import ReadingOptions
     from cnfgnn.live.replay import Player
     from cnfgnn.live.replay import replay as play
 
     if not 0 < speed <= 100_000:
         raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
-    d = Config().with_changes(reading_changes(changes, (*READING_KEYS, "data.target"))).data
-    readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone, d.target, "none"))
+    d = Config().with_changes(reading_changes(changes, (*READING_KEYS, "data.target", "data.inputs"))).data
+    readings = load_readings(data, ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs))
+    if covariates := InputNames.of(readings.others).covariates:
+        names = ", ".join(covariates)
+        print(f"not played: {names}; the service reads covariates from its own files", file=sys.stderr)
     sent = stored = 0
     with closing(Player(to, token_of(token_file))) as player, _row_by_row() as told:
         for played in play(readings, player, speed, _moment("--from", since), _moment("--until", until)):
             sent, stored = sent + played.readings, stored + played.stored
             told(f"{played.time}: {played.stored} of {played.readings} readings stored")
+    if player.unused:
+        print(f"the service does not use: {', '.join(sorted(player.unused))}", file=sys.stderr)
     print(f"{sent} readings were sent, {stored} were new")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -15,6 +15,9 @@ from cnfgnn.config import toml
 from cnfgnn.config.presets import DEFAULT_METHOD, DEFAULT_SIZE
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cnfgnn.data.windows import Split
 
 READING_KEYS = ("data.dates", "data.decimal", "data.timezone")
 METHOD_HELP = "The method; `cnfgnn methods` lists them. The paper's is cnfgnn."
@@ -35,6 +38,7 @@ ReadingOption = Annotated[
         help="How to read the files: data.dates=day-first, data.decimal=comma, data.timezone=Europe/Paris",
     ),
 ]
+SplitOption = Annotated[str, typer.Option(help="train, validation or test.")]
 IntervalsOption = Annotated[
     str,
     typer.Option(
@@ -45,6 +49,16 @@ IntervalsOption = Annotated[
 SeedOption = Annotated[
     int | None, typer.Option(help="Random seed of weights, minibatches and scheduled sampling.")
 ]
+
+
+def check_split(name: str) -> Split:
+    """The split that --split names."""
+    from cnfgnn.data.windows import SPLITS
+
+    for split in SPLITS:
+        if split == name:
+            return split
+    raise ConfigError("--split", f"there is no split {name!r}", SPLITS)
 
 
 def levels_of(intervals: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cnfgnn.cli.live_federation import live_lines, live_sites_table
 from cnfgnn.cli.progress import HEARTBEAT_S, number, size
 
 PHASE_NAMES = {
@@ -46,7 +47,7 @@ class SiteLines:
     """Prints a line for each event of a task, and one every half minute in between.
 
     Events are: a finished round, a site that becomes absent or present, a new reason for an absence, a site
-    that the others wait for, a refused answer, and a warning.
+    that the others wait for, a refused answer, a warning, and another model of a live task.
     """
 
     def __init__(self) -> None:
@@ -55,12 +56,14 @@ class SiteLines:
         self.holding_up: set[str] = set()
         self.warned: list[str] = []
         self.refused: dict[str, str] = {}
+        self.switched: float | None = None  # when the last switch was
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         if status.get("token") != self.token:
             self.token, self.done, self.state = str(status.get("token")), status.get("done", 0), ""
             self.warned = []
         self._print_sites(status)
+        self._print_switches(status)
         for line in list(status.get("warnings") or [])[len(self.warned) :]:
             self.warned.append(line)
             self._print(f"warning: {line}")
@@ -91,6 +94,15 @@ class SiteLines:
         for name in holding_up.keys() - self.holding_up:
             self._print(f"waiting for site {name}: {holding_up[name]}")
         self.holding_up = set(holding_up)
+
+    def _print_switches(self, status: Mapping[str, Any]) -> None:
+        if (federation := status.get("federation")) is None:
+            return
+        switches = federation["switches"]
+        for switch in switches if self.switched is not None else []:
+            if switch["time"] > (self.switched or 0.0):
+                self._print(f"{switch['after']} is live instead of {switch['before']}: {switch['why']}")
+        self.switched = max((switch["time"] for switch in switches), default=0.0)
 
     def _print(self, line: str) -> None:
         self.printed_at = time.monotonic()
@@ -164,7 +176,7 @@ def _errors(status: Mapping[str, Any]) -> list[str]:
 
 def status_view(status: Mapping[str, Any]) -> Group:
     """The headline, the phase, the table of sites and the warnings."""
-    lines: list[Any] = [Text(headline(status))]
+    lines: list[Any] = [Text(headline(status)), *map(Text, live_lines(status))]
     if status.get("state") == "running" and status.get("phase") and not status.get("live"):
         lines.append(Text(f"phase {PHASE_NAMES[status['phase']]}, minibatch {status.get('minibatch', 0)}"))
     if status.get("sites"):
@@ -175,6 +187,8 @@ def status_view(status: Mapping[str, Any]) -> Group:
 
 def sites_table(status: Mapping[str, Any]) -> Table:
     """A row for each site."""
+    if told := status.get("federation"):
+        return live_sites_table(told)
     table = Table(
         "site",
         "sensors",

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
     simulator."""
     if folder.exists():
         raise RunError(folder, "exists already: give the demonstration a new folder with --folder")
+    config = demo_settings(rounds)  # before anything is written
     os.environ.update(ONE_THREAD)
     readings = make_folder(folder / "readings")
     write_folder(city(SENSORS, DAYS, seed=1), readings)
@@ -57,12 +59,11 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
         f"each site blurs a copy of its readings by {BLUR:g} mph and sends only what it computes from the"
         " copy: the server learns at most what the readings with noise of that size would tell it"
     )
-    config = demo_settings(rounds)
+    failure = _SiteFailure(kits[KILLED_SITE], say)
     try:
         for kit in kits.values():
             processes.up(kit)
         say("started the server and the sites as separate processes, connected by mutual TLS")
-        failure = _SiteFailure(kits[KILLED_SITE], say)
 
         def watched(status: Mapping[str, Any]) -> None:
             watch(status)
@@ -74,6 +75,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
         span = f"from {forecast['from']} to {forecast['to']}"
         say(f"sites {', '.join(forecast['sites'])} wrote forecasts {span} into their kits")
     finally:
+        failure.wait()  # it would start the site again after it was stopped
         for kit in kits.values():
             processes.down(kit)
     say("the server knows errors against the blurred copies; each site has its true ones in its own kit")
@@ -116,7 +118,8 @@ class _SiteFailure:
             self.killed = True
             for pid in [processes.running(self.kit), *processes.jobs_of(self.kit)]:
                 if pid is not None:
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # a job that ended by itself
+                        os.kill(pid, signal.SIGKILL)
             self.say(f"killed site {KILLED_SITE} (kill -9) in round {status['round']}; the others continue")
             self.restarting = threading.Thread(target=self._restart, daemon=True)
             self.restarting.start()
@@ -132,8 +135,12 @@ class _SiteFailure:
         time.sleep(1.0)  # long enough for the server to notice
         processes.up(self.kit)
 
-    def end(self) -> None:
+    def wait(self) -> None:
+        """Until the site is started again, if it was killed."""
         if self.restarting is not None:
             self.restarting.join()
-        if not self.back:
+
+    def end(self) -> None:
+        self.wait()
+        if self.killed and not self.back:
             self.say(f"site {KILLED_SITE} rejoined after training had ended")

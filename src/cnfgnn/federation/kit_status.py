@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from cnfgnn.errors import CnfgnnError, RunError
 from cnfgnn.federation.certificates import WARN_WITHIN, issued, revoked, validities
 from cnfgnn.federation.flare.handshake import ask_server
-from cnfgnn.federation.live_relay import live_service_runs
+from cnfgnn.federation.live_relay import LIVE, MODEL, live_service_runs
+from cnfgnn.federation.live_state import live_state
 from cnfgnn.federation.ports import closed_ports
 from cnfgnn.federation.processes import jobs_of
 from cnfgnn.federation.server_status import read_server_status, scheduler_ended
@@ -25,7 +29,9 @@ from cnfgnn.federation.site_status import (
 )
 from cnfgnn.federation.status import read_status
 from cnfgnn.federation.task_client import FINAL_STATES, connected_sites, is_active, sensors_per_site
+from cnfgnn.files import read_json_or_empty
 
+ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
 SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging
 
 
@@ -38,7 +44,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "task": bool(pid and jobs_of(kit)),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
-        "live": recorded.get("live") if live_service_runs(kit) else None,
+        "live": _live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
         "failed": recorded.get("problems", []),
         "heard": None,
     }
@@ -69,8 +75,34 @@ def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
     if task is not None and unfinished and not (pid is not None and is_active(task)):
         sites = {name: {**site, "present": False} for name, site in dict(task.get("sites") or {}).items()}
         report["task"] = {**task, "state": "interrupted", "waiting": False, "sites": sites}
+    if task is not None and task.get("do") == "live":
+        report["task"] = {**report["task"], "federation": live_state(kit)}
     report["about"] = {name: site_notices(kit, name) for name in report["sites"]}
     return {**report, "problems": problems}
+
+
+def _live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Where the site's live service is, how it is, and which model it uses; the owner's own, and not sent."""
+    if not told:
+        return None
+    known = read_json_or_empty(kit / LIVE / MODEL)
+    last = (known.get("switches") or [None])[-1]
+    return {**told, "health": _health(str(told["address"])), "model": known.get("model"), "switch": last}
+
+
+def _health(address: str) -> dict[str, Any] | None:
+    """What a service on this machine says of its health; None if it does not answer."""
+    place = urlsplit(address)
+    host = "127.0.0.1" if place.hostname in ("0.0.0.0", "::", None) else place.hostname
+    connection = http.client.HTTPConnection(host, place.port, timeout=ANSWERS_WITHIN)
+    try:
+        connection.request("GET", "/health")
+        found = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    return found if isinstance(found, dict) else None
 
 
 def site_notices(kit: Path, name: str) -> list[str]:

@@ -27,12 +27,12 @@ from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import DataConfig
-from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import PreparedSeries
+from cnfgnn.federation.live_ranges import live_key
 from cnfgnn.federation.newcomer_fits import NewcomerFits, State, use
-from cnfgnn.federation.site_data import columns_of
-from cnfgnn.live.engine import Floats, Ints, key_of, window_of
+from cnfgnn.federation.site_data import columns_of, masked_codes, masked_outliers
+from cnfgnn.live.engine import Floats, Ints, window_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.models.params import Params
 
@@ -80,7 +80,7 @@ class SiteEngine:
     """The `LiveModel` of a site.
 
     ids      the sensors that the service serves; the server may not know all of them yet
-    copies   makes the blurred copy of readings; None if the copy is the readings
+    copies   makes the blurred copy of readings and further inputs; None if the copy is the readings
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
@@ -114,14 +114,21 @@ class SiteEngine:
         self._last: tuple[Readings, Readings, Readings] | None = None
 
     def suits(self, ready: Ready) -> bool:
-        """Whether forecasts of this run are as long, and need as many readings."""
-        return (ready.data.history, ready.data.horizon) == (self.history, self.horizon)
+        """Whether forecasts of this run are as long, and need as many readings and the same inputs."""
+        lengths = (ready.data.history, ready.data.horizon)
+        takes_inputs = ready.data.others is not None
+        return lengths == (self.history, self.horizon) and takes_inputs == self.takes_inputs
+
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether forecasts use the site's other variables and covariates."""
+        return self.ready.data.others is not None
 
     # ---- for the service ----------------------------------------------------------------------------
 
     @property
     def key(self) -> str:
-        return key_of(self.ids, run=self.ready.run, round=self.ready.tag)
+        return live_key(self.ids, self.ready.run, self.ready.tag)
 
     @property
     def weekly_profiles(self) -> Floats | None:
@@ -152,8 +159,8 @@ class SiteEngine:
     def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
         """Without codes, and without outliers either; those that were asked for last are remembered."""
         if self._last is None or self._last[0] is not readings:
-            observed = mask_codes(readings, self.cleaning)
-            self._last = readings, observed, mask_outliers(observed, self.cleaning)
+            observed = masked_codes(readings, self.cleaning)
+            self._last = readings, observed, masked_outliers(observed, self.cleaning)
         return self._last[1:]
 
     def forecast(self, readings: Readings) -> Floats:
@@ -168,7 +175,7 @@ class SiteEngine:
     def _show_copy(self, observed: Readings, truth: Readings) -> bool:
         """Give the nodes the copy of the newest readings; False if it cannot be made."""
         try:
-            copy = truth if self.copies is None else mask_outliers(self.copies(observed), self.cleaning)
+            copy = truth if self.copies is None else masked_outliers(self.copies(observed), self.cleaning)
             states = self._computed_for_new(truth, copy)
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import re
 import time
 from pathlib import Path
@@ -16,22 +15,20 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.live_engine import SiteEngine
+from cnfgnn.federation.live_relay import MODEL
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.live.learning import FOLLOWED_EVERY, written
 from cnfgnn.live.models import REMEMBERED
 from cnfgnn.live.service import LiveService
 
-FILE = "model.json"  # in the folder of the service: the model, and the switches before it
 WHY = "the server has put it live"
-
-log = logging.getLogger(__name__)
 
 
 class SiteModel:
     """The model of the service of a site, and the file in its folder that remembers it."""
 
     def __init__(self, service: LiveService, engine: SiteEngine, site: str, folder: Path) -> None:
-        self.service, self.engine, self.site, self.file = service, engine, site, folder / FILE
+        self.service, self.engine, self.site, self.file = service, engine, site, folder / MODEL
         stored = read_json_or_empty(self.file)
         self.name = str(stored.get("model") or "")
         self.switches: list[dict[str, Any]] = list(stored.get("switches") or [])
@@ -51,13 +48,13 @@ class SiteModel:
         """Go on with the ranges of the model that the server has prepared in the meantime."""
         intervals = await asyncio.to_thread(self.engine.intervals)
         await self.service.use(self.engine, intervals)
-        self._begin()
-        self.service.metrics.switches.inc()
-        log.warning("model: %s: %s", self.name, WHY)
+        switch = self._begin()
+        if switch is not None:
+            self.service.tell_switch(switch)
 
-    def _begin(self) -> None:
-        """Note the model that is in use from now on."""
-        ready, before = self.engine.ready, self.name
+    def _begin(self) -> dict[str, str] | None:
+        """Note the model that is in use from now on; the switch, if it is another one than before."""
+        ready, before, switch = self.engine.ready, self.name, None
         self.key, self.loaded, self.trained = self.engine.key, time.time(), ready.trained()
         self.model, self.round = ready.run.rpartition("-")[0] or ready.run, _round(ready.tag)
         self.name = self.model if self.round is None else f"{self.model}, round {self.round}"
@@ -67,10 +64,11 @@ class SiteModel:
         if self.trained is not None:
             self.service.metrics.model_trained.set(self.trained)
         try:
-            content = {"model": self.name, "switches": self.switches}
+            content = {"model": self.name, "run": ready.run, "switches": self.switches}
             write_whole(self.file, json.dumps(content).encode())
         except CnfgnnError as error:  # a full disk does not end the service
             self.service.failed("files", error)
+        return switch
 
     def as_json(self) -> dict[str, Any]:
         """The model as `GET /model` tells it; a site does not know the name of the method."""

@@ -11,16 +11,25 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cnfgnn.errors import RunError
 from cnfgnn.federation.task_context import RUNS
-from cnfgnn.live.models import Models, Record
+from cnfgnn.live.models import Models, Record, trained_at
 from cnfgnn.runs.folder import Run
 
 LIVE = "live"  # the folder of the records in the server's kit
 TRAINED = "trained"  # in the names of runs that were trained beside a live task
+WHEN = "????????T??????"  # when they were, at the end of the name: others may go on from such a run
 
 log = logging.getLogger(__name__)
+
+
+def recorded(kit: Path, run: str) -> Record:
+    """What is known of the models of the federation that went live with `run`; nothing is written."""
+    if not (kit / LIVE / run).is_dir():
+        return Record((run,))
+    return FederatedModels(kit, run).read()
 
 
 class FederatedModels(Models):
@@ -35,12 +44,17 @@ class FederatedModels(Models):
         self.record = Record((self.first,))
         self._seen: tuple[int, int] | None = None
 
+    @property
+    def prefix(self) -> str:
+        """How the names of models that were trained beside the live task begin."""
+        return self.first[:30]
+
     def folder(self, model: str) -> Path:
         return self.runs / model
 
     def new_name(self) -> str:
         """For a model that is trained now."""
-        return f"{self.first[:30]}-{TRAINED}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+        return f"{self.prefix}-{TRAINED}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
 
     def live(self) -> str:
         """The model that is live; the record is read again when it has changed."""
@@ -72,9 +86,20 @@ class FederatedModels(Models):
             else:
                 return record.live, run
 
+    def about(self, model: str, run: Run) -> dict[str, Any]:
+        """What the operator is told about the model that forecasts are made with."""
+        switches = self.read().switches
+        return {
+            "name": model,
+            "method": run.config.method,
+            "round": run.progress.best.r_g,
+            "trained": trained_at(run),
+            "since": switches[-1].time if switches else time.time(),
+        }
+
     def remove_others(self) -> None:
         """Delete the runs of models that are not in the line: rolled back, not better, or unfinished."""
         kept = set(self.read().line)
-        for folder in self.runs.glob(f"{self.first[:30]}-{TRAINED}-*"):
+        for folder in self.runs.glob(f"{self.prefix}-{TRAINED}-{WHEN}"):
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)

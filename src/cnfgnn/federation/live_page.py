@@ -1,76 +1,136 @@
-"""The operator's page of a live federation: who is there, how fast, how complete. It has no reading.
+"""The operator's page of a live federation: who is there, how fast, how complete, and which model is in use.
+It has no reading.
 
-It shows the status file in the server's kit, which the server's task keeps replacing. The command that
-watches over the task serves it.
+GET  /         the page (its files are in /page)
+GET  /status   what the page shows, as JSON
+GET  /events   the same whenever it changes, and switches of the model (server-sent events)
+GET  /health   200 if the task runs and a site is there, 503 otherwise
+GET  /metrics  for Prometheus
+
+It shows files in the server's kit, which the server's tasks keep replacing. The command that watches over the
+live task serves it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from cnfgnn.federation.live_metrics import FederationMetrics
 from cnfgnn.federation.live_state import live_state
+from cnfgnn.live.limits import MOST_STREAMS
 from cnfgnn.live.metrics import CONTENT_TYPE
+from cnfgnn.live.page.routes import HTML, SHARED, STYLE, page_routes, scripts
 from cnfgnn.live.start import LOOPBACK_HOSTS, LiveSettings, QuietServer, listening
-from cnfgnn.live.web import Guard, answer
+from cnfgnn.live.web import EVENTS, KEEP_ALIVE, Guard, answer, error, named_event
 
 PORT = 8708
-SECURITY = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
-    " connect-src 'self'",
-    "Cache-Control": "no-store",
+LOOKS_EVERY = 0.5  # seconds between looks at the files
+OWN = files("cnfgnn.federation") / "page"
+ASSETS = {
+    "/": (OWN / "index.html", HTML),
+    **SHARED,
+    "/page/federation.css": (OWN / "federation.css", STYLE),
+    **scripts(OWN, "federation"),
 }
 
 
-def app_of(kit: Path, token: str, any_host: bool) -> Guard:
-    page = files("cnfgnn.federation").joinpath("live_page.html").read_text(encoding="utf-8")
+class FederationPage:
+    """The handlers of the page.
 
-    async def show(request: Request) -> Response:
-        return Response(page, media_type="text/html", headers=SECURITY)
+    retrain_every  seconds between two trainings beside the live task; None: nothing is trained
+    """
 
-    async def status(request: Request) -> Response:
-        return answer(live_state(kit))
+    def __init__(self, kit: Path, retrain_every: float | None) -> None:
+        self.kit, self.retrain_every = kit, retrain_every
+        self.streams = 0
+        self.counts = CollectorRegistry()
+        self.counts.register(FederationMetrics(kit))
+        self.is_stopping: Callable[[], bool] = lambda: False
 
-    counts = CollectorRegistry()
-    counts.register(FederationMetrics(kit))
+    def app(self, token: str, any_host: bool) -> Guard:
+        answers = {
+            "/status": self.status,
+            "/events": self.events,
+            "/health": self.health,
+            "/metrics": self.metrics,
+        }
+        routes = [*[Route(path, told) for path, told in answers.items()], *page_routes(ASSETS)]
+        return Guard(Starlette(routes=routes), token, any_host, None, list(answers), ("/health", *ASSETS))
 
-    async def metrics(request: Request) -> Response:
-        return Response(generate_latest(counts), headers={"Content-Type": CONTENT_TYPE})
+    def state(self) -> dict[str, Any]:
+        return live_state(self.kit) | {"retrain_every": self.retrain_every}
 
-    async def health(request: Request) -> Response:
-        state = live_state(kit)
+    async def status(self, request: Request) -> Response:
+        return answer(await asyncio.to_thread(self.state))
+
+    async def health(self, request: Request) -> Response:
+        state = await asyncio.to_thread(self.state)
         works = state["state"] == "running" and any(site["reachable"] for site in state["sites"].values())
         return answer({"status": "ok" if works else "degraded"}, 200 if works else 503)
 
-    pages = {"/": show, "/status": status, "/health": health, "/metrics": metrics}
-    routes = [Route(path, answered) for path, answered in pages.items()]
-    return Guard(Starlette(routes=routes), token, any_host, None, [route.path for route in routes])
+    async def metrics(self, request: Request) -> Response:
+        return Response(generate_latest(self.counts), headers={"Content-Type": CONTENT_TYPE})
+
+    async def events(self, request: Request) -> Response:
+        if self.streams >= MOST_STREAMS:
+            return error(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "60"})
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._stream(), media_type=EVENTS, headers=headers)
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        """The state whenever it has changed, and each switch of the model."""
+        told, said, known = None, time.monotonic(), math.inf  # `known`: when the last switch was
+        self.streams += 1
+        try:
+            while not self.is_stopping():
+                state = await asyncio.to_thread(self.state)
+                for switch in state["switches"]:
+                    if switch["time"] > known:
+                        yield named_event("switch", switch)
+                known = max((switch["time"] for switch in state["switches"]), default=0.0)
+                if told != (told := {**state, "now": 0}):
+                    said = time.monotonic()
+                    yield named_event("status", state)
+                elif time.monotonic() - said > KEEP_ALIVE:
+                    said = time.monotonic()
+                    yield b": still there\n\n"
+                await asyncio.sleep(LOOKS_EVERY)
+        finally:
+            self.streams -= 1
 
 
 class LivePage:
     """The page in a thread of this process, as long as the context lasts."""
 
-    def __init__(self, kit: Path, host: str, port: int, token: str) -> None:
+    def __init__(
+        self, kit: Path, host: str, port: int, token: str, retrain_every: float | None = None
+    ) -> None:
         LiveSettings(host=host, token=token).check()
         self.socket = listening(host, port)
+        page = FederationPage(kit, retrain_every)
         config = uvicorn.Config(
-            app_of(kit, token, host not in LOOPBACK_HOSTS),
+            page.app(token, host not in LOOPBACK_HOSTS),
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
         )
         self.server = QuietServer(config)
+        page.is_stopping = lambda: self.server.should_exit
 
     @property
     def address(self) -> str:

@@ -30,7 +30,9 @@ from cnfgnn.transports.remote.messages import pack, unpack
 from cnfgnn.version import __version__
 
 LIVE = "live"  # the folder of the service in the kit
+MODEL = "model.json"  # in that folder: the model of the service, and the switches before it
 SERVICE = "service.json"  # in that folder: the process, its port and the key to talk to it
+MODEL = "model.json"  # in that folder: the model that it uses, and the switches before it
 CONSOLE = "console.txt"
 ANSWERS_WITHIN = 10.0  # seconds; the service answers "working" after two
 CHECKED_EVERY = 0.5  # seconds

@@ -12,6 +12,7 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.live_models import FederatedModels
+from cnfgnn.federation.old_states import KeptStates
 from cnfgnn.federation.server_task import Task
 from cnfgnn.federation.task_client import is_live, run_beside
 
@@ -75,6 +76,7 @@ def _repeat(plan: RetrainPlan, speed: float, stopping: threading.Event, say: Say
 def train_once(plan: RetrainPlan, stopped: Callable[[], bool]) -> str:
     """Train and judge once; what came of it."""
     models = FederatedModels(plan.kit, plan.run)
+    kept = KeptStates.of(models)
     task = Task(
         "retrain",
         models.new_name(),
@@ -82,5 +84,6 @@ def train_once(plan: RetrainPlan, stopped: Callable[[], bool]) -> str:
         line=plan.run,
         hold_out=plan.hold_out,
         wait=plan.wait,
+        states={} if kept is None else kept._asdict(),
     )
     return str(run_beside(plan.kit, task, stopped)["text"])

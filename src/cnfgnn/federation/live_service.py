@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from logging.handlers import RotatingFileHandler
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -26,6 +27,9 @@ from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.transports.remote.endpoint import Endpoint
+
+LOG = "log.txt"  # in the folder of the service; `console.txt` beside it has why it did not start
+LOG_BYTES = 2_000_000  # of a file; the one before is kept
 
 
 def serve(kit: Path, terms: dict[str, object], ended: threading.Event) -> None:
@@ -69,7 +73,8 @@ def _answered(connection: Connection, answer: Callable[[bytes], bytes]) -> None:
 
 def main() -> None:
     kit, terms = Path(sys.argv[1]), json.loads(sys.argv[2])
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stdout)
+    log = RotatingFileHandler(make_folder(kit / LIVE) / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", handlers=[log])
     keep_freed_memory()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,11 +28,13 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.config.settings import Config, Missing
+from cnfgnn.config.settings import Missing
 from cnfgnn.data.folder import known_positions, readings_file
+from cnfgnn.data.input_files import names_of_files
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
+from cnfgnn.federation.live_copies import CopyOfNewest
 from cnfgnn.federation.live_coverage import ToldCoverage
 from cnfgnn.federation.live_engine import Ready, SiteEngine
 from cnfgnn.federation.live_model import SiteModel
@@ -49,8 +51,8 @@ from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.files import make_folder
 from cnfgnn.live import broker
-from cnfgnn.live.engine import KEPT_ROWS, CopyOfRows, Floats, last_rows, rows_of, window_of
-from cnfgnn.live.folder_source import state_of
+from cnfgnn.live.engine import KEPT_ROWS, Floats, last_rows, rows_of, window_of
+from cnfgnn.live.folder_source import InputFile, state_of
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
@@ -160,6 +162,9 @@ class LiveOwner(SiteOwner):
         found = nodes.forecaster, self.theta, self.data, self.trust, terms.run, *sensors
         return Ready(*found, self.restored, self.first_intervals, self.when_trained)
 
+    def _live_intervals(self) -> None:
+        """The service itself goes on from what it has left."""
+
     def first_intervals(self) -> Intervals | None:
         """A copy of the ranges as the last evaluation or forecast has left them; rows count from 1970."""
         if self.intervals is None:
@@ -192,6 +197,7 @@ class LiveSiteNodes(SiteNodes):
         self.service: SiteService | None = None
         self._changing = threading.Lock()  # held while the site's sensors change
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+        self.input_files: Sequence[InputFile] = ()
         self.coverage = ToldCoverage()
         super().__init__(kit)
 
@@ -234,7 +240,7 @@ class LiveSiteNodes(SiteNodes):
                 return
             self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
-        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan)
+        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan, self.data)
         self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
@@ -249,22 +255,31 @@ class LiveSiteNodes(SiteNodes):
         except StorageError as error:  # a full disk does not keep a better model away
             self._report("switch", error)
 
-    def _copies(self, plan: SitePlan) -> CopyOfRows | None:
+    def _copies(self, plan: SitePlan, data: SiteData) -> CopyOfNewest | None:
         """Makes the copies of readings as they arrive; None if a copy is the reading itself."""
         if not LiveCopies.needed(plan, self.kit):
             return None
-        blur = Config().with_changes({"privacy.blur": plan.blur})
-        return CopyOfRows(blur, LiveCopies(plan, self.kit))
-
-    # ---- new sensors --------------------------------------------------------------------------------
+        return CopyOfNewest(plan, LiveCopies(plan, self.kit, data.observed))
 
     def _read(self, plan: SitePlan) -> SiteData:
-        try:  # before the file is read: what is added meanwhile is read again
-            file = readings_file(self.kit / (plan.readings or ""))
-            self.begun_with = (file.name, state_of(file))
-        except (CnfgnnError, OSError):
-            pass  # the same is reported when the file is read
-        return SiteData(plan, self.kit, [sensor.id for sensor in plan.new_sensors])
+        more = [sensor.id for sensor in plan.new_sensors]
+        if plan.readings is None:
+            return SiteData(plan, self.kit, more)  # reports that it is not set
+        file = readings_file(self.kit / plan.readings)
+        # Before they are read: what is added meanwhile is read again.
+        self.begun_with = (file.name, state_of(file))
+        files = InputFile.all_in(file.parent, names_of_files(file.parent))
+        data = SiteData(plan, self.kit, more)
+        if Path(data.source) != file:
+            problem = (
+                f"a live service forecasts what {file} holds, and not {plan.reading.target!r}: write that"
+                " variable to a folder of its own, as readings.csv"
+            )
+            raise ConfigError(f"{settings_file(self.kit)}: reading.target", problem)
+        self.input_files = [one for one in files if one.name in data.input_names]
+        return data
+
+    # ---- new sensors --------------------------------------------------------------------------------
 
     def describe(self) -> Mapping[str, Any]:
         about = super().describe()
@@ -302,7 +317,7 @@ class LiveSiteNodes(SiteNodes):
         if before is not None:
             before.stop()
         with self._changing:
-            engine.copies = self._copies(plan)  # of rows with more columns
+            engine.copies = self._copies(plan, data)  # of rows with more columns
             self.service = SiteService(self, engine, plan, data)
             self.plan, self.data = plan, data  # from now on the server is told
         self.service.start()
@@ -392,6 +407,8 @@ def parts_of_site(of: SiteService) -> Parts:
     """What the service of a site is made of; the graph is not known here."""
     site, plan, engine = of.site, of.plan, of.engine
     folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
+    if not engine.takes_inputs:
+        readings = replace(readings, others=())
     return Parts(
         engine,
         replace(readings, positions=_positions(site, plan, folder, readings.ids)),
@@ -401,6 +418,7 @@ def parts_of_site(of: SiteService) -> Parts:
         config=plan.cleaning,
         folder=folder,
         begun_with=site.begun_with,
+        inputs=site.input_files if engine.takes_inputs else (),
     )
 
 

@@ -36,7 +36,6 @@ ANSWER_WITHIN = 5.0  # seconds for a site to say whether a step is due; it does 
 LATEST = 2**40  # seconds: no time step is later
 SHARE_OF_STEP = 0.2  # of a step: how long after it the deadline is, unless told
 SLACK = 1.0  # seconds that a deadline at a site may be noticed late
-SHOWN = 5  # switches and trainings
 KEPT = 1000  # durations of steps of which the median is shown
 
 log = logging.getLogger(__name__)
@@ -144,13 +143,16 @@ class LiveLoop:
         deadline = live.get("deadline")
         deadline = SHARE_OF_STEP * span.step if deadline is None else float(deadline)
         self.feed = live.get("feed") is True
-        self.patience = deadline / (float(live.get("speed", 1.0)) if self.feed else 1.0) + SLACK
+        self.speed = float(live.get("speed", 1.0)) if self.feed else 1.0
+        self.patience = deadline / self.speed + SLACK
         self.newcomers = Newcomers(context, experiment, self.transport)
         self.made, self.count, self.problem = 0, 0, ""
+        self.made_at: float | None = None  # when that was
         self.seconds: deque[float] = deque(maxlen=KEPT)
         self.steps = SiteSteps(self.transport.parties, experiment.windows.history, self._is_valid)
         if before is not None:  # the steps go on
             self.made, self.count, self.seconds = before.made, before.count, before.seconds
+            self.made_at = before.made_at
             self.steps.done, self.transport.told = before.steps.done, before.transport.told
 
     def run(self) -> None:
@@ -226,7 +228,7 @@ class LiveLoop:
         except Exception as error:  # the next step is another chance
             log.exception("a step failed")
             self.problem = f"a step failed: {type(error).__name__}: {error}"[:300]
-        self.count, self.steps.done = self.count + 1, step
+        self.count, self.steps.done, self.made_at = self.count + 1, step, time.time()
         self.seconds.append(time.perf_counter() - begun)
         self._note_joined()
         self._show()
@@ -274,11 +276,10 @@ class LiveLoop:
             }
         live = {
             "model": self.model,
-            "switches": [vars(switch) for switch in self.models.record.switches[-SHOWN:]],
-            "trainings": [vars(training) for training in self.models.record.trainings[-SHOWN:]],
+            "every": self.span.step / self.speed,
             "step": format_time(self.made) if self.made else None,
             "steps": self.count,
-            "made": time.time() if self.count else None,
+            "made": self.made_at,
             "seconds": round(self.seconds[-1], 4) if seconds else None,
             "median_seconds": round(seconds[len(seconds) // 2], 4) if seconds else None,
             "most_seconds": round(seconds[-1], 4) if seconds else None,

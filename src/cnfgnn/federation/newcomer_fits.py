@@ -1,6 +1,7 @@
-"""What forecasts of a new sensor need and no training has computed: weekly profile and linear forecaster.
+"""What forecasts of a new sensor need and no training has computed: weekly profile, linear forecaster, and
+the scales of its further inputs.
 
-Both come from the readings that there are, from the true ones for the owner and from the copy for the nodes,
+They come from the readings that there are, from the true ones for the owner and from the copy for the nodes,
 as if the run were evaluated on a sensor that it never saw. They are computed when the sensor has the readings
 of one window, and again whenever it has twice as many as the last time. In between they stay, also across
 restarts, so that forecasts do not change with a restart.
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.data.inputs import NO_INPUTS
+from cnfgnn.data.linear import MORE_SUFFIX
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import INFORMED, LINEAR, OWN, PreparedSeries, Series
 from cnfgnn.data.windows import Windows
@@ -82,13 +84,15 @@ class NewcomerFits:
 
 
 def computed(readings: Readings, sensor: str, like: PreparedSeries, settings: NodeSettings) -> State:
-    """Profile and linear forecaster of one sensor, from all its readings at hand."""
+    """Profile, linear forecaster and scales of one sensor, from all its readings at hand."""
     measured = np.flatnonzero(~readings.missing.all(axis=1))
-    at_hand = rows_of(columns_of(replace(readings, others=()), [sensor]), slice(int(measured[0]), None))
+    at_hand = rows_of(columns_of(readings, [sensor]), slice(int(measured[0]), None))
     windows = Windows.next(len(at_hand.times), like.history, like.horizon)
     series = Series.of(with_rows_ahead(at_hand, like.horizon))
     kind = like.inputs.dtype, like.inputs.device
-    return PreparedSeries(series, like.scaler, settings.missing, windows, *kind, settings.model).state()
+    inputs = NO_INPUTS if like.others is None else like.others.counts
+    prepared = PreparedSeries(series, like.scaler, settings.missing, windows, *kind, settings.model, inputs)
+    return prepared.state()
 
 
 def use(data: PreparedSeries, states: Sequence[State]) -> None:
@@ -104,7 +108,8 @@ def use(data: PreparedSeries, states: Sequence[State]) -> None:
         wanted[name] = torch.cat([nothing.expand(known, *nothing.shape[1:]), *rows])
         if name.startswith(LINEAR + OWN) and INFORMED in data.linear:
             # Without means of neighbours' levels in training, forecasters that use them are the same.
-            inputs = data.linear[INFORMED].weights.shape[1]
+            more = MORE_SUFFIX in name
+            inputs = example.shape[1] if more else data.linear[INFORMED].weights.shape[1]
             padded = torch.zeros(len(wanted[name]), inputs, *example.shape[2:], dtype=example.dtype)
             padded[:, : example.shape[1]] = wanted[name]
             padded[wanted[name].flatten(1).isnan().any(dim=1)] = torch.nan

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from cnfgnn.errors import RunError
+from cnfgnn.federation.flare.engine_files import read_startup
 from cnfgnn.federation.kits import role
 
 RELEASED_WITHIN = 5.0  # seconds until the ports of a server that was just killed are free again
@@ -51,12 +52,16 @@ def check_ports_free(kit: Path) -> None:
 
 def _server_addresses(kit: Path) -> list[tuple[str, int]]:
     """Where the server of a kit listens: first for sites, then for its operator."""
-    server = json.loads((kit / "startup" / "fed_server.json").read_text())["servers"][0]
-    host, _, port = str(server["service"]["target"]).rpartition(":")
-    is_local = host == "localhost" or host.startswith("127.")
-    for_sites = ("127.0.0.1" if is_local else "0.0.0.0", int(port))
-    for_operator = (str(server.get("admin_host", "127.0.0.1")), int(server["admin_port"]))
-    return [for_sites, for_operator]
+
+    def find(config: Any) -> list[tuple[str, int]]:
+        server = config["servers"][0]
+        host, _, port = str(server["service"]["target"]).rpartition(":")
+        is_local = host == "localhost" or host.startswith("127.")
+        for_sites = ("127.0.0.1" if is_local else "0.0.0.0", int(port))
+        for_operator = (str(dict(server).get("admin_host", "127.0.0.1")), int(server["admin_port"]))
+        return [for_sites, for_operator]
+
+    return read_startup(kit, "fed_server.json", find)
 
 
 def _listen_problem(host: str, port: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
+from cnfgnn.federation.flare.engine_files import read_startup
 from cnfgnn.federation.kits import allow_training_beside, check_current, role
 from cnfgnn.federation.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.process_identity import identity, is_running
@@ -201,27 +202,28 @@ def _terminate(processes: list[Any]) -> bool:
     import psutil
 
     for process in processes:
-        _unless_ended(process.terminate)
+        _unless_ended(process, process.terminate)
     _, remaining = psutil.wait_procs(processes, timeout=TERMINATES_WITHIN)
     for process in remaining:
-        _unless_ended(process.kill)
+        _unless_ended(process, process.kill)
     psutil.wait_procs(remaining, timeout=TERMINATES_WITHIN)
     return bool(processes)
 
 
-def _unless_ended(action: Callable[[], object]) -> None:
+def _unless_ended(process: Any, action: Callable[[], object]) -> None:
     import psutil
 
     try:
         action()
     except psutil.NoSuchProcess:
         return
+    except psutil.AccessDenied as error:
+        raise RunError(f"process {process.pid}", "belongs to another user: stop it as that user") from error
 
 
 def _site_name(kit: Path) -> str:
     """The name in the engine's file, which is the certificate's: site.toml may have been edited."""
-    config = json.loads((kit / "startup" / CONFIG["site"]).read_text())
-    return str(config["client"]["fqsn"])
+    return read_startup(kit, CONFIG["site"], lambda config: str(config["client"]["fqsn"]))
 
 
 def _organisation(kit: Path) -> str:
@@ -247,7 +249,10 @@ def _private_file(path: Path) -> Iterator[int]:
 def _locked(kit: Path) -> Iterator[None]:
     """Allow one start or stop of a kit at a time."""
     role(kit)  # refuses a folder that is not a kit
-    handle = os.open(kit / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        handle = os.open(kit / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageError(kit / ".lock", error) from error
     try:
         deadline = time.monotonic() + LOCK_WITHIN
         while True:

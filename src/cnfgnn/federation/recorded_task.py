@@ -15,9 +15,9 @@ from cnfgnn.federation.federated_run import federated_data
 from cnfgnn.runs.folder import Run
 
 
-def check_recordable(method: str) -> None:
-    """Refuse to record a method of which there is nothing to attack."""
-    if problem := nothing_to_attack(method):
+def check_recordable(method: str, levels: bool = False) -> None:
+    """Refuse to record a method of which there is nothing to attack; `levels`: whether nodes send levels."""
+    if problem := nothing_to_attack(method, levels):
         raise ConfigError("--record", problem)
 
 

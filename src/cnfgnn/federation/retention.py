@@ -38,7 +38,7 @@ def remove_old_tasks(kit: Path, keep: int | None = None) -> Removed:
         old = _old_at_server(kit, read_server(kit).keep_tasks if keep is None else keep)
     else:
         old = _old_at_site(kit, read_site(kit).keep_tasks if keep is None else keep)
-    removed = {path.name: _remove(kit, path) for path in old}
+    removed = {path.name: remove_folder(kit, path) for path in old}
     for leftover in kit.glob(f"{DELETED_PREFIX}*"):  # of a process that was killed while it deleted
         shutil.rmtree(leftover, ignore_errors=True)
     return Removed(len(removed), sum(removed.values()))
@@ -87,7 +87,7 @@ def _latest_first(folders: list[Path]) -> list[Path]:
     return [folder for _, folder in sorted(dated, reverse=True)]
 
 
-def _remove(kit: Path, folder: Path) -> int:
+def remove_folder(kit: Path, folder: Path) -> int:
     """Delete a folder; return its size in bytes."""
     size = sum(_file_sizes(folder))
     renamed = kit / f"{DELETED_PREFIX}{folder.parent.name}-{folder.name}"

@@ -43,7 +43,6 @@ from cnfgnn.federation.task_context import TaskContext, strategy_of
 from cnfgnn.models.params import part
 from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.forecast import check_no_inputs
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import to_go_on, train_run_with
 from cnfgnn.runs.training_loop import Result, evaluate
@@ -129,7 +128,7 @@ def _new_run(context: TaskContext) -> Run:
     config = Config().with_changes(context.task.settings).with_given(context.task.given)
     check_federated(config)
     if context.task.record:
-        check_recordable(config.method)
+        check_recordable(config.method, config.model.levels)
     span, warnings = training_span(context.spans)
     context.warn(warnings)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
@@ -150,7 +149,7 @@ def _new_run_from(context: TaskContext, changes: Mapping[str, Any] | None = None
     config, origin = to_go_on(earlier, span.rows, {**context.task.settings, **(changes or {})})
     check_federated(config)
     if context.task.record:
-        check_recordable(config.method)
+        check_recordable(config.method, config.model.levels)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span), origin)
 
 
@@ -158,7 +157,7 @@ def _resumed_run(context: TaskContext) -> Run:
     run = Run.open(context.folder)
     check_same_federation(run, context.project, context.graph)
     if context.task.record:
-        check_recordable(run.config.method)
+        check_recordable(run.config.method, run.config.model.levels)
     return run
 
 
@@ -249,6 +248,7 @@ def _live(context: TaskContext) -> dict[str, Any]:
     while True:
         model, run = models.usable(lambda run: _check_live(context, run, span))
         loop = LiveLoop(context, _set_up_to_forecast(context, run, span), span, models, model, loop)
+        context.status.set(model=models.about(model, run))
         loop.run()  # until another model is live
 
 
@@ -257,7 +257,6 @@ def _check_live(context: TaskContext, run: Run, span: Span) -> None:
     check_same_federation(run, context.project, context.graph)
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet: train it first")
-    check_no_inputs(run)
     _check_forecast_span(context, run, span)
 
 

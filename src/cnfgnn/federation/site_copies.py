@@ -103,24 +103,33 @@ class LiveCopies:
     """Copies of readings as they arrive: `Copies` of a site whose other copies have been checked.
 
     The store stays open in this process. The kit remembers how many readings have a copy before it is used.
+    `observed` are the site's readings, whose variables tell under which names copies are kept.
     """
 
-    def __init__(self, plan: SitePlan, kit: Path) -> None:
+    def __init__(self, plan: SitePlan, kit: Path, observed: Readings) -> None:
         self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
-        self.store, self.known = CopyStore(self.folder), -1
+        self.store = CopyStore(self.folder)
+        series = _series_names(self.store, observed)
+        self._names = {
+            "": series[observed.variable],
+            **{one.name: series[one.name] for one in observed.others},
+        }
+        self._before, self._recorded = self.store.count(), -1
 
     @staticmethod
     def needed(plan: SitePlan, kit: Path) -> bool:
         """Whether the copy of a reading is not the reading itself."""
         remembered = read_json(kit / "local" / RECORD)
-        return remembered is not None or plan.blur > 0 or CopyStore.exists(private_folder(plan, kit))
+        blurs_anything = plan.blur > 0 or any(plan.input_blurs.values())
+        return remembered is not None or blurs_anything or CopyStore.exists(private_folder(plan, kit))
 
     def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
-        copy = self.store.blur(readings, sigma, name)
-        if (count := self.store.count()) != self.known:
+        copy = self.store.blur(readings, sigma, self._names[name])
+        # Counting all copies takes longer the more there are; this is how many there are at least.
+        if (count := self._before + self.store.drawn) != self._recorded:
             record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
             write_private(self.record, json.dumps(record).encode())
-            self.known = count
+            self._recorded = count
         return copy
 
 

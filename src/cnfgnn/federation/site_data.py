@@ -67,14 +67,14 @@ class SiteData:
             found = with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings))
         loaded: Readings = found.select(plan.sensors)
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
-        if more:  # a live federation uses no further inputs
-            loaded = columns_of(replace(found, others=()), (*plan.sensors, *more))
-        observed = _masked_codes(loaded, plan.cleaning)
+        if more:
+            loaded = columns_of(found, (*plan.sensors, *more))
+        observed = masked_codes(loaded, plan.cleaning)
         blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
-        self.truth: Readings = _masked_outliers(observed, plan.cleaning)
-        self.copy = self.truth if blurred is observed else _masked_outliers(blurred, plan.cleaning)
+        self.truth: Readings = masked_outliers(observed, plan.cleaning)
+        self.copy = self.truth if blurred is observed else masked_outliers(blurred, plan.cleaning)
         self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
         self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
@@ -98,6 +98,11 @@ class SiteData:
     def source(self) -> str:
         """Where the readings come from, for messages."""
         return self.truth.source
+
+    @property
+    def input_names(self) -> set[str]:
+        """The names of its other variables and covariates."""
+        return {*self.inputs.variables, *self.inputs.covariates}
 
     @property
     def step(self) -> int:
@@ -184,12 +189,12 @@ class SiteData:
         seconds = terms.first + terms.step * np.arange(terms.rows)
         day = int(DAY.astype(int))
         others = [one.at(seconds) for one in readings.others]
-        return Series(values, missing, (seconds % day) / day, weekday(seconds), others)
+        return Series(values, missing, (seconds % day) / day, weekday(seconds), others, seconds)
 
 
 def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
-    """The readings of these sensors, in this order; NaN for those that are not there. Without positions, and
-    without further inputs of sensors that are not there."""
+    """The readings and further inputs of these sensors, in this order; NaN for those that are not there, and
+    then without positions."""
     place = {sensor: column for column, sensor in enumerate(readings.ids)}
     columns = np.array([place.get(sensor, -1) for sensor in ids], dtype=np.int64)
     if (columns >= 0).all():
@@ -197,16 +202,20 @@ def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
     unknown = columns < 0
     values, missing = readings.values[:, columns], readings.missing[:, columns]
     values[:, unknown], missing[:, unknown] = np.nan, True
-    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=())
+    others = tuple(
+        one if one.for_all else replace(one, readings=columns_of(one.readings, ids))
+        for one in readings.others
+    )
+    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=others)
 
 
-def _masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:
+def masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:
     """Codes for missing values are missing, also in further inputs."""
     others = (replace(one, readings=mask_codes(one.readings, cleaning)) for one in readings.others)
     return replace(mask_codes(readings, cleaning), others=tuple(others))
 
 
-def _masked_outliers(readings: Readings, cleaning: DataConfig) -> Readings:
+def masked_outliers(readings: Readings, cleaning: DataConfig) -> Readings:
     """Outliers are missing, also in other variables."""
     others = (without_outliers(one, cleaning) for one in readings.others)
     return replace(mask_outliers(readings, cleaning), others=tuple(others))
@@ -226,7 +235,7 @@ def first_rows(series: Series, rows: int) -> Series:
     values, missing = series.values.copy(), series.missing.copy()
     values[:, rows:], missing[:, rows:] = np.nan, True
     others = [one.until(rows) for one in series.others]
-    return Series(values, missing, series.time_of_day, series.weekday, others)
+    return Series(values, missing, series.time_of_day, series.weekday, others, series.seconds)
 
 
 def value_ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:

@@ -30,7 +30,8 @@ from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.quality import out_of_range
 from cnfgnn.data.series import SUMS, Series
 from cnfgnn.data.windows import Split, Windows
-from cnfgnn.errors import DataError, RunError, StorageError
+from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
+from cnfgnn.federation.live_ranges import live_intervals
 from cnfgnn.federation.run_readings import RunReadings
 from cnfgnn.federation.site_data import SiteData, first_rows, value_ranges
 from cnfgnn.federation.site_status import SiteStatus
@@ -164,14 +165,24 @@ class SiteOwner(Owner):
             self._load_adapted_intervals()
 
     def _load_adapted_intervals(self) -> None:
-        """Go on from where the last evaluation or forecast left the intervals. Forecasts that were made since
-        then adapt them as soon as their readings are there."""
+        """Go on from where the last evaluation or forecast left the intervals, or the live service if it got
+        further. Forecasts that were made since then adapt them as soon as their readings are there."""
         kept = self.own_store.read_intervals(self.restored)
-        if kept:
-            self.intervals = Intervals.of(kept)
+        found = [Intervals.of(kept)] if kept else []
+        try:
+            found += filter(None, [self._live_intervals()])
+        except CnfgnnError as error:  # the other ones are good enough, and the server must not notice
+            self._report("intervals", str(error))
+        if found:
+            self.intervals = max(found, key=lambda one: -1 if one.row is None else one.row)
             self.intervals.renumber(-self._first_row)
             newest = self.terms.rows - self.data.horizon - 1
             self.intervals.catch_up(newest, self.truth.values, ~self.truth.missing)
+
+    def _live_intervals(self) -> Intervals | None:
+        """The intervals as this site's live service has left them."""
+        sensors, horizon = self.site_data.truth.ids, self.data.horizon
+        return live_intervals(self.kit, self.terms.run, self.restored, sensors, horizon)
 
     @property
     def _first_row(self) -> int:

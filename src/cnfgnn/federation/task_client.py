@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError, StorageError
 from cnfgnn.federation.flare.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.flare.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits import read_server, role
@@ -27,6 +27,8 @@ from cnfgnn.files import write_whole
 
 POLL_INTERVAL = 0.25  # seconds
 ENGINE_POLL_INTERVAL = 5.0  # seconds
+# The same while the process of a task runs: the engine records every question, and keeps all records.
+ENGINE_POLL_WHEN_RUNNING = 600.0
 SILENT_FOR = 60.0  # seconds after which a server that runs but does not answer is given up
 HEARD_WITHIN = 20.0  # seconds: a connected site sends heartbeats at least every ten
 STARTS_WITHIN = 30.0  # seconds in which the engine starts a task at sites that answer
@@ -121,7 +123,7 @@ def _submit(session: Session, task: Task) -> str:
         # We decide how many sites are enough; the engine must not wait for more than one.
         at_sites: dict[str, Any] = {"live": dict(task.live)} if task.do == "live" else {}
         if task.do == "retrain":
-            at_sites = {"beside": True}
+            at_sites = {"beside": True, "states": dict(task.states)}
         job = job_folder(
             Path(folder) / "job",
             task.do,
@@ -137,7 +139,10 @@ def _submit(session: Session, task: Task) -> str:
 @contextmanager
 def _exclusive(kit: Path) -> Iterator[None]:
     """Allow one task at a time: the engine would silently queue a second one."""
-    handle = os.open(kit / "task.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        handle = os.open(kit / "task.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StorageError(kit / "task.lock", error) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +207,8 @@ def _wait_until_free(kit: Path, session: Session) -> None:
 
 
 def _follow(kit: Path, session: Session, job_id: str, task: Task, watch: Watch) -> Mapping[str, Any]:
-    asked = answered = begun = time.monotonic()
+    asked = begun = time.monotonic()
+    silent_since: float | None = None
     while True:
         status = _status(kit)
         has_begun = status.get("token") == task.token
@@ -210,15 +216,18 @@ def _follow(kit: Path, session: Session, job_id: str, task: Task, watch: Watch) 
             watch(status)
             if status.get("state") in FINAL_STATES:
                 return _result(status)
-        if time.monotonic() - asked > ENGINE_POLL_INTERVAL:
+        is_well = has_begun and is_active(status) and silent_since is None
+        pause = ENGINE_POLL_WHEN_RUNNING if is_well and running(kit) is not None else ENGINE_POLL_INTERVAL
+        if time.monotonic() - asked > pause:
             asked = time.monotonic()
             try:
                 ended = session.state(job_id).startswith("FINISHED")
                 if not has_begun:
                     _check_begins(kit, session, job_id, task, watch, asked - begun)
-                answered = asked
+                silent_since = None
             except RunError:  # the server may be busy; the status shows whether it still works on the task
-                ended = running(kit) is None or asked - answered > SILENT_FOR
+                silent_since = asked if silent_since is None else silent_since
+                ended = running(kit) is None or asked - silent_since > SILENT_FOR
             if (ended or _process_died(kit, task)) and not _has_ended(kit, task):
                 raise TaskError(_interrupted(kit, task), 3)
         time.sleep(POLL_INTERVAL)

@@ -58,6 +58,7 @@ class Task:
     live: Mapping[str, Any] = field(default_factory=dict)  # the `LiveTerms` of a live task
     line: str = ""  # of a retraining: the name of the run that the federation went live with
     hold_out: float = 3.0  # of a retraining: the days at the end that both models are judged by
+    states: Mapping[str, Any] = field(default_factory=dict)  # of a retraining: what sites keep of others
 
     @property
     def forecasts(self) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +64,10 @@ class BrokerSettings:
     def alarms(self) -> str:
         return f"{self.forecasts}/alarms"
 
+    @property
+    def switches(self) -> str:
+        return f"{self.forecasts}/switches"
+
 
 class Broker:
     """The connection to a broker; it comes back by itself, and the service does not wait for it."""
@@ -82,6 +86,7 @@ class Broker:
         self.loop = asyncio.get_running_loop()
         self.service.listeners.append(self.publish)
         self.service.alarm_listeners.append(self.publish_alarms)
+        self.service.switch_listeners.append(self.publish_switch)
         place = urlsplit(self.settings.url)
         port = place.port or (8883 if place.scheme == "mqtts" else 1883)
         self.service.problems["broker"] = f"{place.hostname}:{port} is not connected yet"
@@ -166,6 +171,11 @@ class Broker:
             listed = [alarm.json(self.service.zone.write) for alarm in alarms]
             told = json.dumps({"alarms": listed}, allow_nan=False)
             self._publisher.submit(self.client.publish, self.settings.alarms, told, 1, True)
+
+    def publish_switch(self, switch: Mapping[str, str]) -> None:
+        """Publish a switch of the model; the last one is retained."""
+        if self.client.is_connected():
+            self._publisher.submit(self.client.publish, self.settings.switches, json.dumps(switch), 1, True)
 
 
 def _client(settings: BrokerSettings) -> mqtt.Client:

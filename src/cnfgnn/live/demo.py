@@ -18,6 +18,7 @@ from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.city import city
+from cnfgnn.files import make_folder
 from cnfgnn.live.engine import rows_of
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.replay import Player, replay
@@ -44,11 +45,10 @@ def prepare(out: Path, watcher: Watcher, sensors: int = SENSORS, rounds: int = R
     """Train a small run on all days of the city but the last; one that is there already is used again."""
     data = city(sensors, DAYS, seed=0)
     cut = len(data.readings.times) - ROWS_A_DAY
-    folder, trained = out / "data", out / "run"
+    folder, trained = out / "data", out / "city"
     if not (trained / "manifest.json").exists():
         before = replace(data, readings=rows_of(data.readings, slice(0, cut)))
-        folder.mkdir(parents=True, exist_ok=True)
-        write_folder(before, folder)
+        write_folder(before, make_folder(folder))
         config = preset(METHOD).with_changes({"data.path": str(folder.absolute()), "training.rounds": rounds})
         Run.create(trained, config, load(folder))
     run = Run.open(trained)

@@ -209,7 +209,7 @@ def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     seconds = last + step * np.arange(-history, horizon + 1)
     day = int(DAY.astype(np.int64))
     others = [] if before.others is None else [one.at(seconds) for one in readings.others]
-    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others)
+    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds)
     return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
 

@@ -26,7 +26,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.engine import Engine
-from cnfgnn.live.models import Models, Record
+from cnfgnn.live.models import Models, Record, Switch, trained_at
 from cnfgnn.live.retrain import RetrainSettings
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.tracking import adapted_intervals
@@ -109,7 +109,7 @@ class Learning:
         self.service, self.models, self.model, self.load = service, models, model, load
         self.run_of_model = run
         self.settings, self.loaded, self.started = settings, time.time(), time.time()
-        self.trained = _trained(run)
+        self.trained = trained_at(run)
         self.record = models.read()
         self.trainer: asyncio.subprocess.Process | None = None
         service.metrics.model_trained.set(self.trained)
@@ -143,13 +143,13 @@ class Learning:
         except CnfgnnError as error:
             self._failed(error)
             await asyncio.to_thread(self._go_back, model, str(error))
+            self.service.tell_switch(_told(self.record.switches[-1]))
             return
         await self.service.use(engine, intervals)
-        before, self.model = self.model, model
-        self.run_of_model, self.loaded, self.trained = engine.run, time.time(), _trained(engine.run)
-        self.service.metrics.switches.inc()
+        self.model = model
+        self.run_of_model, self.loaded, self.trained = engine.run, time.time(), trained_at(engine.run)
         self.service.metrics.model_trained.set(self.trained)
-        log.warning("model: %s instead of %s: %s", model, before, self.record.switches[-1].why)
+        self.service.tell_switch(_told(self.record.switches[-1]))
 
     def _load(self, model: str, newest: Readings) -> tuple[Engine, Intervals | None]:
         torch.set_num_threads(1)  # in this thread: forecasts go on meanwhile
@@ -231,10 +231,7 @@ class Learning:
             "trained": written(self.trained),
             "loaded": written(self.loaded),
             "rollbackTo": record.line[-2] if len(record.line) > 1 else None,
-            "switches": [
-                {"time": written(s.time), "from": s.before, "to": s.after, "why": s.why}
-                for s in record.switches
-            ],
+            "switches": [_told(switch) for switch in record.switches],
             "retrainEvery": self.settings.period,
             "training": self.trainer is not None,
             "trainings": [
@@ -275,20 +272,21 @@ async def _end(trainer: asyncio.subprocess.Process) -> None:
         await trainer.wait()
 
 
+def _told(switch: Switch) -> dict[str, str]:
+    return {
+        "time": written(switch.time),
+        "from": switch.before,
+        "to": switch.after,
+        "why": switch.why,
+    }
+
+
 def _state_of(file: Path) -> tuple[int, int] | None:
     try:
         found = file.stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino
-
-
-def _trained(run: Run) -> float:
-    """When the best round of a run was done, in seconds since 1970; when it was saved if that is unknown."""
-    for event in run.events():
-        if event.get("event") == "round" and event.get("round") == run.progress.best.r_g:
-            return float(event["time"])
-    return (run.folder / "manifest.json").stat().st_mtime
 
 
 def written(seconds: float) -> str:

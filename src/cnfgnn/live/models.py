@@ -21,6 +21,7 @@ from typing import Any, Literal
 from cnfgnn.errors import RunError
 from cnfgnn.files import hold_lock, make_folder, read_json, write_whole
 from cnfgnn.runs.events import EventLog
+from cnfgnn.runs.folder import Run
 
 FILE, LOCK, FOLDER, LOG = "models.json", "models.lock", "models", "switches.jsonl"
 FORMAT = 1
@@ -159,6 +160,14 @@ class Models:
             yield self.read()
         finally:
             os.close(handle)
+
+
+def trained_at(run: Run) -> float:
+    """When the best round of a run was done, in seconds since 1970; when it was saved if that is unknown."""
+    for event in run.events():
+        if event.get("event") == "round" and event.get("round") == run.progress.best.r_g:
+            return float(event["time"])
+    return (run.folder / "manifest.json").stat().st_mtime
 
 
 def _patiently_locked(path: Path, folder: Path) -> int:

@@ -87,9 +87,10 @@ class Batch(NamedTuple):
 class LiveService:
     """One run on one machine, from the first reading to the last.
 
-    listeners        called in the event loop with every new forecast
-    alarm_listeners  called in the event loop with all alarms whenever one begins or ends
-    problems         what does not work at the moment, in a sentence for each part
+    listeners         called in the event loop with every new forecast
+    alarm_listeners   called in the event loop with all alarms whenever one begins or ends
+    switch_listeners  called in the event loop when another model is in use: time, from, to and why
+    problems          what does not work at the moment, in a sentence for each part
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class LiveService:
         self.latest: Forecast | None = None
         self.report: Report | None = None if tracking is None else tracking.report(zone.write)
         self.alarm_listeners: list[Callable[[Sequence[Alarm]], None]] = []
+        self.switch_listeners: list[Callable[[Mapping[str, str]], None]] = []
         self.started = clock.now()
         self.listeners: list[Callable[[Forecast], None]] = []
         self.problems: dict[str, str] = {}
@@ -279,6 +281,13 @@ class LiveService:
                     self.failed("watch", error)
 
         await asyncio.get_running_loop().run_in_executor(self._model, switch)
+
+    def tell_switch(self, switch: Mapping[str, str]) -> None:
+        """Log that another model is live, and tell whoever listens: when it was, from, to and why."""
+        log.warning("model: %s instead of %s: %s", switch["to"], switch["from"], switch["why"])
+        self.metrics.switches.inc()
+        for listener in self.switch_listeners:
+            listener(switch)
 
     def _tell_alarms(self, report: Report) -> None:
         """Log which alarms have begun and ended, and tell whoever listens."""

@@ -39,12 +39,28 @@ class FileState(NamedTuple):
     read: int  # bytes
 
 
+def remove_database(folder: Path) -> None:
+    """Forget all readings of a service; refused while it runs."""
+    handle = _held(make_folder(folder))
+    try:
+        for file in folder.glob(f"{FILE}*"):
+            file.unlink()
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    finally:
+        os.close(handle)
+
+
+def _held(folder: Path) -> int:
+    return hold_lock(folder / "lock", folder, "the live service of process")
+
+
 class ReadingStore:
     """The database in a folder; one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = make_folder(folder) / FILE
-        self._lock = hold_lock(folder / "lock", folder, "the live service of process")
+        self._lock = _held(folder)
         try:
             self._open()
         except BaseException:

@@ -7,7 +7,9 @@ the ranges, errors and alarms that an undisturbed one would have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -67,14 +69,9 @@ class Tracking:
 
     def take(self, step: Step) -> dict[int, Floats]:
         """Learn from one step."""
-        observed = np.isfinite(step.readings)
         if step.row > self.watch.row:
             self.watch.observe(step)
-        ranges: dict[int, Floats] = {}
-        if self.intervals is not None:
-            if self.intervals.row is None or step.row > self.intervals.row:
-                self.intervals.observe(step.row, step.readings, observed)
-            ranges = _of_levels(self.intervals.issue(step.row, step.forecasts))
+        ranges = {} if self.intervals is None else _moved(self.intervals, step)
         self.watch.issue(step, ranges)
         self.issued = step.row
         return ranges
@@ -129,12 +126,7 @@ class Tracking:
 
     def resume(self, state: State, steps: list[Step]) -> None:
         """Go on from a state and the steps that were taken after it."""
-        of_intervals = {
-            name.removeprefix(INTERVALS): torch.from_numpy(np.array(array))
-            for name, array in state.items()
-            if name.startswith(INTERVALS)
-        }
-        self.intervals = Intervals.of(of_intervals) if of_intervals else None
+        self.intervals = _intervals_in(state)
         self.watch.has_ranges = self.intervals is not None
         of_watch = {k.removeprefix(WATCH): v for k, v in state.items() if k.startswith(WATCH)}
         self.watch.load(of_watch)
@@ -169,6 +161,38 @@ def open_tracking(
         journal.close()
         raise
     return tracking
+
+
+def learned_intervals(path: Path, of: str, sensors: int, horizon: int) -> Intervals | None:
+    """The intervals that a service has left in its database; None if there are none of this model, which `of`
+    names. The service may be running."""
+    if not path.exists():
+        return None
+    with closing(Journal(path, of, sensors, horizon)) as journal:
+        kept = journal.read()
+    intervals = None if kept is None else _intervals_in(kept[0])
+    if kept is None or intervals is None:
+        return None
+    for step in kept[1]:
+        _moved(intervals, step)
+    return intervals
+
+
+def _intervals_in(state: State) -> Intervals | None:
+    """The intervals of a state; None if the model has none."""
+    kept = {
+        name.removeprefix(INTERVALS): torch.from_numpy(np.array(array))
+        for name, array in state.items()
+        if name.startswith(INTERVALS)
+    }
+    return Intervals.of(kept) if kept else None
+
+
+def _moved(intervals: Intervals, step: Step) -> dict[int, Floats]:
+    """The ranges of a step's forecasts, after the intervals have learned from its readings."""
+    if intervals.row is None or step.row > intervals.row:
+        intervals.observe(step.row, step.readings, np.isfinite(step.readings))
+    return _of_levels(intervals.issue(step.row, step.forecasts))
 
 
 def _begin(tracking: Tracking, readings: Readings, step: int) -> None:

@@ -26,10 +26,10 @@ class VariableRows:
     """
 
     def __init__(self, variable: Input, newest: int, span: int) -> None:
-        kept = newest_rows(variable.readings, newest - span)
+        self._span, self._kept_since = span, newest - span
+        kept = newest_rows(variable.readings, self._kept_since)
         self._about = replace(variable, readings=kept)
         self._times, self._values = seconds_of(kept), np.where(kept.missing, np.nan, kept.values)
-        self._span = span
 
     def input(self) -> Input:
         """What is known now; a copy."""
@@ -50,8 +50,10 @@ class VariableRows:
             self._times = np.insert(self._times, row, seconds)
             self._values = np.insert(self._values, row, np.nan, axis=0)
         self._values[row, column] = value
-        if self._times[-1] - self._times[0] > 2 * self._span:
-            kept = newest_rows(self.input().readings, int(self._times[-1]) - self._span)
+        newest = int(self._times[-1])
+        if newest - self._kept_since > 2 * self._span:
+            self._kept_since = newest - self._span
+            kept = newest_rows(self.input().readings, self._kept_since)
             self._times, self._values = seconds_of(kept), kept.values
 
     def has_steps_of(self, step: int, moment: int) -> bool:
@@ -66,12 +68,18 @@ class VariableRows:
 
 
 def newest_rows(readings: Readings, since: int) -> Readings:
-    """The rows after a time, in seconds since 1970, and before them one with what each sensor had then."""
+    """The rows after a time, in seconds since 1970, and before them those with what each sensor had then.
+
+    Every value stays at the time at which it was measured: at another time it would get another blurred copy.
+    """
+    rows = len(readings.times)
     first = int(np.searchsorted(seconds_of(readings), since, side="right"))
     if first < 2:
         return readings
     place = np.where(readings.missing[:first], -1, np.arange(first)[:, None]).max(axis=0)
-    values, missing = readings.values[first - 1 :].copy(), readings.missing[first - 1 :].copy()
-    values[0] = readings.values[place.clip(min=0), np.arange(len(place))]
-    values[0, place < 0], missing[0] = np.nan, place < 0
-    return replace(readings, times=readings.times[first - 1 :], values=values, missing=missing)
+    kept = np.concatenate([np.unique(place[place >= 0]), np.arange(first, rows)])
+    if not len(kept):  # none of them has a value
+        kept = np.array([rows - 1])
+    return replace(
+        readings, times=readings.times[kept], values=readings.values[kept], missing=readings.missing[kept]
+    )

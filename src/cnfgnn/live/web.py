@@ -4,7 +4,8 @@ GET  /           the page (its files are in /page)
 GET  /sensors    the sensors with their places and last readings (?steps=288), or some of them (?sensor=a)
 POST /readings   JSON or CSV (?variable=flow); answered once the readings are on disk
 GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensors (?sensor=a&sensor=b)
-GET  /events     every forecast the moment it is made, and alarms as they change (server-sent events)
+GET  /events     every forecast the moment it is made, alarms as they change, switches of the model
+                 (server-sent events)
 GET  /watch      how good forecasts have been of late, and alarms
 GET  /health     200 if the last forecast may be used, 503 otherwise
 GET  /metrics    for Prometheus
@@ -18,7 +19,8 @@ import hmac
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import StorageError
 from cnfgnn.live import metrics
-from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import (
     MOST_BYTES,
@@ -54,6 +55,7 @@ from cnfgnn.live.watch import Alarm
 JSON, CSV, EVENTS = "application/json", "text/csv", "text/event-stream"
 OPEN_PATHS = ("/health", *PAGE_PATHS)  # without a token: they tell no reading and no forecast
 KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do not close it
+MOST_SWITCHES = 20  # that wait for one reader
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -75,6 +77,15 @@ class ServedModel(Protocol):
         """Follow until cancelled."""
 
 
+class Stream:
+    """What one reader of the events is still to be told. Whoever reads slowly misses forecasts, but never the
+    last one, and no switch."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.switches: deque[Mapping[str, str]] = deque(maxlen=MOST_SWITCHES)
+
+
 class Web:
     """The handlers of one service; `token` is needed for all of them if it is not empty."""
 
@@ -91,8 +102,9 @@ class Web:
         self.sensor_list = sensors or SensorList(service.recent, service.clock, service.zone)
         self.uploads = Rate(UPLOADS_PER_SECOND, UPLOADS_AT_ONCE)
         self._bytes_under_way = 0
-        self._streams: set[asyncio.Queue[Forecast]] = set()
-        service.listeners.append(self._tell_streams)
+        self._streams: set[Stream] = set()
+        service.listeners.append(self._tell_forecast)
+        service.switch_listeners.append(self._tell_switch)
 
     def app(self, token: str = "", any_host: bool = False) -> ASGIApp:
         """The ASGI application; unless `any_host`, only requests to this machine's own names are answered, so
@@ -243,38 +255,48 @@ class Web:
         return StreamingResponse(self._stream(), media_type=EVENTS, headers=headers)
 
     async def _stream(self) -> AsyncIterator[bytes]:
-        """Forecasts as they are made, beginning with the last one. Whoever reads slowly misses some."""
-        queue: asyncio.Queue[Forecast] = asyncio.Queue(maxsize=1)
+        """Forecasts as they are made, beginning with the last one, alarms as they change, and switches."""
+        stream = Stream()
         if self.service.latest is not None:
-            queue.put_nowait(self.service.latest)
-        self._streams.add(queue)
+            stream.changed.set()
+        self._streams.add(stream)
         self.service.metrics.streams.set(len(self._streams))
         stopping = asyncio.create_task(self.service.stopping.wait())
+        made: Forecast | None = None
         told: tuple[Alarm, ...] = ()
         try:
             yield b": forecasts follow as they are made\n\n"
             while not stopping.done():
-                getting = asyncio.create_task(queue.get())
-                await asyncio.wait({getting, stopping}, timeout=KEEP_ALIVE, return_when="FIRST_COMPLETED")
-                if getting.done():
-                    yield _event(getting.result(), self.service.clock.now())
-                    alarms = () if self.service.report is None else self.service.report.alarms
-                    if [_key(alarm) for alarm in alarms] != [_key(alarm) for alarm in told]:
-                        yield _alarm_event(alarms, self.service.zone)
-                        told = alarms
-                else:
-                    getting.cancel()
+                changing = asyncio.create_task(stream.changed.wait())
+                await asyncio.wait({changing, stopping}, timeout=KEEP_ALIVE, return_when="FIRST_COMPLETED")
+                if not changing.done():
+                    changing.cancel()
                     yield b": still there\n\n"
+                    continue
+                stream.changed.clear()
+                while stream.switches:
+                    yield named_event("switch", stream.switches.popleft())
+                latest = self.service.latest
+                if latest is not None and latest is not made:
+                    made = latest
+                    yield _event(made, self.service.clock.now())
+                alarms = () if self.service.report is None else self.service.report.alarms
+                if [_key(alarm) for alarm in alarms] != [_key(alarm) for alarm in told]:
+                    told = alarms
+                    yield named_event("alarms", {"alarms": [a.json(self.service.zone.write) for a in told]})
         finally:
             stopping.cancel()
-            self._streams.discard(queue)
+            self._streams.discard(stream)
             self.service.metrics.streams.set(len(self._streams))
 
-    def _tell_streams(self, made: Forecast) -> None:
-        for queue in self._streams:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(made)
+    def _tell_forecast(self, made: Forecast) -> None:
+        for stream in self._streams:
+            stream.changed.set()
+
+    def _tell_switch(self, switch: Mapping[str, str]) -> None:
+        for stream in self._streams:
+            stream.switches.append(switch)
+            stream.changed.set()
 
     async def watch(self, request: Request) -> Response:
         if self.service.report is None:
@@ -329,10 +351,16 @@ class Guard:
     """Before any handler: refuses who has no token or asks for another host, and counts every request."""
 
     def __init__(
-        self, app: ASGIApp, token: str, any_host: bool, counts: metrics.Metrics | None, paths: list[str]
+        self,
+        app: ASGIApp,
+        token: str,
+        any_host: bool,
+        counts: metrics.Metrics | None,
+        paths: list[str],
+        open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:
         self.app, self.token, self.any_host = app, token.encode(), any_host
-        self.counts, self.paths = counts, set(paths)
+        self.counts, self.paths, self.open_paths = counts, set(paths), set(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -354,7 +382,7 @@ class Guard:
         host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
         if not self.any_host and host.lower() not in LOOPBACK:
             return error(400, "this service answers to localhost and 127.0.0.1 only")
-        if not self.token or path in OPEN_PATHS:
+        if not self.token or path in self.open_paths:
             return None
         given = headers.get(b"authorization", b"")
         if hmac.compare_digest(given, b"Bearer " + self.token):
@@ -366,9 +394,9 @@ def _event(made: Forecast, now: float) -> bytes:
     return b"id: %d\nevent: forecast\ndata: %s\n\n" % (made.step, made.json(now))
 
 
-def _alarm_event(alarms: Sequence[Alarm], zone: Zone) -> bytes:
-    told = json.dumps({"alarms": [alarm.json(zone.write) for alarm in alarms]}, allow_nan=False)
-    return f"event: alarms\ndata: {told}\n\n".encode()
+def named_event(name: str, content: Any) -> bytes:
+    """A server-sent event with JSON."""
+    return f"event: {name}\ndata: {json.dumps(content, allow_nan=False)}\n\n".encode()
 
 
 def _key(alarm: Alarm) -> tuple[str | None, str, int]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
+from cnfgnn.errors import RunError
+
+Found = TypeVar("Found")
 CONTROLLER = "cnfgnn.federation.flare.controller.FederationController"
 EXECUTOR = "cnfgnn.federation.flare.executor.SiteExecutor"
 LAUNCHER = "cnfgnn.federation.flare.launcher.RestartingLauncher"
@@ -150,3 +155,17 @@ def _allow(classes: list[str]) -> dict[str, Any]:
 
 def _component(name: str, path: str, **args: Any) -> dict[str, Any]:
     return {"id": name, "path": path, "args": args}
+
+
+def read_startup(kit: Path, file: str, find: Callable[[Any], Found]) -> Found:
+    """What `find` finds in one of the engine's files in the folder `startup` of a kit.
+
+    Raises:
+        RunError: The file cannot be read, or it is not what the engine writes.
+    """
+    path = kit / "startup" / file
+    try:
+        return find(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        problem = "is damaged and cannot be read: replace the folder startup/ with that of a new kit"
+        raise RunError(path, problem) from error

@@ -16,8 +16,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.live_relay import Relay
+from cnfgnn.federation.old_states import KeptStates, remove_old_states
 from cnfgnn.federation.site_nodes import SiteNodes
 from cnfgnn.process_setup import make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
@@ -30,11 +32,17 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     live    how a live task runs; None for any other task
     beside  whether the task runs beside a live one, with its readings and at a lower priority
+    states  which states of models that were trained like that are kept; None if nothing is removed
     """
 
-    def __init__(self, live: Mapping[str, Any] | None = None, beside: bool = False) -> None:
+    def __init__(
+        self,
+        live: Mapping[str, Any] | None = None,
+        beside: bool = False,
+        states: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
-        self.live, self.beside = live, beside
+        self.live, self.beside, self.states = live, beside, KeptStates.told(states)
         self.endpoint: Endpoint | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -51,9 +59,17 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return Relay(kit, self.live).answer
         if self.beside:
             make_way()
+            self._remove_old_states(kit)
         nodes = SiteNodes(kit, self.beside)
         self.endpoint = Endpoint(nodes.join, nodes.describe)
         return self.endpoint.answer
+
+    def _remove_old_states(self, kit: Path) -> None:
+        try:
+            if self.states is not None and (removed := remove_old_states(kit, self.states)):
+                log.info("removed the states of models that are not kept: %s", ", ".join(removed))
+        except (CnfgnnError, OSError) as error:  # the training does not need it
+            log.error("old states could not be removed: %s", error)
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         raise NotImplementedError("requests arrive as messages, not as engine tasks")

@@ -7,7 +7,6 @@ answers with what it knows of this site and closes the connection.
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
 import ssl
@@ -22,6 +21,7 @@ from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from cnfgnn.errors import DataError, RunError
+from cnfgnn.federation.flare.engine_files import read_startup
 
 ANSWERS_WITHIN = 5.0  # seconds
 ATTEMPTS, RETRY_AFTER = 3, 0.5  # attempts at a TLS handshake that breaks off, and seconds between them
@@ -86,9 +86,12 @@ def _exchange(context: ssl.SSLContext, site: str, host: str, port: int, process:
 
 def _addresses(kit: Path) -> tuple[str, str, int]:
     """The site's name in the engine's file, and the server's host and port."""
-    config = json.loads((kit / "startup" / "fed_client.json").read_text())
-    host, _, port = str(config["servers"][0]["service"]["target"]).rpartition(":")
-    return str(config["client"]["fqsn"]), host, int(port)
+
+    def find(config: Any) -> tuple[str, str, int]:
+        host, _, port = str(config["servers"][0]["service"]["target"]).rpartition(":")
+        return str(config["client"]["fqsn"]), host, int(port)
+
+    return read_startup(kit, "fed_client.json", find)
 
 
 def _tls_context(startup: Path) -> ssl.SSLContext:

@@ -3,19 +3,20 @@
 The page asks for everything else as JSON, from where it came from itself:
 
 /sensors    the sensors, where they are, and their last readings
-/events     forecasts as they are made (`/forecasts` has the last one)
+/events     forecasts as they are made (`/forecasts` has the last one), alarms, switches of the model
 /health     whether the service works
 /watch      errors and alarms; the page does without if it is not there
 /model      which model is in use since when; the page does without if it is not there
 
 Whoever answers these can serve the page: add `page_routes()` to the routes, and let `PAGE_PATHS` be asked for
-without a token.
+without a token. Another page can be made of the `SHARED` files and some of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,16 +24,25 @@ from starlette.routing import Route
 
 SCRIPT, STYLE, HTML = "text/javascript", "text/css", "text/html"
 OWN, OF_REPORTS = files("cnfgnn.live.page") / "assets", files("cnfgnn.report") / "assets"
+Asset = tuple[Traversable, str]  # a file, and its type
+
+
+def scripts(folder: Traversable, *names: str) -> dict[str, Asset]:
+    return {f"/page/{name}.js": (folder / f"{name}.js", SCRIPT) for name in names}
+
+
 # The colours and the shape of cards, buttons and tables are those of `cnfgnn report`.
-ASSETS = {
-    "/": (OWN / "index.html", HTML),
+SHARED: dict[str, Asset] = {
     "/page/base.css": (OF_REPORTS / "page.css", STYLE),
-    "/page/theme.js": (OF_REPORTS / "theme.js", SCRIPT),
-    "/page/colours.js": (OF_REPORTS / "colours.js", SCRIPT),
     "/page/live.css": (OWN / "live.css", STYLE),
-} | {
-    f"/page/{name}.js": (OWN / f"{name}.js", SCRIPT)
-    for name in ("main", "service", "state", "format", "map", "places", "chart", "sensor", "panels")
+    **scripts(OF_REPORTS, "theme"),
+    **scripts(OWN, "service", "connection", "format"),
+}
+ASSETS: dict[str, Asset] = {
+    "/": (OWN / "index.html", HTML),
+    **SHARED,
+    **scripts(OF_REPORTS, "colours"),
+    **scripts(OWN, "main", "state", "map", "places", "chart", "sensor", "panels"),
 }
 PAGE_PATHS = tuple(ASSETS)
 HEADERS = {
@@ -59,9 +69,9 @@ HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
-    """The page at `/`, and its files."""
-    return [Route(path, _file(source.read_bytes(), kind)) for path, (source, kind) in ASSETS.items()]
+def page_routes(assets: Mapping[str, Asset] = ASSETS) -> list[Route]:
+    """A page at `/`, and its files."""
+    return [Route(path, _file(source.read_bytes(), kind)) for path, (source, kind) in assets.items()]
 
 
 def _file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:

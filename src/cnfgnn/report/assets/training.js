@@ -81,7 +81,7 @@ function byteTicks(most) {
 
 function settings() {
   const { runs } = content, keys = Object.keys(runs[0].settings);
-  const shown = (value) => (Array.isArray(value) ? value.join(", ") : String(value));
+  const shown = (value) => (Array.isArray(value) ? value.join(", ") : String(value)) || "–";
   const differ = keys.filter((key) => new Set(runs.map((run) => shown(run.settings[key]))).size > 1);
   const same = keys.filter((key) => !differ.includes(key));
   if (differ.length) {

@@ -1,6 +1,6 @@
 // The chosen sensor: what was measured, what is forecast, and the intervals around it.
 
-import { at, clockTime, day, element, exactSpan, isNumber, moment, number, seconds, shape } from "./format.js";
+import { at, between, clockTime, day, element, exactSpan, isNumber, moment, number, seconds, shape } from "./format.js";
 import { change, chosenId, earlier, horizon, levels, newest, part, state, told } from "./state.js";
 
 const svg = at("chart"), frame = at("chart-frame"), tip = at("chart-tip");
@@ -163,7 +163,7 @@ function slide(before, { id, step }) {
 function summary({ id, measured, line, bands }) {
   const last = measured.filter(([, value]) => isNumber(value)).at(-1), end = line.at(-1);
   const widest = bands[0]?.points.at(-1);
-  const range = widest ? `, with ${bands[0].level} % probability between ${number(widest[1])} and ${number(widest[2])}` : "";
+  const range = widest ? `, with ${bands[0].level} % probability between ${number(widest[1], widest[2])} and ${number(widest[2])}` : "";
   return `Sensor ${id}: last reading ${last ? `${number(last[1])} at ${clockTime(last[0])}` : "unknown"}; forecast for ${clockTime(end[0])}: ${number(end[1])}${range}.`;
 }
 
@@ -181,7 +181,7 @@ function point(time) {
     .filter(([, value]) => isNumber(value))
     .map(([name, value]) => element("div", {}, `${name} `, element("b", {}, number(value))));
   for (const [level, [low, high]] of Object.entries(found.intervals ?? {}))
-    rows.push(element("div", {}, `${level} %: `, element("b", {}, `${number(low)} – ${number(high)}`)));
+    rows.push(element("div", {}, `${level} %: `, element("b", {}, between(low, high))));
   if (!rows.length) rows.push(element("div", {}, "no reading"));
   tip.replaceChildren(element("div", { class: "when" }, moment(time, newest())), ...rows);
   tip.style.left = `${x + 12 + tip.offsetWidth > size.width ? x - tip.offsetWidth - 12 : x + 12}px`;

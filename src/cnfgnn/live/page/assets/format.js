@@ -31,16 +31,18 @@ export function colour(name) {
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-// With as many digits as can be compared at a glance.
-export function number(value) {
+// With as many digits as can be compared at a glance; beside others that are like the second number, with as many as
+// they have.
+export function number(value, like = value) {
   if (!isNumber(value)) return "–";
-  const size = Math.abs(value);
+  const size = Math.max(Math.abs(value), isNumber(like) ? Math.abs(like) : 0);
   if (size >= 1e6 || (size > 0 && size < 0.001)) return value.toExponential(2);
   return value.toFixed(size >= 1000 ? 0 : size >= 1 || size === 0 ? 1 : 3);
 }
 
+export const between = (low, high) => `${number(low, high)} – ${number(high, low)}`;
 export const share = (value) => (isNumber(value) ? `${(100 * value).toFixed(0)} %` : "–");
-export const count = (amount, one, many = `${one}s`) => `${amount} ${amount === 1 ? one : many}`;
+export const count = (amount, one, many = `${one}s`) => `${amount.toLocaleString("en")} ${amount === 1 ? one : many}`;
 
 // ---- times: as the service writes them, never moved into the time zone of the browser ----------------
 
@@ -60,6 +62,10 @@ export function moment(second, near) {
   if (second === null || second === undefined) return "–";
   return near !== null && near !== undefined && day(near) === day(second) ? clockTime(second) : `${day(second)} ${clockTime(second)}`;
 }
+
+// A sentence of the service with its times as the page writes them.
+const TIME = /\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:?\d\d)?/g;
+export const withTimes = (text, near) => text.replace(TIME, (time) => moment(seconds(time), near));
 
 // A length of time in its largest unit.
 export function span(length) {

@@ -5,10 +5,10 @@ import "./map.js";
 import "./chart.js";
 import "./panels.js";
 import { chosenBefore } from "./sensor.js";
-import { ask, askIfThere, events, hasToken, keepToken } from "./service.js";
+import { follow } from "./connection.js";
+import { ask, askIfThere, events } from "./service.js";
 import { change, chosenId, forget, isRealTime, part, remember, serviceNow, setClock, state } from "./state.js";
 
-const LONGEST_WAIT = 15_000; // milliseconds before another try to connect
 const REFRESH_MS = 5000;
 const RANGE_MS = 3_600_000;
 const PATIENCE_MS = 1000;
@@ -129,63 +129,27 @@ function watchAge() {
   change({ stale: passed || (state.connection.state === "live" && toldStale) });
 }
 
-async function follow() {
-  for (let failures = 0; ; ) {
-    try {
-      await load();
-      for await (const [kind, content] of events(() => change({ connection: { state: "live" } }))) {
-        failures = 0;
-        if (kind === "forecast") receive(content);
-        else if (kind === "alarms") refresh(refreshWatchNow);
-      }
-      throw new Error("it has ended");
-    } catch (problem) {
-      if (problem.status === 401) await tokenGiven();
-      else await pause(problem, Math.min(LONGEST_WAIT, 500 * 2 ** failures++));
+// Another model is in use: its card is drawn anew, and whoever cannot see it is told.
+function switched({ from, to }) {
+  at("said").textContent = `Model ${to} is in use instead of ${from}.`;
+  refresh(refreshModel);
+}
+
+follow(
+  async (heard) => {
+    await load();
+    for await (const [kind, content] of events(() => change({ connection: { state: "live" } }))) {
+      heard();
+      if (kind === "forecast") receive(content);
+      else if (kind === "alarms") refresh(refreshWatchNow);
+      else if (kind === "switch") switched(content);
     }
-  }
-}
-
-// Wait before the next try; the user or the network coming back end the wait.
-async function pause(problem, milliseconds) {
-  lacking.clear(); // another version of the service may come back
-  change({ connection: { state: "lost", why: problem.status ? problem.message : reason(problem) } });
-  await new Promise((resolve) => {
-    const done = () => {
-      clearTimeout(timer);
-      at("retry").removeEventListener("click", done);
-      removeEventListener("online", done);
-      resolve();
-    };
-    const timer = setTimeout(done, milliseconds);
-    at("retry").addEventListener("click", done);
-    addEventListener("online", done);
-  });
-}
-
-function reason(problem) {
-  if (problem.name === "AbortError" || problem.name === "TimeoutError") return "it does not answer";
-  return problem.name === "TypeError" ? "it cannot be reached" : problem.message;
-}
-
-// ---- the token --------------------------------------------------------------------------------------------
-
-async function tokenGiven() {
-  change({ connection: { state: "token" } });
-  const dialog = at("token-dialog"), form = at("token-form"), wrong = at("token-wrong");
-  wrong.hidden = !hasToken();
-  wrong.textContent = "That is not the token of this service.";
-  at("token").value = "";
-  if (!dialog.open) dialog.showModal();
-  at("token").focus();
-  await new Promise((resolve) => form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    keepToken(at("token").value.trim());
-    resolve();
-  }, { once: true }));
-  dialog.close();
-}
-at("token-dialog").addEventListener("cancel", (event) => event.preventDefault()); // there is nothing to show without
+  },
+  (connection) => {
+    if (connection.state === "lost") lacking.clear(); // another version of the service may come back
+    change({ connection });
+  },
+);
 
 // ---- time -------------------------------------------------------------------------------------------------
 
@@ -200,4 +164,3 @@ setInterval(() => {
 }, 1000);
 document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));
 change({ theme: document.documentElement.dataset.theme });
-follow();

@@ -120,8 +120,8 @@ function key(values) {
   const known = values.some(isNumber), error = state.colour === "error";
   at("key").hidden = !known;
   at("key-name").textContent = error ? "RMSE of the last forecasts" : `Forecast for ${moment(seconds(state.forecast?.times[state.ahead - 1]), newest())}`;
-  at("key-low").textContent = number(domain[0]);
-  at("key-high").textContent = `${number(domain[1])}${state.unit ? ` ${state.unit}` : ""}`;
+  at("key-low").textContent = number(domain[0], domain[1]);
+  at("key-high").textContent = `${number(domain[1], domain[0])}${state.unit ? ` ${state.unit}` : ""}`;
   at("gradient").style.backgroundImage = `linear-gradient(to right, ${SCALES[state.theme].join(", ")})`;
 }
 
@@ -329,5 +329,6 @@ part(["sensors", "watch", "forecast", "edges"], () => {
   const why = state.watch ? " Errors follow once there are readings to compare with." : " This service does not tell errors.";
   const alone = places.kind === "map" && !state.edges.length ? "North is up." : KINDS[places.kind];
   const lost = places.lost ? ` ${count(places.lost, "sensor")} without a position: below the others.` : "";
-  at("map-hint").textContent = `${alone} Hollow sensors are late.${lost}${known ? "" : why}`;
+  const marks = state.watch ? " Hollow sensors are late; a red ring is an alarm." : " Hollow sensors are late.";
+  at("map-hint").textContent = `${alone}${marks}${lost}${known ? "" : why}`;
 });

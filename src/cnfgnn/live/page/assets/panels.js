@@ -1,6 +1,6 @@
 // How the service is: the tiles above the map, the banner, and who is late, what is wrong, which model it is.
 
-import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span } from "./format.js";
+import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span, withTimes } from "./format.js";
 import { ORDER, quality } from "./sensor.js";
 import { change, late, newest, part, serviceNow, state } from "./state.js";
 
@@ -36,8 +36,8 @@ function trouble() {
   if (connection.state !== "live") return ["", ""];
   const problems = Object.entries(health?.problems ?? {}).map(([name, sentence]) => `${name}: ${sentence}`);
   if (state.stale) {
-    const until = moment(seconds(forecast?.validUntil), serviceNow());
-    return ["bad", [`The forecasts are out of date: they could be used until ${until}, and no newer ones have been made.`, ...problems].join(" ")];
+    const until = forecast ? `: they could be used until ${moment(seconds(forecast.validUntil), serviceNow())}` : "";
+    return ["bad", [`The forecasts are out of date${until}, and no newer ones have been made.`, ...problems].join(" ")];
   }
   if (!forecast) return ["fair", "The service has not made a forecast yet."];
   if (health?.server === "unreachable") problems.unshift("the server of the federation cannot be reached, and this site goes on by itself");
@@ -86,6 +86,7 @@ function ago(text) {
   return then === null || now === null || now < then ? null : now - then;
 }
 
+const sinceWords = (text) => (ago(text) === null ? `since ${moment(seconds(text), null)}` : `for ${span(ago(text))}`);
 const agoWords = (text) => (ago(text) === null ? moment(seconds(text), null) : `${span(ago(text))} ago`);
 
 function modelTile() {
@@ -116,8 +117,9 @@ part(["forecast", "sensors", "watch", "model", "stale", "tick"], () => {
 });
 
 part(["model", "health"], () => {
+  if (state.model?.site) at("served-by").textContent = "cnfgnn federation live";
   const run = state.model?.run ?? state.health?.run?.split(/[\\/]/).at(-1) ?? "";
-  at("about").textContent = [state.model?.site && `site ${state.model.site}`, run && `run ${run}`, state.model?.method].filter(Boolean).join(", ");
+  at("about").textContent = [state.model?.site && `Site ${state.model.site}`, run && `run ${run}`, state.model?.method && `method ${state.model.method}`].filter(Boolean).join(", ").replace(/^r/, "R");
 });
 
 part(["forecast"], () => {
@@ -163,18 +165,23 @@ part(["watch", "sensors"], () => {
   at("alarms-card").hidden = !state.watch;
   at("alarms-hint").hidden = alarms.length > 0;
   const index = new Map(state.sensors.map(({ id }, i) => [id, i]));
-  const rows = alarms.map(({ sensor, kind, since, text }) => [sensor, index.get(sensor) ?? -1, kind, text, moment(seconds(since), newest())]);
+  const rows = alarms.map(({ sensor, kind, text }) => [sensor, index.get(sensor) ?? -1, kind, withTimes(text, newest())]);
   if (rows.length > alarmsBefore) at("said").textContent = `Alarm: ${rows[0][3]}`;
   alarmsBefore = rows.length;
-  list("alarms", rows, ([sensor, place, kind, text, since]) =>
-    element("li", { class: "alarm" }, element("span", {}, element("span", { class: "badge bad" }, kind), " ", sensor === null ? "" : chooser(place, sensor), element("small", {}, ` since ${since}`)), element("span", { class: "text" }, text)));
+  list("alarms", rows, ([sensor, place, kind, text]) =>
+    element("li", { class: "alarm" }, element("span", { class: "when" }, element("span", { class: "badge bad" }, kind), sensor === null ? element("b", {}, "all sensors") : chooser(place, sensor)), element("span", { class: "text" }, text)));
 });
+
+function lastTraining({ trainings }) {
+  const last = (trainings ?? []).at(-1);
+  return last ? `${last.outcome}, begun ${agoWords(last.time)}` : null;
+}
 
 part(["model", "sensors", "tick"], () => {
   const { model } = state;
   at("model-card").hidden = !model;
-  const pairs = !model ? [] : [["Site", model.site], ["Run", model.run], ["Method", model.method], ["Round", isNumber(model.round) ? String(model.round) : null], ["Trained", agoWords(model.trained)], ["In use since", agoWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Switches so far", String(switches().length)]];
+  const pairs = !model ? [] : [["Site", model.site], ["Run", model.run], ["Method", model.method], ["Round", isNumber(model.round) ? String(model.round) : null], ["Trained", agoWords(model.trained)], ["In use", sinceWords(model.loaded)], ["Trains again", model.training ? "training now" : model.retrainEvery ? `every ${exactSpan(model.retrainEvery)}` : null], ["Last training", lastTraining(model)], ["Switches so far", String(switches().length)]];
   at("model").replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   list("switches", switches().slice(0, 8), (made) =>
-    element("li", { class: "alarm" }, element("span", {}, element("b", {}, `${made.from} → ${made.to}`), element("small", {}, ` ${moment(seconds(made.time), null)}`)), element("span", { class: "text" }, made.why ?? "")));
+    element("li", { class: "alarm" }, element("small", { class: "when" }, moment(seconds(made.time), null)), element("b", {}, `${made.from} → ${made.to}`), element("span", { class: "text" }, made.why ?? "")));
 });

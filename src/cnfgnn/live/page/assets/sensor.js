@@ -1,6 +1,6 @@
 // The chosen sensor in words and numbers, and the list to choose from.
 
-import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span } from "./format.js";
+import { at, between, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span, withTimes } from "./format.js";
 import { change, chosenId, horizon, levels, newest, part, state, told, watched } from "./state.js";
 
 const QUALITIES = {
@@ -48,7 +48,7 @@ part(["forecast", "sensor", "sensors"], () => {
 part(["watch", "sensor", "sensors"], () => {
   const alarms = watched(chosenId())?.alarms ?? [];
   at("sensor-alarms").hidden = !alarms.length;
-  at("sensor-alarms").replaceChildren(...alarms.map((text) => element("li", {}, text)));
+  at("sensor-alarms").replaceChildren(...alarms.map((text) => element("li", {}, withTimes(text, newest()))));
 });
 
 function figure(name, value, more = "") {
@@ -63,7 +63,7 @@ part(["forecast", "history", "sensor", "sensors"], () => {
   const narrowest = levels(found).at(-1);
   const range = (k) => {
     const bounds = narrowest && [found.intervals[narrowest].low[k], found.intervals[narrowest].high[k]];
-    return bounds?.every(isNumber) ? `${number(bounds[0])} – ${number(bounds[1])}` : "";
+    return bounds?.every(isNumber) ? between(bounds[0], bounds[1]) : "";
   };
   const made = [figure("Last reading", number(last), state.unit)];
   for (const step of namedSteps()) made.push(figure(`In ${exactSpan(step * state.step)}`, number(found?.values[step - 1]), range(step - 1)));
@@ -74,7 +74,7 @@ part(["watch", "sensor", "sensors"], () => {
   const errors = watched(chosenId());
   at("sensor-errors").hidden = !errors;
   if (!errors) return;
-  const told = [isNumber(errors.rmse) ? `RMSE ${number(errors.rmse)} in the last ${count(errors.count ?? 0, "forecast")}` : "There are too few readings yet to tell the error"];
+  const told = [isNumber(errors.rmse) ? `RMSE ${number(errors.rmse)} over ${count(errors.count ?? 0, "forecast")} of the last day` : "There are too few readings yet to tell the error"];
   if (isNumber(errors.skill)) told[0] += `, ${share(Math.abs(errors.skill))} ${errors.skill < 0 ? "worse" : "better"} than the last value`;
   const covered = Object.entries(errors.coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
   if (covered.length) told.push(covered.map(([level, value], k) => `${share(value)} ${k ? "" : "of the readings were "}inside the ${level} % interval`).join(", "));
@@ -84,10 +84,11 @@ part(["watch", "sensor", "sensors"], () => {
 part(["forecast", "sensor", "sensors"], () => {
   const found = told(chosenId()), bounds = levels(found).reverse();
   const head = ["Time", "Forecast", ...bounds.map((level) => `${level} % interval`)];
+  const largest = Math.max(...(found?.values ?? []).filter(isNumber).map(Math.abs), 0);
   const rows = (state.forecast?.times ?? []).map((time, k) => [
     clockTime(seconds(time)),
-    number(found?.values[k]),
-    ...bounds.map((level) => `${number(found.intervals[level].low[k])} – ${number(found.intervals[level].high[k])}`),
+    number(found?.values[k], largest),
+    ...bounds.map((level) => `${number(found.intervals[level].low[k], largest)} – ${number(found.intervals[level].high[k], largest)}`),
   ]);
   at("numbers").replaceChildren(
     element("thead", {}, element("tr", {}, ...head.map((name) => element("th", { scope: "col" }, name)))),

@@ -1,0 +1,235 @@
+"""What the operator of a live federation sees: the page, its events and metrics, and `federation status`."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cnfgnn.cli import progress
+from cnfgnn.cli.live_federation import live_lines, service_lines
+from cnfgnn.cli.sites import SiteLines, sites_table, status_view
+from cnfgnn.federation.live_page import ASSETS, LivePage
+from cnfgnn.federation.live_state import live_state
+from cnfgnn.federation.status import STATUS, read_status
+from tests.browser import BrowserWindow, needs_browser
+from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
+from tests.live.small_service import Client
+from tests.live.test_web import TOKEN, next_event
+
+WIDER_THAN_THE_WINDOW = "return document.documentElement.scrollWidth > innerWidth"
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> LiveKit:
+    return LiveKit(tmp_path)
+
+
+def status_of(kit: LiveKit) -> dict[str, Any]:
+    """As `federation status` and the watcher of the command get it."""
+    return {**(read_status(kit.folder) or {}), "federation": live_state(kit.folder)}
+
+
+# ---- what is told ------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_status_and_needs_the_token(kit: LiveKit) -> None:
+    with LivePage(kit.folder, "127.0.0.1", 0, TOKEN) as page:
+        client, token = Client(page.address), {"Authorization": f"Bearer {TOKEN}"}
+        for path in ("/status", "/events", "/metrics"):
+            assert client.get(path).status == 401
+        answer = client.get("/status", **token)
+        assert answer.json["sites"]["north"]["quality"] == "full"
+        assert str(SECRET) not in answer.body.decode()
+        assert client.get("/health").json == {"status": "ok"}
+        metrics = client.get("/metrics", **token).body.decode()
+        assert str(SECRET) not in metrics
+        for line in (
+            "cnfgnn_federation_running 1.0",
+            "cnfgnn_federation_exchange_seconds 0.081",
+            "cnfgnn_federation_step_period_seconds 300.0",
+            'cnfgnn_federation_site_sensors_present{site="north"} 12.0',
+            'cnfgnn_federation_site_compared{site="north"} 2880.0',
+            'cnfgnn_federation_site_covered{level="95",site="north"} 2741.0',
+            'cnfgnn_federation_site_refused_answers{site="west"} 0.0',
+            "cnfgnn_federation_model_switches 0.0",
+            "cnfgnn_federation_training 0.0",
+            "cnfgnn_federation_training_failed 0.0",
+        ):
+            assert line in metrics.splitlines()
+        for path, (source, kind) in ASSETS.items():
+            found = client.get(path)
+            assert (found.status, found.body) == (200, source.read_bytes())
+            assert found.headers["content-type"].startswith(kind)
+            assert "default-src 'none'" in found.headers["content-security-policy"]
+    (kit.folder / STATUS).unlink()
+    assert live_state(kit.folder)["sites"] == {}
+
+
+def test_the_state_tells_the_model_and_the_training_beside_it(kit: LiveKit) -> None:
+    told = live_state(kit.folder)
+    assert (told["model"], told["method"], told["round"]) == (RUN, "cnfgnn-private", 3)
+    assert (told["switches"], told["trainings"], told["training"], told["rollback_to"]) == (
+        [],
+        [],
+        None,
+        None,
+    )
+    kit.train()
+    training = live_state(kit.folder)["training"]
+    assert (training["round"], training["rounds"]) == (2, 5)
+    kit.train(state="failed", problem="no site answered")
+    told = live_state(kit.folder)
+    assert (told["training"], told["training_problem"]) == (None, "no site answered")
+    kit.switch()
+    kit.train(state="failed", problem="an older one", began=1.0)
+    told = live_state(kit.folder)
+    assert (told["model"], told["rollback_to"], told["training_problem"]) == (NEW, RUN, None)
+    assert [switch["why"] for switch in told["switches"]] == [VERDICT]
+    assert [training["outcome"] for training in told["trainings"]] == ["better"]
+    kit.write(process={"pid": 2**22 + 1, "created": 0.0})
+    told = live_state(kit.folder)
+    assert told["state"] == "the server's task does not run"
+    assert not any(site["reachable"] for site in told["sites"].values())
+
+
+def test_events_tell_the_state_as_it_changes_and_every_switch(kit: LiveKit) -> None:
+    with LivePage(kit.folder, "127.0.0.1", 0, "") as page:
+        connection = http.client.HTTPConnection(page.address.removeprefix("http://"), timeout=60)
+        connection.request("GET", "/events")
+        stream = connection.getresponse()
+        assert next_event(stream, "status")["steps"] == 41
+        kit.switch()
+        switch = next_event(stream, "switch")
+        assert (switch["before"], switch["after"], switch["why"]) == (RUN, NEW, VERDICT)
+        kit.models.rollback("rollback")
+        assert next_event(stream, "switch")["after"] == RUN
+        kit.steps = 42
+        kit.write()
+        while next_event(stream, "status")["steps"] != 42:
+            pass
+    assert stream.read() is not None  # the stream ends with the page
+    connection.close()
+
+
+# ---- in words ----------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_the_model_its_switch_and_the_training(
+    kit: LiveKit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert live_lines(read_status(kit.folder) or {}) == []  # of another task
+    assert live_lines(status_of(kit)) == [
+        f"  model: {RUN}, round 3, trained 25 h ago",
+        "  new sensors of east: s07",
+    ]
+    kit.train()
+    assert "  training beside it: round 2/5, began 3 min ago" in live_lines(status_of(kit))
+    kit.switch()
+    kit.train(state="failed", problem="no site answered", began=2e9)
+    found = live_lines(status_of(kit))
+    assert found[1].endswith(f"ago, {NEW} instead of {RUN}: {VERDICT}")
+    assert "  the last training failed: no site answered" in found
+    assert f"  last training: better, {NEW}: {VERDICT}" in found
+    kit.away = {"west": "cannot be reached (no answer)"}
+    kit.write()
+    progress.out().print(sites_table(status_of(kit)), status_view(status_of(kit)))
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("5 of 8", "some readings", "79.5 %", "not told", "14 ms", "cannot be"):
+        assert words in shown
+    assert str(SECRET) not in shown
+
+
+def test_lines_of_the_command_tell_each_switch_once(kit: LiveKit, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SiteLines()
+    lines(status_of(kit))
+    kit.switch()
+    for _ in range(2):
+        lines(status_of(kit))
+    assert capsys.readouterr().err.count(f"{NEW} is live instead of {RUN}: {VERDICT}") == 1
+
+
+def test_a_site_tells_its_owner_how_its_service_is() -> None:
+    health = {
+        "status": "ok",
+        "step": "2024-01-31T08:20:00Z",
+        "quality": {"full": 11, "fallback": 1},
+        "alarms": 1,
+    }
+    live = {"address": "http://127.0.0.1:8707", "health": health, "model": "one, round 3", "switch": None}
+    assert service_lines(live) == [
+        "ok: newest forecast after 2024-01-31T08:20:00Z (11 full, 1 fallback), 1 alarm",
+        "model: one, round 3",
+    ]
+    switch = {"time": "2024-01-30T04:00:00Z", "from": "zero", "to": "one, round 3", "why": "better"}
+    degraded = {"status": "degraded", "problems": {"disk": "it is full"}, **health, "server": "unreachable"}
+    assert service_lines({**live, "health": degraded, "switch": switch})[1:] == [
+        "the server cannot be reached: the site goes on by itself",
+        "disk: it is full",
+        "model: one, round 3",
+        "last switch: 2024-01-30T04:00:00Z, from zero: better",
+    ]
+    assert service_lines({**live, "health": None})[0] == "it does not answer"
+    assert service_lines({**live, "health": {"status": "starting"}})[0] == "starting: no forecast yet"
+
+
+# ---- in a browser ------------------------------------------------------------------------------------------
+
+
+@needs_browser
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_follows_the_federation(driver: Any, kit: LiveKit, width: int, dark: bool) -> None:
+    pytest.importorskip("selenium.webdriver")
+    page = BrowserWindow(driver)
+    page.complaints()  # of another test
+    with LivePage(kit.folder, "127.0.0.1", 0, "", retrain_every=86_400.0) as served:
+        page.resize(width, 900, dark)
+        page.driver.get(served.address)
+        page.until(lambda: len(page.texts(".site")) == len(SENSORS))
+        tiles = "".join(page.texts(".tile"))
+        for words in (
+            "4 of 4all are there",
+            "28 of 31",
+            "85 ms",
+            "79.5 %",
+            "told by 1 of 4 sites",
+            "no switch so far",
+        ):
+            assert words in tiles
+        assert "Readings for 08:205 of 8" in "".join(page.texts(".site"))
+        model = dict(zip(page.texts("#model dt"), page.texts("#model dd"), strict=True))
+        assert (model["Run"], model["Trained"], model["Trains again"]) == (RUN, "25 h ago", "every 1 day")
+        kit.train()
+        page.until(lambda: "round 2 of 5" in page.texts("#under-way-text")[0])
+        kit.switch()
+        kit.away = {"west": "cannot be reached (no answer)"}
+        kit.write()
+        page.until(lambda: page.texts("#switches b") == [f"{RUN} → {NEW}"])
+        assert page.texts("#said") == [f"Model {NEW} is in use instead of {RUN}."]
+        page.until(lambda: page.js("return document.title") == "(1 away) Live federation")
+        assert page.texts("#trainings .badge") == ["better"]
+        assert page.texts(".site .why") == ["cannot be reached (no answer)"]
+        assert not page.js(WIDER_THAN_THE_WINDOW)
+        kit.write(state="stopped")
+        page.until(lambda: "does not run" in page.texts("#banner-text")[0])
+    page.until(lambda: "does not answer" in page.texts("#banner-text")[0])
+    assert all("ERR_CONNECTION" in line or "ERR_INCOMPLETE" in line for line in page.complaints())
+    page.driver.get("about:blank")
+
+
+@needs_browser
+def test_the_page_asks_for_the_token(driver: Any, kit: LiveKit) -> None:
+    pytest.importorskip("selenium.webdriver")
+    page = BrowserWindow(driver)
+    with LivePage(kit.folder, "127.0.0.1", 0, TOKEN) as served:
+        page.driver.get(served.address)
+        page.until(lambda: page.js("return document.getElementById('token-dialog').open"))
+        page.find("#token").send_keys("not the token of this server\n")
+        page.until(lambda: page.js("return !document.getElementById('token-wrong').hidden"))
+        page.find("#token").send_keys(f"{TOKEN}\n")
+        page.until(lambda: len(page.texts(".site")) == len(SENSORS))
+    page.complaints()
+    page.js("sessionStorage.clear()")
+    page.driver.get("about:blank")
