@@ -61,6 +61,22 @@ class BrowserWindow:
         self.js("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
         self.find(selector).click()
 
+    def click_until(self, click: Callable[[], Any], condition: Callable[[], Any]) -> None:
+        """Click, and again if that met nothing: a page that is being laid out moves under the mouse."""
+        from selenium.common.exceptions import TimeoutException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        def clicked(_: Any) -> bool:
+            click()
+            try:
+                # Longer than a double click takes.
+                WebDriverWait(self.driver, 2, poll_frequency=0.05).until(lambda _: condition())
+            except TimeoutException:
+                return False
+            return True
+
+        WebDriverWait(self.driver, 60).until(clicked)
+
     def sensor(self) -> int:
         """The number of the sensor that is chosen."""
         return int(self.js("return document.getElementById('sensor').value"))

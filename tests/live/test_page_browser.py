@@ -74,12 +74,15 @@ class Page(BrowserWindow):
         )
         return found
 
-    def click_on_map(self, sensor: int) -> None:
-        canvas = self.find("#map")
-        self.js("arguments[0].scrollIntoView({block: 'center'})", canvas)
-        x, y = self.spot(sensor)
-        place = (x - canvas.size["width"] / 2, y - canvas.size["height"] / 2)
-        ActionChains(self.driver).move_to_element_with_offset(canvas, *map(round, place)).click().perform()
+    def choose_on_map(self, sensor: int) -> None:
+        def click() -> None:
+            canvas = self.find("#map")
+            self.js("arguments[0].scrollIntoView({block: 'center'})", canvas)
+            x, y = self.spot(sensor)
+            place = (round(x - canvas.size["width"] / 2), round(y - canvas.size["height"] / 2))
+            ActionChains(self.driver).move_to_element_with_offset(canvas, *place).click().perform()
+
+        self.click_until(click, lambda: self.sensor() == sensor)
 
     def curve(self, kind: str) -> str:
         return str(self.js(f"return document.querySelector('#chart path.{kind}')?.getAttribute('d') ?? ''"))
@@ -275,8 +278,7 @@ def test_the_map_is_coloured_by_forecast_or_by_error(page: Page, source: PageSou
 @pytest.mark.slow
 def test_sensors_are_chosen_by_mouse_and_by_keyboard(page: Page, source: PageSource) -> None:
     with showing(page, source):
-        page.click_on_map(13)
-        page.until(lambda: page.sensor() == 13)
+        page.choose_on_map(13)
         canvas = page.find("#map")
         for key, axis, sign in ((Keys.ARROW_LEFT, 0, -1), (Keys.ARROW_UP, 1, -1), (Keys.ARROW_RIGHT, 0, 1)):
             chosen = page.sensor()
@@ -386,8 +388,7 @@ def test_two_thousand_sensors_are_drawn_without_freezing_the_page(page: Page) ->
             source.advance()
             page.shows(source.newest)
         for sensor in (1999, 1000):
-            page.click_on_map(sensor)
-            page.until(lambda sensor=sensor: page.sensor() == sensor)
+            page.choose_on_map(sensor)
         assert page.js("return document.querySelectorAll('main *').length") < 2000 + 500  # a list of names
         # Milliseconds: 85 on a machine with little to do.
         assert max(page.js("return window.pauses"), default=0) < 5000

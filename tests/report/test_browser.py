@@ -109,10 +109,13 @@ def test_a_click_on_a_sensor_shows_it(
 ) -> None:
     browser.open(one)
     before = browser.measured()
-    point = browser.driver.find_elements(By.CSS_SELECTOR, "#map .trace:nth-child(2) path.point")[4]
-    browser.js("document.getElementById('map').scrollIntoView({block: 'center'})")
-    ActionChains(browser.driver).move_to_element(point).click().perform()
-    browser.until(lambda: browser.sensor() == 4)
+
+    def click_on_the_fifth() -> None:
+        browser.js("document.getElementById('map').scrollIntoView({block: 'center'})")
+        point = browser.driver.find_elements(By.CSS_SELECTOR, "#map .trace:nth-child(2) path.point")[4]
+        ActionChains(browser.driver).move_to_element(point).click().perform()
+
+    browser.click_until(click_on_the_fifth, lambda: browser.sensor() == 4)
     assert browser.until(lambda: browser.measured() != before)
     errors = events[0][-1]["per_node"][events[0][0]["data"]["sensors"][4]]
     assert browser.texts("#sensor-errors dd") == [f"{errors[name]:.3f}" for name in FIGURES]
@@ -361,9 +364,12 @@ def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -
     before = drawn(browser)
     browser.click("#shortcuts [data-step='6']")
     browser.until(lambda: drawn(browser) != before)
-    browser.js("document.getElementById('map-canvas').scrollIntoView({block: 'center'})")
-    ActionChains(browser.driver).move_to_element(browser.find("#map-canvas")).click().perform()
-    browser.until(lambda: browser.sensor() != 7)
+
+    def click_in_the_middle() -> None:
+        browser.js("document.getElementById('map-canvas').scrollIntoView({block: 'center'})")
+        ActionChains(browser.driver).move_to_element(browser.find("#map-canvas")).click().perform()
+
+    browser.click_until(click_in_the_middle, lambda: browser.sensor() != 7)
     chosen = browser.sensor()
     browser.find("#map-canvas").send_keys(Keys.ARROW_RIGHT)
     browser.until(lambda: browser.sensor() != chosen)
