@@ -130,13 +130,14 @@ def test_a_stuck_site_costs_the_others_its_deadline_once_and_no_more() -> None:
         _until(lambda: others <= set(sites.greeted))
 
 
-def test_a_site_that_answers_requests_is_greeted_less_often() -> None:
+def test_a_site_that_answers_requests_is_greeted_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cnfgnn.transports.remote.transport.PROBED_EVERY", 3600.0)  # no hello meanwhile
     with one_each(1).transport() as transport:
         (site,), now = transport.parties, time.monotonic()
         transport.exchange([WEIGHTS], torch.arange(1))
         assert not needs_hello(site, since=5.0)
         assert needs_hello(site, since=11.0)
-        site.link._heard = now - 2.0
+        site.link._heard = now - 3601.0
         assert needs_hello(site, since=1.0)
         site.link._heard, site.present = time.monotonic(), False
         assert needs_hello(site, since=1.0)
