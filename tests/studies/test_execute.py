@@ -44,6 +44,16 @@ def read(tmp_path: Path, text: str = TINY) -> Plan:
     return Plan.read(tmp_path / "plan.toml")
 
 
+def test_a_plan_does_not_write_into_the_folder_of_a_run(tmp_path: Path) -> None:
+    plan = read(tmp_path)
+    data = open_data(plan.cases()[0].config)
+    Run.create(tmp_path / "plan", plan.cases()[0].config, data)
+    before = sorted(path.name for path in (tmp_path / "plan").iterdir())
+    with pytest.raises(RunError, match=r"plan: is a run itself: choose another folder .* with --out"):
+        run_plan(plan, data, tmp_path / "plan", Noted())
+    assert sorted(path.name for path in (tmp_path / "plan").iterdir()) == before
+
+
 @pytest.mark.slow
 def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
