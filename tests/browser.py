@@ -16,6 +16,7 @@ needs_browser = pytest.mark.skipif(
     BROWSER is None or DRIVER is None,
     reason="no chromium and chromedriver here, so the page is not tried in a browser",
 )
+WITHIN = 240  # seconds; a test fails if what it waits for has not happened by then
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -44,7 +45,7 @@ class BrowserWindow:
     def until(self, condition: Callable[[], Any]) -> Any:
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.driver, 30, poll_frequency=0.05).until(lambda _: condition())
+        return WebDriverWait(self.driver, WITHIN, poll_frequency=0.05).until(lambda _: condition())
 
     def js(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
@@ -58,8 +59,19 @@ class BrowserWindow:
         return self.driver.find_element("css selector", selector)
 
     def click(self, selector: str) -> None:
-        self.js("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
-        self.find(selector).click()
+        """Click on an element, and again if the click did not reach it."""
+
+        def click() -> None:
+            element = self.find(selector)
+            self.js(
+                "arguments[0].scrollIntoView({block: 'center'}); window.wasClicked = false;"
+                "arguments[0].addEventListener('click', () => { window.wasClicked = true },"
+                "{capture: true, once: true})",
+                element,
+            )
+            element.click()
+
+        self.click_until(click, lambda: self.js("return window.wasClicked"))
 
     def click_until(self, click: Callable[[], Any], condition: Callable[[], Any]) -> None:
         """Click, and again if that met nothing: a page that is being laid out moves under the mouse."""
@@ -75,7 +87,7 @@ class BrowserWindow:
                 return False
             return True
 
-        WebDriverWait(self.driver, 60).until(clicked)
+        WebDriverWait(self.driver, WITHIN).until(clicked)
 
     def sensor(self) -> int:
         """The number of the sensor that is chosen."""

@@ -16,7 +16,9 @@ from cnfgnn.algorithm.dispatch import run
 from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.number_rules import InvalidCall, number_fields
 from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.verbs import VERBS, Ask, Tell, Verb
+from cnfgnn.algorithm.verb import Ask, Tell, Verb
+from cnfgnn.algorithm.verbs import VERBS
+from cnfgnn.algorithm.window_plan import WindowPlan
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.runs.simulation import simulate
@@ -25,7 +27,7 @@ from tests.conftest import small, transport
 ONLY_THE_SERVERS = {"mean_by", "purpose", "wire"}  # how the server counts and quantises; nodes need not know
 DRAW = Draw(3, 1, 0)
 REQUESTS: list[Verb] = [
-    verbs.Census(verbs.WindowPlan(12, 6, False), "masked"),
+    verbs.Census(WindowPlan(12, 6, False), "masked"),
     verbs.Load(),
     verbs.Inform(),
     verbs.Embed(True),

@@ -197,6 +197,15 @@ def test_a_recording_in_the_run_folder_is_used(
     report = attack_run(run, attacked_city, attacks=["series"], sensors=2)
     assert report.line("whole series at once").newest.readings <= 2 * 25
     assert report.line("whole series at once").all.rmse < 0.3
+    carried_out: list[str] = []
+    with pytest.raises(ConfigError, match="gradients needs a recording of a training"):
+        attack_run(
+            run,
+            attacked_city,
+            attacks=["series", "gradients"],
+            watch=lambda attack, share: carried_out.append(attack),
+        )
+    assert set(carried_out) == {"recording"}  # it is refused before the attacks that are possible
     replace(recording, moments=recording.moments[:2]).save(run.folder / RECORDING_FILE)
     with pytest.raises(RunError, match="has 2 sensors, but the readings to judge by have 4"):
         attack_run(run, attacked_city)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.verbs import Prepare, plan_of, starts_of
+from cnfgnn.algorithm.verbs import Prepare
+from cnfgnn.algorithm.window_plan import plan_of, starts_of
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import Recorder, Recording, SetUp
 from cnfgnn.attack.replica import Received

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.cli.progress import PlanWatcher
+from cnfgnn.cli.progress import LineWatcher, PlanWatcher
 from cnfgnn.runs.training_loop import Progress
+from tests.conftest import small
 
 ROUNDS, MINIBATCHES = 4, 10
 
@@ -59,3 +60,21 @@ def test_without_a_terminal_rounds_are_not_printed_one_by_one(
     clock[0] = 31.0  # half a minute later it says that it is alive
     carried_through(plan, "two")
     assert capsys.readouterr().err == "1 of 2 runs finished; two: round 1/4\n"
+
+
+def test_a_line_says_that_the_loss_chooses_the_best_round(capsys: pytest.CaptureFixture[str]) -> None:
+    """A round may have a lower RMSE than the best one: without the loss, the line would contradict itself."""
+    watcher = LineWatcher()
+    config = small("cnfgnn-plus")
+    strategy = SimpleNamespace(minibatches=MINIBATCHES, phases=(0,))
+    watcher.begin(
+        SimpleNamespace(config=config, strategy=strategy, memory_plan=SimpleNamespace(state_format="full")),  # type: ignore[arg-type]
+        Progress(),
+    )
+    first, second = (
+        SimpleNamespace(r_g=r_g, loss=loss, validation=SimpleNamespace(masked_rmse=rmse, rmse=rmse))
+        for r_g, loss, rmse in ((1, 226.8, 15.05), (2, 230.3, 15.037))
+    )
+    watcher.round_done(second, first, 2.0)  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert "validation masked RMSE 15.037, loss 230.300; lowest loss in round 1 (masked RMSE 15.050)" in said

@@ -37,7 +37,7 @@ except SystemExit as end:
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(arguments, env=ENVIRONMENT, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(arguments, env=ENVIRONMENT, timeout=300, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_a_signal_from_outside_while_torch_is_loaded_is_one_line(
     command = [*COMMAND, "train", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
     try:
-        maps, end = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 60
+        maps, end = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 300
         while b"libtorch" not in maps.read_bytes():
             assert process.poll() is None
             assert time.monotonic() < end
         process.send_signal(number)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=300)
     finally:
         process.kill()
     assert (process.returncode, said, errors) == (130, b"", STOPPED)

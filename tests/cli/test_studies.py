@@ -274,7 +274,7 @@ def test_a_stopped_plan_says_how_to_continue_and_keeps_its_runs(
 ) -> None:
     process = started(jobs)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert b"Traceback" not in errors
     assert b"the same command continues" in errors
@@ -303,7 +303,7 @@ def _owners(folder: Path) -> list[int]:
     return [int(lock.read_text()) for lock in folder.glob("runs/*/lock")]
 
 
-def _wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+def _wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never came to that"

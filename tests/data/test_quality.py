@@ -32,10 +32,10 @@ from cnfgnn.data.quality import (
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
-from cnfgnn.runs.baselines import last_value
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate_best, train
 from tests.conftest import network, small
+from tests.one_baseline import last_value
 
 DEFAULT = DataConfig()
 Values = npt.NDArray[np.float32]

@@ -14,7 +14,7 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import INFORMED, LINEAR, OWN, SEASONS, PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import Windows
-from cnfgnn.runs.baselines import ridge
+from tests.one_baseline import ridge
 
 CPU = torch.device("cpu")
 HOUR, DAY = 3600, 86_400

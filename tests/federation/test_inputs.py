@@ -149,6 +149,24 @@ def test_a_site_that_blurs_its_readings_has_to_decide_about_its_inputs(tmp_path:
         SiteData(read_site(kit), kit)
 
 
+def test_an_input_that_has_copies_does_not_leave_as_it_is_because_nothing_is_said_any_more(
+    tmp_path: Path,
+) -> None:
+    """Readings keep their copies with a blur of 0; the copy of an input is as final."""
+    sites = InMemoryFederation(tmp_path, city())
+    kit = sites.kits["south"]
+    file = kit / "local" / "site.toml"
+    unblurred = file.read_text()
+    say(sites, "south", flow=30.0, holiday="public")
+    flow = SiteData(read_site(kit), kit).copy.others[0]
+    file.write_text(unblurred)
+    with pytest.raises(ConfigError, match=r"inputs.flow: copies of it have been made, and nothing is said"):
+        SiteData(read_site(kit), kit)
+    say(sites, "south", flow=1.0)
+    again = SiteData(read_site(kit), kit).copy.others[0]
+    np.testing.assert_array_equal(again.readings.values, flow.readings.values)
+
+
 @pytest.mark.slow
 def test_each_site_blurs_its_inputs_in_their_own_units(tmp_path: Path) -> None:
     sites = InMemoryFederation(tmp_path, city(), blur=5.0)

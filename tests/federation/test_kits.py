@@ -115,7 +115,7 @@ def test_kits_are_never_overwritten_and_never_half_written(
     tmp_path: Path, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kits").mkdir()
-    with pytest.raises(StorageError, match="never overwritten"):
+    with pytest.raises(RunError, match="never overwritten"):
         kits.make_kits(project, tmp_path / "kits")
     before = set(tmp_path.iterdir())
 

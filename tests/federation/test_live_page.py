@@ -97,7 +97,7 @@ def test_the_state_tells_the_model_and_the_training_beside_it(kit: LiveKit) -> N
 
 def test_events_tell_the_state_as_it_changes_and_every_switch(kit: LiveKit) -> None:
     with LivePage(kit.folder, "127.0.0.1", 0, "") as page:
-        connection = http.client.HTTPConnection(page.address.removeprefix("http://"), timeout=60)
+        connection = http.client.HTTPConnection(page.address.removeprefix("http://"), timeout=240)
         connection.request("GET", "/events")
         stream = connection.getresponse()
         assert next_event(stream, "status")["steps"] == 41

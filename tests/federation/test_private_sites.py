@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.cli.federation import DEFAULT_METHOD, _print_about_errors
+from cnfgnn.cli.federation_tasks import DEFAULT_METHOD, _print_about_errors
 from cnfgnn.cli.settings import resolve
 from cnfgnn.config.presets import BLUR
 from cnfgnn.errors import ConfigError

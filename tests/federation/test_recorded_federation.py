@@ -19,7 +19,7 @@ from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import RECORDING_FILE, Recording
 from cnfgnn.attack.replica import public_facts
 from cnfgnn.cli.attack import attack
-from cnfgnn.cli.federation import _print_recording
+from cnfgnn.cli.federation_tasks import _print_recording
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, DataError, RunError

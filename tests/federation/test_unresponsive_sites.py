@@ -63,7 +63,7 @@ def test_a_suspended_job_and_a_blocked_one_are_left_out_and_rejoin(sites: Runnin
         now = sites.status["round"]
         sites.until(lambda: sites.status["round"] > now, "the others continue")
     print(f"a suspended job was absent after {found:.1f} s")
-    assert found < 40  # 20, and some more on a busy machine
+    assert found < 120  # 20, and some more on a busy machine
     sites.wait_for_rejoin("south", sites.status["exchanges"])
 
     sites.block("west", 1)
@@ -125,7 +125,7 @@ def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggeste
     printed = capsys.readouterr().err
     with capsys.disabled():
         print(f"given up after {took:.1f} s: {caught.value}\n{printed}")
-    assert took < 5 + STARTS_WITHIN + 25
+    assert took < 5 + STARTS_WITHIN + 120  # on a busy machine; without the limit it waits for ever
     assert "--resume" not in str(caught.value)
     assert shown
     assert "train never: " in printed

@@ -58,7 +58,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
     """Wait for a condition and return its first true value."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
 
 def connected(server: Path) -> set[str]:
     try:
-        with jobs.connect(server, timeout=5) as session:
+        with jobs.connect(server, timeout=30) as session:
             return {site.name for site in session.connected()}
     except RunError:
         return set()

@@ -32,7 +32,7 @@ from cnfgnn.live.web import Guard, answer
 STEP, HISTORY, HORIZON = 300, 288, 12
 START = 1_706_688_000  # 2024-01-31T08:00:00Z
 WIDTHS = {"80": 2.5, "95": 4.5}
-WITHIN = 60.0
+WITHIN = 240.0
 
 
 def written(seconds: float) -> str:

@@ -31,7 +31,7 @@ from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 
 SENSORS, ROWS, KNOWN = 6, 180, 120
-WITHIN = 60.0  # seconds; a test fails if what it waits for has not happened by then
+WITHIN = 240.0  # seconds; a test fails if what it waits for has not happened by then
 
 
 @dataclass(frozen=True)

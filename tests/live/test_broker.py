@@ -50,7 +50,7 @@ class Mosquitto:
 
     def _answers(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            socket.create_connection(("127.0.0.1", self.port), timeout=30).close()
         except OSError:
             return False
         return True
@@ -76,7 +76,7 @@ class Device:
         self.client.on_message = self._message
         self.client.connect("127.0.0.1", broker.port)
         self.client.loop_start()
-        assert self._subscribed.wait(30)
+        assert self._subscribed.wait(240)
 
     def _message(self, client: mqtt.Client, _: object, message: mqtt.MQTTMessage) -> None:
         text = message.payload.decode()
@@ -88,7 +88,7 @@ class Device:
     def send(self, sensor: str, time: str, value: object) -> None:
         observation = {"phenomenonTime": time, "result": value}
         topic = f"v1.1/Datastreams({sensor})/Observations"
-        self.client.publish(topic, json.dumps(observation), qos=1).wait_for_publish(30)
+        self.client.publish(topic, json.dumps(observation), qos=1).wait_for_publish(240)
 
     def send_row(self, sent: dict[str, Any]) -> None:
         for sensor, value in sent["values"].items():

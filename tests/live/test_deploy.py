@@ -91,13 +91,13 @@ def prometheus(folder: Path, target: str) -> Iterator[str]:
             yield f"http://{place}"
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=240)
 
 
 def asked(address: str, path: str) -> Any:
     """The data that Prometheus answers with; None while it is not there yet."""
     try:
-        with urllib.request.urlopen(f"{address}/api/v1/{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"{address}/api/v1/{path}", timeout=60) as response:
             return json.load(response)["data"]
     except OSError:
         return None
@@ -126,7 +126,7 @@ def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
             assert up[0]["metric"]["job"] == "cnfgnn-live"
             [alarm] = wait_for(lambda: value("cnfgnn_live_alarm"), "the alarm")
             assert (alarm["metric"]["sensor"], alarm["metric"]["kind"]) == ("s2", "silent")
-            assert value('cnfgnn_live_forecast_seconds_bucket{le="%2BInf"}')
+            wait_for(lambda: value('cnfgnn_live_forecast_seconds_bucket{le="%2BInf"}'), "the durations")
 
             def pending() -> Any:
                 alerts = (asked(address, "alerts") or {"alerts": []})["alerts"]
@@ -135,9 +135,13 @@ def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
             [alert] = wait_for(pending, "the alert")
             assert alert["state"] in ("pending", "firing")
             assert alert["annotations"]["summary"].startswith("Sensor s2 (127.0.0.1:")
-            groups = asked(address, "rules")["groups"]
-            assert {group["name"] for group in groups} == {"cnfgnn-live", "cnfgnn-federation"}
-            assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
+
+            def healths() -> dict[str, set[str]]:
+                groups = (asked(address, "rules") or {"groups": []})["groups"]
+                return {group["name"]: {rule["health"] for rule in group["rules"]} for group in groups}
+
+            # Each group is evaluated for the first time at a moment of its own; until then it is "unknown".
+            wait_for(lambda: healths() == {"cnfgnn-live": {"ok"}, "cnfgnn-federation": {"ok"}}, "the rules")
 
 
 # ---- systemd ----------------------------------------------------------------------------------------------

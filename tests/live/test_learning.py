@@ -223,7 +223,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         client.post(own_run.full_row(170))
         client.forecast_after(own_run.row(170)["time"])
         before = client.get("/watch").json["alarms"]
-        stream = http.client.HTTPConnection(client.host, timeout=60)
+        stream = http.client.HTTPConnection(client.host, timeout=240)
         stream.request("GET", "/events")
         events = stream.getresponse()
         models, training = retrained(own_run, state, replace(SETTINGS, data=own_run.folder))

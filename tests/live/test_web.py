@@ -121,7 +121,7 @@ def test_events_tell_every_forecast_the_moment_it_is_made(
     served: tuple[LiveProcess, Client], small_run: SmallRun
 ) -> None:
     client = served[1]
-    connection = http.client.HTTPConnection(client.host, timeout=60)
+    connection = http.client.HTTPConnection(client.host, timeout=240)
     connection.request("GET", "/events")
     stream = connection.getresponse()
     assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -254,7 +254,7 @@ def test_a_request_that_makes_no_sense_gets_a_sentence(
 
 def test_a_request_that_is_not_http_does_not_stop_the_service(client: Client) -> None:
     host, port = client.host.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with socket.create_connection((host, int(port)), timeout=240) as raw:
         raw.sendall(b"\x16\x03\x01 not http at all\r\n\r\n")
         assert raw.recv(1000).startswith(b"HTTP/1.1 400")
     assert client.get("/health").status == 200
@@ -268,7 +268,7 @@ def test_an_upload_is_bounded_in_size(small_run: SmallRun, tmp_path: Path) -> No
     with serving(small_run.run, settings) as (_, client):
         assert client.post(b" " * 1001).status == 413
         host, port = client.host.split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as raw:  # its length is not declared
+        with socket.create_connection((host, int(port)), timeout=240) as raw:  # its length is not declared
             raw.sendall(b"POST /readings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             raw.sendall(b"3e9\r\n" + b" " * 1001 + b"\r\n0\r\n\r\n")
             assert raw.recv(1000).startswith(b"HTTP/1.1 413")

@@ -25,6 +25,8 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.randomness import Draw, Minibatches
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.window_plan import WindowPlan
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.remote.codec import decode_answers
@@ -95,10 +97,10 @@ def node_settings(draw: st.DrawFn) -> NodeSettings:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> verbs.Verb:
+def requests(draw: st.DrawFn) -> Verb:
     """Any verb, with numbers that it allows."""
-    plan = verbs.WindowPlan(HISTORY, HORIZON, draw(st.booleans()))
-    made: Sequence[st.SearchStrategy[verbs.Verb]] = (
+    plan = WindowPlan(HISTORY, HORIZON, draw(st.booleans()))
+    made: Sequence[st.SearchStrategy[Verb]] = (
         st.builds(verbs.Census, st.just(plan), st.sampled_from(get_args(Missing))),
         st.builds(
             verbs.Prepare,
@@ -134,7 +136,7 @@ def requests(draw: st.DrawFn) -> verbs.Verb:
 
 
 @st.composite
-def calls(draw: st.DrawFn, known: Sizes, request: verbs.Verb) -> Call:
+def calls(draw: st.DrawFn, known: Sizes, request: Verb) -> Call:
     """A call with arrays of the names, types and shapes that the site expects, if there are any."""
     if isinstance(request, verbs.Census | verbs.Prepare):
         return Call(request.name, request.call({}, "full").numbers, draw(starts()))
@@ -159,7 +161,7 @@ def check_that_nothing_is_learned(folder: Path, data: st.DataObject) -> None:
         sent: list[Call] = []
         after = known
         if not known.prepared and data.draw(st.integers(0, 3)):  # mostly: else it refuses everything else
-            plan = verbs.WindowPlan(HISTORY, HORIZON, ahead=False)
+            plan = WindowPlan(HISTORY, HORIZON, ahead=False)
             prepare = data.draw(
                 st.builds(verbs.Prepare, node_settings(), st.just(50.0), st.just(10.0), st.just(plan))
             )
@@ -196,7 +198,7 @@ def attack(sender: Sender, times: int) -> list[bytes]:
     """Teach with crafted weights and one window that stands out, and look at what was learned, again and
     again with windows that differ by one."""
     config = brief("cnfgnn-private", **{"training.wire": "full"})
-    plan = verbs.WindowPlan(HISTORY, HORIZON, ahead=False)
+    plan = WindowPlan(HISTORY, HORIZON, ahead=False)
     prepare = verbs.Prepare(NodeSettings.of(config), 50.0, 10.0, plan)
     got = []
     for first in range(times):

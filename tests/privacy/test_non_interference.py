@@ -22,6 +22,7 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.owner import TOLD, Owner
+from cnfgnn.algorithm.verb import Verb
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
 from cnfgnn.privacy.inputs import true_and_copied
@@ -261,7 +262,7 @@ def test_personal_weights_are_in_nothing_that_leaves_even_without_blur(
     follow = Owner.follow
     seen = Seen(), Seen()
 
-    def follow_and_overwrite(self: Owner, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+    def follow_and_overwrite(self: Owner, request: Verb, arrays: Params, answer: Params) -> Params:
         added = follow(self, request, arrays, answer)
         for w in self.personal.values():
             w.normal_(generator=torch.Generator().manual_seed(3))
@@ -391,7 +392,7 @@ def _personal_weights_in_a_state_of_the_nodes(leaky: Leaky) -> None:
 def _failure_at_negative_readings(leaky: Leaky) -> None:
     follow = Owner.follow
 
-    def failing(owner: Owner, request: verbs.Verb, *rest: Any) -> Params:
+    def failing(owner: Owner, request: Verb, *rest: Any) -> Params:
         if isinstance(request, verbs.Score) and is_negative(owner):
             raise DataError("readings", "they are negative")
         return follow(owner, request, *rest)
@@ -435,10 +436,10 @@ def test_without_a_leak_nothing_is_noticed(tmp_path: Path, monkeypatch: pytest.M
 # ---- owners that fail -----------------------------------------------------------------------------------
 
 
-def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[verbs.Verb], error: Exception) -> None:
+def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[Verb], error: Exception) -> None:
     follow = Owner.follow
 
-    def failing(owner: Owner, request: verbs.Verb, *rest: Any) -> Params:
+    def failing(owner: Owner, request: Verb, *rest: Any) -> Params:
         if isinstance(request, verb) and is_negative(owner):
             raise error
         return follow(owner, request, *rest)
@@ -468,7 +469,7 @@ def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[verbs.Verb],
     ids=lambda value: value.name if isinstance(value, type) else type(value).__name__,
 )
 def test_no_server_notices_that_an_owner_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: type[verbs.Verb], error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: type[Verb], error: Exception
 ) -> None:
     truths = TwoTruths.of(tmp_path, brief(PRIVATE), city(n=3, rows=60), ("plain", "one negative"))
     fail_at_negative_readings(monkeypatch, verb, error)

@@ -16,7 +16,8 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import SUMS, PreparedSeries
 from cnfgnn.runs import baselines
-from cnfgnn.runs.baselines import PENALTIES, all_baselines, daily_average, last_value, ridge
+from cnfgnn.runs.baselines import PENALTIES, all_baselines
+from tests.one_baseline import daily_average, last_value, ridge
 
 HOUR = np.timedelta64(3600, "s")
 ABSOLUTE, SQUARE, COUNT = (SUMS.index(name) for name in ("absolute", "masked_square", "masked_count"))

@@ -9,7 +9,7 @@ import pytest
 import cnfgnn
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.config.presets import PRIVATE
-from cnfgnn.runs.baselines import last_value
+from tests.one_baseline import last_value
 
 SIZES: dict[str, Any] = {"model.hidden": 16, "training.client_rounds": 1, "training.rounds": 8}
 SIZES |= {f"training.{side}_lr": 1e-2 for side in ("client", "server")}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.data.source import open_data
-from cnfgnn.runs.baselines import last_value
 from cnfgnn.studies.execute import run_plan
 from cnfgnn.studies.plan import Plan
 from tests.commands import Unobserved
+from tests.one_baseline import last_value
 
 DEMO = Path(__file__).parents[2] / "experiments" / "demo.toml"
 

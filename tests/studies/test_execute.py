@@ -44,6 +44,16 @@ def read(tmp_path: Path, text: str = TINY) -> Plan:
     return Plan.read(tmp_path / "plan.toml")
 
 
+def test_a_plan_does_not_write_into_the_folder_of_a_run(tmp_path: Path) -> None:
+    plan = read(tmp_path)
+    data = open_data(plan.cases()[0].config)
+    Run.create(tmp_path / "plan", plan.cases()[0].config, data)
+    before = sorted(path.name for path in (tmp_path / "plan").iterdir())
+    with pytest.raises(RunError, match=r"plan: is a run itself: choose another folder .* with --out"):
+        run_plan(plan, data, tmp_path / "plan", Noted())
+    assert sorted(path.name for path in (tmp_path / "plan").iterdir()) == before
+
+
 @pytest.mark.slow
 def test_runs_that_are_done_are_kept(tmp_path: Path) -> None:
     plan, observer = read(tmp_path), Noted()
@@ -144,11 +154,11 @@ def test_a_plan_that_is_killed_goes_on_and_leaves_no_process_behind(tmp_path: Pa
     read(tmp_path, TINY.replace("rounds = 2", "rounds = 10", 1))
     command = [sys.executable, "-m", "cnfgnn", "compare", "plan.toml", "--out", "runs", "--jobs", "2"]
     running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not _rounds(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=60) == 130
+    assert running.wait(timeout=300) == 130
     owners = [int(lock.read_text()) for lock in tmp_path.glob("runs/*/lock") if lock.read_text().strip()]
     assert owners
     assert not any(_alive(owner) for owner in owners)

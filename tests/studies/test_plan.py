@@ -30,6 +30,7 @@ def plan(tmp_path: Path, text: str = TINY) -> Plan:
     [
         (('methods = ["cnfgnn", "gru-local"]', ""), "methods"),
         (("[1, 2]", "[]"), "seeds"),
+        (("[1, 2]", "[1, -1]"), "seeds"),
         (("only.cnfgnn", "only.sl"), "no such method"),
         (("hidden = 4", "hiden = 4"), "hidden"),
         (('"gru-local"', '"gru"'), "gru-local"),

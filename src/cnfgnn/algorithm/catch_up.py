@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, for_rows
-from cnfgnn.algorithm.verbs import Census, Embed, Inform, Inherit, Load, Prepare, Pull, Restore, Save, Verb
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.verbs import Census, Embed, Inform, Inherit, Load, Prepare, Pull, Restore, Save
 
 ORDER = (
     Prepare,

@@ -13,7 +13,8 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.quantize import dequantised
-from cnfgnn.algorithm.verbs import VERBS, Load, Pull, Update, Verb, Weights
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.verbs import VERBS, Load, Pull, Update, Weights
 from cnfgnn.errors import CnfgnnError, NodeError
 from cnfgnn.models.params import Params
 

@@ -18,6 +18,8 @@ from cnfgnn.algorithm.quantize import dequantised
 from cnfgnn.algorithm.randomness import Draw, Minibatches
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.sums import Sums
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.window_plan import plan_of, starts_of
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered
@@ -74,8 +76,8 @@ class Nodes:
 
     def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
         """Each node's (count, sum, sum of squares) over the training split, and the windows it has."""
-        request = verbs.Census(verbs.plan_of(windows), missing)
-        reply = self._ask(request, verbs.starts_of(windows))
+        request = verbs.Census(plan_of(windows), missing)
+        reply = self._ask(request, starts_of(windows))
         self._counted = self.up.clone()
         return reply["moments"], _has(reply)
 
@@ -125,8 +127,8 @@ class Nodes:
     def prepare(self, settings: NodeSettings, mean: float, std: float, windows: Windows) -> None:
         """Scale the readings, number the windows and draw weights from the seed."""
         self.wire = settings.wire
-        request = verbs.Prepare(settings, mean, std, verbs.plan_of(windows))
-        self._tell(request, verbs.starts_of(windows))
+        request = verbs.Prepare(settings, mean, std, plan_of(windows))
+        self._tell(request, starts_of(windows))
 
     def load(self, theta: Params, purpose: Purpose = "training", wire: Wire | None = None) -> Params:
         """Go on from these weights; returns them as they arrive, which may be rounded to bf16."""
@@ -204,7 +206,7 @@ class Nodes:
 
     def _tell(
         self,
-        request: verbs.Verb,
+        request: Verb,
         arrays: Mapping[str, Tensor] | None = None,
         purpose: Purpose | None = None,
         wire: Wire | None = None,
@@ -218,7 +220,7 @@ class Nodes:
 
     def _ask(
         self,
-        request: verbs.Verb,
+        request: Verb,
         arrays: Mapping[str, Tensor] | None = None,
         purpose: Purpose | None = None,
         mean_by: Tensor | None = None,

@@ -26,6 +26,7 @@ from cnfgnn.algorithm.learning_group import active, rows_of
 from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
+from cnfgnn.algorithm.verb import Verb
 from cnfgnn.data.series import PreparedSeries, Series
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import StorageError
@@ -38,7 +39,7 @@ EVERYONE = slice(None)
 MOST_ERRORS = 5 * 10**7  # in memory at once, to calibrate: some thousand sensors use fewer windows
 
 
-def may_be_told(request: verbs.Verb, error: Exception) -> bool:
+def may_be_told(request: Verb, error: Exception) -> bool:
     """Whether the server may notice that the owner failed.
 
     The size of a saved state does not depend on readings. Whether a forecast or an evaluation is written, and
@@ -69,7 +70,7 @@ class Owner:
         # A minibatch of joint learning, and the optimiser and the recording of the nodes that it goes with.
         self._recorded: tuple[Adam, int, Replay] | None = None
 
-    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+    def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         """Do the owner's part of a verb that the nodes have answered; returns what it adds to the answer."""
         match request:
             case verbs.Prepare():
@@ -98,7 +99,7 @@ class Owner:
         return {}
 
     @staticmethod
-    def trains_on(request: verbs.Verb) -> bool:
+    def trains_on(request: Verb) -> bool:
         """Whether following this verb may take long. It can be done after the answer has been sent."""
         return isinstance(request, verbs.Update | verbs.Backward)
 

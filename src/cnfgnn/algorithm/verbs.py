@@ -1,11 +1,8 @@
 """The verbs: everything that can pass between the server and the nodes, each declared once.
 
-A verb is a dataclass. Its fields are the numbers that it carries, with their types and ranges (see
-`number_rules.py`); `down` and `up` name the arrays that go to the nodes and come back, with their types and
-shapes; `tell` or `answer` calls the method of `Clients` that carries it out, which has only a blurred copy of
-the readings. A tell has no answer, an ask has one. The rest derives from these declarations: `nodes.py` sends
-the requests, `dispatch.py` carries them out, and `transports/remote/schema.py` checks every message at both
-ends. Whatever is not declared is refused.
+A verb is a dataclass; `verb.py` says what one declares. A tell has no answer, an ask has one. The rest
+derives from these declarations: `nodes.py` sends the requests, `dispatch.py` carries them out, and
+`transports/remote/schema.py` checks every message at both ends. Whatever is not declared is refused.
 
 verb      carries                                   answers
 --------  ----------------------------------------  ---------------------------------------------
@@ -30,39 +27,26 @@ score     a split                                   sums of errors against the c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Number
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.intervals import LEVELS
-from cnfgnn.algorithm.ledger import Purpose
-from cnfgnn.algorithm.number_rules import (
-    Group,
-    InvalidCall,
-    read_numbers,
-    real,
-    tag,
-    tags,
-    whole,
-    write_numbers,
-)
-from cnfgnn.algorithm.quantize import quantised
+from cnfgnn.algorithm.number_rules import Group, InvalidCall, real, tag, tags, whole
 from cnfgnn.algorithm.randomness import Draw, Minibatches
 from cnfgnn.algorithm.settings import NODE_SETTING_RULES, NodeSettings
 from cnfgnn.algorithm.shapes import FLOAT64, FLOATS, UINT8, Allowed, Arrays, Expected, Sizes
-from cnfgnn.config.settings import Missing, Wire
-from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.algorithm.verb import Ask, Reply, Tell, Verb, only
+from cnfgnn.algorithm.window_plan import WindowPlan, windows_of
+from cnfgnn.config.settings import Missing
+from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.models.gru import NodeModel
-from cnfgnn.models.params import Params, is_personal, part, shared
+from cnfgnn.models.params import Params, part, shared
 from cnfgnn.models.plus import PlusModel, node_model
 
-MOST_STEPS = 1 << 16  # of a window's history or horizon
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
 ANCHOR = "anchor."  # before the names of weights in `pull`
 
@@ -74,99 +58,9 @@ def interval_levels(value: object) -> bool:
 
 Tag = Annotated[str, tag]
 Tags = Annotated[str, tags]
-Steps = Annotated[int, whole(1, MOST_STEPS)]
 SettingsField = Annotated[
     NodeSettings, Group(NODE_SETTING_RULES, NodeSettings.from_numbers, NodeSettings.to_numbers)
 ]
-Reply = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Verb(ABC):
-    """A request: the numbers that one call of a verb carries. The arrays travel beside it, by name."""
-
-    name: ClassVar[str]
-    purpose: ClassVar[Purpose] = "training"  # of its arrays in the ledger, unless the caller passes another
-    before_prepare: ClassVar[bool] = False  # whether a site carries it out before it is prepared
-    computes: ClassVar[bool] = False  # whether it may take a site minutes
-    states: ClassVar[tuple[str, ...]] = ()  # arrays of hidden states or gradients: may be quantised to int8
-    carries_weights: ClassVar[bool] = False  # its arrays are weights: may be quantised to bf16
-    stays_bf16: ClassVar[bool] = False  # nodes store its arrays: they stay in bf16 if they arrive so
-
-    def __init_subclass__(cls) -> None:
-        cls.name = cls.__name__.lower()
-
-    # ---- what it carries ----
-
-    def down(self, known: Sizes, came: Arrays) -> Expected:
-        """The arrays that go to the nodes with it; `came` are those that are declared in a message."""
-        return {}
-
-    def up(self, known: Sizes, came: Arrays) -> Expected:
-        """The arrays that come back."""
-        return {}
-
-    def after(self, known: Sizes, came: Arrays) -> Sizes:
-        """What is known of a site that has carried it out."""
-        return known
-
-    @property
-    def minibatch(self) -> Draw | None:
-        """The minibatch that it is about; None if it is about something else, or about all windows."""
-        return next((value for value in vars(self).values() if isinstance(value, Draw)), None)
-
-    # ---- how it is carried out ----
-
-    @abstractmethod
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
-        """At a site: have the nodes do it, and return the arrays of the answer."""
-
-    # ---- how it travels ----
-
-    def call(self, arrays: Mapping[str, Tensor], wire: Wire) -> Call:
-        return Call(self.name, write_numbers(self), self.quantised(arrays, wire))
-
-    @classmethod
-    def read(cls, numbers: Mapping[str, Number]) -> Self:
-        """The request of a call that came; InvalidCall if its numbers are not those of this verb."""
-        return read_numbers(cls, numbers)
-
-    @classmethod
-    def quantised(cls, arrays: Mapping[str, Tensor], wire: Wire) -> dict[str, Tensor]:
-        weights = [name for name in arrays if cls.carries_weights and not is_personal(name)]
-        return quantised(arrays, wire, cls.states, weights)
-
-
-class Tell(Verb):
-    """Nothing comes back: it waits for the next ask and travels with it."""
-
-    @abstractmethod
-    def tell(self, nodes: Clients, arrays: Params) -> None: ...
-
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
-        self.tell(nodes, arrays)
-        return {}
-
-
-class Ask(Verb):
-    """Every node answers."""
-
-    @abstractmethod
-    def up(self, known: Sizes, came: Arrays) -> Expected: ...
-
-    @abstractmethod
-    def answer(self, nodes: Clients, arrays: Params) -> Reply: ...
-
-    def carry_out(self, nodes: Clients, arrays: Params) -> Reply:
-        return self.answer(nodes, arrays)
-
-
-class WindowPlan(NamedTuple):
-    """What all windows have in common; their start rows are arrays."""
-
-    history: Steps
-    horizon: Steps
-    ahead: bool
 
 
 # ---- set-up ---------------------------------------------------------------------------------------------
@@ -508,26 +402,3 @@ VERBS: Mapping[str, type[Verb]] = {
         Score,
     )
 }
-
-# ---- arrays ---------------------------------------------------------------------------------------------
-
-
-def only(arrays: Params, name: str) -> Tensor:
-    """The array of a verb that carries just this one."""
-    if set(arrays) != {name}:
-        raise InvalidCall(f"it carries {', '.join(arrays) or 'no array'} instead of {name}")
-    return arrays[name]
-
-
-def plan_of(windows: Windows) -> WindowPlan:
-    return WindowPlan(windows.history, windows.horizon, windows.ahead)
-
-
-def starts_of(windows: Windows) -> Params:
-    return {split: torch.from_numpy(windows.starts[split])[None] for split in SPLITS}
-
-
-def windows_of(plan: WindowPlan, starts: Params) -> Windows:
-    """The windows that `census` and `prepare` carry, at the other end."""
-    rows = {split: starts[split][0].cpu().numpy() for split in SPLITS}
-    return Windows(rows, plan.history, plan.horizon, plan.ahead)

@@ -279,19 +279,18 @@ def _impossible(attack: str, recording: Recording, split: Split, colluder: Collu
         return "needs levels, and the nodes of this run send none (model.levels)"
     if attack in NEED_WEIGHTS and not recording.states[split].theta:
         return "needs weights that all nodes share, and in this run every node keeps its own"
+    if attack == "gradients" and not recording.minibatches:
+        return "needs a recording of a training: cnfgnn federation train KIT --record makes one"
     return ""
 
 
 def _sensible(
     chosen: Sequence[str], recording: Recording, split: Split, colluder: Colluder | None
 ) -> list[str]:
-    """Those that are possible. Without blur there is nothing to smooth, and a recording may hold no
-    training."""
+    """Those that are possible. Without blur there is nothing to smooth."""
     left_out = {attack for attack in chosen if _impossible(attack, recording, split, colluder)}
     if not bool(public_facts(recording).blur.any()):
         left_out.add("smoother")
-    if not recording.minibatches:
-        left_out.add("gradients")
     return [attack for attack in chosen if attack not in left_out]
 
 

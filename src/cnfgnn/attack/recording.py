@@ -33,8 +33,8 @@ from cnfgnn.algorithm.verbs import (
     Prepare,
     Step,
     Weights,
-    windows_of,
 )
+from cnfgnn.algorithm.window_plan import windows_of
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import RunError

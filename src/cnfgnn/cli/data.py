@@ -150,9 +150,9 @@ def synthesize(
     from cnfgnn.data.export import write_folder
     from cnfgnn.data.synthetic.city import city
 
-    data = city(sensors, days, seed=seed, inputs=inputs)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(out, "already exists: choose another folder")
+    data = city(sensors, days, seed=seed, inputs=inputs)
     make_folder(out)
     try:
         write_folder(data, out, parquet)

@@ -124,10 +124,10 @@ class LineWatcher:
         rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
         kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
         left = self.outlook.left(best.r_g)
-        self._print(
-            f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, best {least:.3f} in round"
-            f" {best.r_g}, {seconds:.1f} s" + (f", {left}" if left else "")
-        )
+        # The loss chooses the best round, and a round with a lower RMSE may have a higher loss.
+        now = f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, loss {done.loss:.3f}"
+        lowest = f"lowest loss in round {best.r_g} ({kind} {least:.3f})"
+        self._print(f"{now}; {lowest}, {seconds:.1f} s" + (f", {left}" if left else ""))
 
     def end(self) -> None:
         pass

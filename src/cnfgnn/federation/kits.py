@@ -65,8 +65,7 @@ def make_kits(
             raise ConfigError("--only", problem)
         names = [only]
     if folder.exists():
-        problem = "the folder exists already, and kits are never overwritten: choose another --out"
-        raise StorageError(folder, problem)
+        raise RunError(folder, "exists already, and kits are never overwritten: choose another --out")
     also_allowed = list(also_allowed)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

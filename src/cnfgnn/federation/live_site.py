@@ -28,6 +28,7 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.input_files import names_of_files
@@ -148,7 +149,7 @@ class LiveOwner(SiteOwner):
         super().__init__(nodes, *args)
         self.site, self.live_nodes = site, nodes
 
-    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+    def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         added = super().follow(request, arrays, answer)
         if isinstance(request, verbs.Census) and self.nodes.theta:
             self.site.is_ready(self._ready(), self.live_nodes)

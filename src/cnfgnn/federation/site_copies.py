@@ -86,6 +86,7 @@ def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
         raise RunError(folder, _older(found, used))
     _check_times(store, observed, plan, kit)
     series = _series_names(store, observed)
+    _check_inputs_with_copies(store, observed, series, plan, kit)
     readings, sigmas = store.blur_with_sigmas(observed, plan.blur, series[observed.variable])
     copied = [
         replace(one, readings=store.blur(one.readings, sigma, series[one.name])) if sigma else one
@@ -153,6 +154,21 @@ def _series_names(store: CopyStore, observed: Readings) -> dict[str, str]:
             raise RunError(store.folder, _other_variables(settled, variables))
         (settled,) = variables  # its column or file was renamed
     return names | {settled: ""}
+
+
+def _check_inputs_with_copies(
+    store: CopyStore, observed: Readings, series: Mapping[str, str], plan: SitePlan, kit: Path
+) -> None:
+    """Refuse an input that was blurred before and about which nothing is said now: it would be sent as it is,
+    although its copies are final."""
+    for one in observed.others:
+        if one.name not in plan.input_blurs and store.has_copies_of(series[one.name]):
+            problem = (
+                f"copies of it have been made, and nothing is said about it now: set {one.name} = 5, if that"
+                f" is the noise that new values need, and the others keep their copies; or {one.name} ="
+                ' "public"'
+            )
+            raise ConfigError(f"{settings_file(kit)}: inputs.{one.name}", problem)
 
 
 def _other_variables(settled: str, found: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner, may_be_told
 from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.quality import out_of_range
@@ -90,7 +91,7 @@ class SiteOwner(Owner):
         truth = nodes.series if self.current is None else self.current
         super().__init__(nodes, truth, self.own_store, tells)
 
-    def follow(self, request: verbs.Verb, arrays: Params, answer: Params) -> Params:
+    def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         try:
             return super().follow(request, arrays, answer)
         except (StorageError, RunError) as error:  # it has been reported

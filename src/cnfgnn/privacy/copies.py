@@ -104,6 +104,12 @@ class CopyStore:
             ]
         return int(sum(sizes)) // READING.itemsize
 
+    def has_copies_of(self, name: str) -> bool:
+        """Whether any reading has a copy: of the further input of this name, or of what has none."""
+        table, values = ("copies_of_inputs WHERE input = ?", (name,)) if name else ("copies", ())
+        with self._database() as database:
+            return database.execute(f"SELECT 1 FROM {table} LIMIT 1", values).fetchone() is not None
+
     def settle(self, name: str, value: str) -> str:
         """A property that all copies share: the first value counts, and it is returned ever after."""
         with self._database() as database, _alone(database):

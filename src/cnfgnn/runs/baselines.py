@@ -76,27 +76,13 @@ def all_baselines(data: Dataset, config: DataConfig, split: Split = "test") -> d
     """The errors of every baseline that suits the data, by name; evaluated on the same windows and in the
     same way as the methods."""
     prepared = Prepared.of(data, config)
-    found = {name: baseline(prepared, split) for name, baseline in _BASELINES.items()}
+    found = {name: baseline(prepared, split) for name, baseline in BASELINES.items()}
     return {name: scores for name, scores in found.items() if scores is not None}
 
 
-def last_value(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
-    """Repeat each sensor's last reading."""
-    return _last_value(Prepared.of(data, config), split)
-
-
-def daily_average(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
-    """Each sensor's mean training reading at that time of day."""
-    return _daily_average(Prepared.of(data, config), split)
-
-
-def ridge(data: Dataset, config: DataConfig, split: Split = "test") -> Scores:
-    """A linear forecaster for each sensor: its last readings and the hour of the day, fitted in closed form
-    with a penalty on large weights that the validation split chooses."""
-    return _ridge(Prepared.of(data, config), split)
-
-
 def _last_value(prepared: Prepared, split: Split) -> Scores:
+    """Repeat each sensor's last reading."""
+
     def forecast(group: Group, chunk: slice) -> Tensor:
         batch, _ = group.data.batch(split, chunk)
         return batch.x[:, :, -1:, 0].expand(-1, -1, prepared.config.horizon)  # (n b 1) -> (n b t)
@@ -128,6 +114,7 @@ def _days_before(days: int) -> Callable[[Prepared, Split], Scores | None]:
 
 
 def _daily_average(prepared: Prepared, split: Split) -> Scores:
+    """Each sensor's mean training reading at that time of day."""
     scaler = prepared.data.scaler
     averages = _averages(prepared.series, prepared.windows, prepared.config.missing, scaler.mean)
     scaled = (torch.from_numpy(averages) - scaler.mean) / scaler.std  # (n T)
@@ -167,6 +154,8 @@ def _ratio(total: Floats, count: Floats, otherwise: Floats) -> Floats:
 
 
 def _ridge(prepared: Prepared, split: Split) -> Scores:
+    """A linear forecaster for each sensor: its last readings and the hour of the day, fitted in closed form
+    with a penalty on large weights that the validation split chooses."""
     fits, errors = [], torch.zeros(len(PENALTIES), dtype=torch.float64)
     for group in prepared.groups():
         fit, validation = _normal(group, "train"), _normal(group, "validation")
@@ -205,7 +194,7 @@ def _features(group: Group, split: Split, chunk: slice) -> tuple[Tensor, Tensor,
     return torch.cat([readings[..., :-1] - last, last, hours], dim=-1), last, batch
 
 
-_BASELINES: Mapping[str, Callable[[Prepared, Split], Scores | None]] = {
+BASELINES: Mapping[str, Callable[[Prepared, Split], Scores | None]] = {
     "last value": _last_value,
     "yesterday": _days_before(1),
     "last week": _days_before(7),

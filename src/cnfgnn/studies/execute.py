@@ -54,6 +54,8 @@ def run_plan(plan: Plan, data: Dataset, folder: Path, observer: Observer, jobs: 
     A finished run that was begun for fewer rounds than the plan has now resumes as if it had never ended. A
     run that fails does not stop the others; the first error is raised when they have ended.
     """
+    if (folder / "manifest.json").exists():  # by default it has the plan's name, and so may a run
+        raise RunError(folder, "is a run itself: choose another folder for the runs of the plan with --out")
     cases = plan.cases(data)
     for case in cases:  # check all cases before the first run starts
         d = case.config.data

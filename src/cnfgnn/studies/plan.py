@@ -99,8 +99,8 @@ class Plan:
         methods, seeds = changes.pop("methods", None), changes.pop("seeds", [1])
         if not isinstance(methods, list) or not methods or not all(isinstance(m, str) for m in methods):
             raise ConfigError("methods", f"{path} needs a list of methods")
-        if not isinstance(seeds, list) or not seeds or not all(type(s) is int for s in seeds):
-            raise ConfigError("seeds", f"{path} needs a list of integers")
+        if not isinstance(seeds, list) or not seeds or not all(type(s) is int and s >= 0 for s in seeds):
+            raise ConfigError("seeds", f"{path} needs a list of whole numbers from 0 on")
         like, inductive = changes.pop("like", None), changes.pop("inductive", False)
         if like not in (None, "data", *LIKES):
             raise ConfigError("like", f"no settings were published for {like!r}", ["data", *LIKES])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.transports.remote import endpoint
+from cnfgnn.transports.remote import link as link_module
 from cnfgnn.transports.remote.deadlines import FIRST_OTHER, FIRST_WORK, LEAST, SLACK, Pace, work_of
 from cnfgnn.transports.remote.link import Late, Link, silence
 from cnfgnn.transports.remote.messages import PIECE, Unreachable, pack, unpack
@@ -125,16 +127,18 @@ def test_a_site_of_which_nothing_is_heard_is_given_up_after_a_bounded_time() -> 
     assert link.silent == 0.0
 
 
-def test_a_site_whose_hello_comes_is_not_silent() -> None:
+def test_a_site_whose_hello_comes_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is under way on a slow line."""
     answer = iter([Unreachable("timeout")] * 3)
+    now = [0.0]
+    monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Slow:
         def ask(self, site: str, request: bytes, timeout: float) -> bytes:
             if unpack(request).kind == "hello":
                 return pack("hello")
             link.hello()
-            time.sleep(0.4)
+            now[0] += 0.4  # as if that took so long
             for problem in answer:
                 raise problem
             return pack("done", b"", size=0, seconds=0.0)
@@ -219,7 +223,7 @@ def test_where_a_late_site_is_needed_training_pauses_until_it_is_done(
     _until(lambda: paused.count(True) > 0)
     assert transport.exchanges == asked  # it is not asked again and again
     disk.set()
-    worker.join(60)
+    worker.join(240)
     assert strategy.nodes.up.all()
     assert paused.count(True) == 1
 
@@ -240,9 +244,9 @@ def test_what_a_site_keeps_the_others_waiting_for_can_be_seen(
     worker.start()
     _until(lambda: site.holding_up.startswith("working for"))
     shown.clear()
-    assert shown.wait(30), "the status is not told"
+    assert shown.wait(240), "the status is not told"
     disk.set()
-    worker.join(60)
+    worker.join(240)
     assert site.holding_up == ""
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import VERBS, Encode, Score, Update, Verb
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.verbs import VERBS, Encode, Score, Update
 from cnfgnn.transports.remote.schema import CallHeader, read_request
 
 LEAST = 30.0  # seconds for every request, however fast the site usually is

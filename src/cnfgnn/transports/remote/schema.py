@@ -13,7 +13,8 @@ from typing import Protocol
 from cnfgnn.algorithm.calls import Number
 from cnfgnn.algorithm.number_rules import InvalidCall
 from cnfgnn.algorithm.shapes import Array, Sizes, check_arrays
-from cnfgnn.algorithm.verbs import VERBS, Verb
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.transports.remote.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
 
 

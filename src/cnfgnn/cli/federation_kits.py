@@ -1,0 +1,111 @@
+"""The commands for kits and their processes: make, check, start, stop, revoke and clean them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cnfgnn.cli import progress
+from cnfgnn.cli.federation_arguments import KitArgument, ServerArgument
+
+
+def init(
+    project: Annotated[
+        Path, typer.Argument(help="Project file: the server, the sites with their sensors, the graph.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the kits to; it must not exist.")] = Path("kits"),
+    authority: Annotated[
+        Path | None,
+        typer.Option(help="Folder `authority` of earlier kits, to renew certificates or add a site."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Make a kit for this site only, e.g. after `revoke`; needs --authority."),
+    ] = None,
+) -> None:
+    """Make a kit for the server and for each site, with certificates, settings and start scripts."""
+    from cnfgnn.federation.kits import make_kits
+    from cnfgnn.federation.project import read_project
+
+    kits = make_kits(read_project(project), out, authority=authority, only=only)
+    for name, kit in kits.items():
+        print(f"{name}: {kit}")
+    if only is not None:
+        print(f"next: at site {only}, replace the folder startup/ of the old kit with the new one, then run:")
+        print("  cnfgnn federation up KIT")
+        return
+    print(f"authority: {out.absolute() / 'authority'} (keep it safe: it can sign further kits)")
+    print("next: give each site its folder; there, set `readings` in local/site.toml. Then run:")
+    print("  cnfgnn federation up KIT      (first at the server)")
+    print("  cnfgnn federation check KIT   (at each site)")
+    print("  cnfgnn federation up KIT      (at each site)")
+
+
+def up(kit: KitArgument = Path()) -> None:
+    """Start the server or the site of a kit in the background."""
+    from cnfgnn.federation.certificates import check_valid
+    from cnfgnn.federation.kits import record_program, role
+    from cnfgnn.federation.processes import running, wait_until_listening
+    from cnfgnn.federation.processes import up as start
+
+    was_running = running(kit) is not None
+    pid = start(kit)
+    record_program(kit)
+    wait_until_listening(kit, pid)
+    for warning in check_valid(kit):
+        print(f"warning: {warning}", file=sys.stderr)
+    state = "is already running" if was_running else "is up"
+    print(f"the {role(kit)} {state}, process {pid}; log: {kit / 'log.txt'}")
+
+
+def down(kit: KitArgument = Path()) -> None:
+    """Stop the server or the site of a kit with all its processes."""
+    from cnfgnn.federation.kits import role
+    from cnfgnn.federation.processes import down as stop
+
+    print(f"the {role(kit)} {'is stopped' if stop(kit) else 'was not running'}")
+
+
+def revoke(
+    kit: ServerArgument, site: Annotated[str, typer.Argument(help="The site whose kit was copied or stolen.")]
+) -> None:
+    """At the server: revoke all certificates of a site and close its connections."""
+    from cnfgnn.federation.certificates import revoke as revoke_certificates
+    from cnfgnn.federation.server_status import read_server_status
+    from cnfgnn.federation.task_client import check_server_kit
+
+    check_server_kit(kit)
+    seen = read_server_status(kit).get("sites", {}).get(site, {}).get("serials", [])
+    new = revoke_certificates(kit, site, tuple(map(str, seen)))
+    certificates = f"{len(new)} certificate{'s' if len(new) != 1 else ''}"
+    print(f"{site}: {certificates} revoked; its connections close within seconds")
+    print(f"next: cnfgnn federation init PROJECT.toml --authority AUTHORITY --only {site} --out FOLDER")
+
+
+def clean(
+    kit: KitArgument = Path(),
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many finished tasks to keep; by default the kit's `keep_tasks`."),
+    ] = None,
+) -> None:
+    """Remove the logs and settings of old tasks from a kit. Its process may keep running."""
+    from cnfgnn.federation.retention import remove_old_tasks
+
+    removed = remove_old_tasks(kit, keep)
+    print(f"removed the files of {removed.tasks} tasks, {progress.size(removed.bytes)}")
+
+
+def check(kit: KitArgument = Path()) -> None:
+    """At a site, before it joins: check its readings, clock, certificate and connection to the server."""
+    from cnfgnn.federation.kits import record_program, role
+    from cnfgnn.federation.preflight import check_site
+
+    role(kit)  # refuses a folder that is not a kit
+    record_program(kit)
+    for line in check_site(kit):
+        print(line)
+    print("this site can join")

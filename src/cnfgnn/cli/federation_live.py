@@ -1,0 +1,115 @@
+"""The commands of a live federation: `cnfgnn federation live` and `rollback`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
+from cnfgnn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cnfgnn.federation.server_task import Task
+
+RetrainOption = Annotated[
+    str,
+    typer.Option(help="Train beside it every hourly, daily, weekly, 6h, 2d ...; a better model goes live."),
+]
+HoldOutOption = Annotated[
+    float,
+    typer.Option("--hold-out", help="With --retrain: days at the end that both models are judged by."),
+]
+
+
+def live(
+    kit: ServerArgument,
+    run: RunName,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
+    ] = None,
+    clock: Annotated[
+        str, typer.Option(help="system: the sites' clocks; feed: the times of recordings set them.")
+    ] = "system",
+    speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")
+    ] = 8708,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token that the page asks for.")
+    ] = None,
+    wait: WaitOption = 60.0,
+    retrain: RetrainOption = "",
+    hold_out: HoldOutOption = 3.0,
+) -> None:
+    """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
+
+    Each site takes readings in and gives forecasts out as cnfgnn live does; [live] in its local/site.toml
+    says where. The page of this command shows who is there, how fast and how complete; no reading and no
+    forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
+    again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
+    their blurred copies of the last days, and the new one goes live if it is better.
+    """
+    from cnfgnn.cli.live import CLOCKS, check_installed, token_of
+
+    check_installed()
+    if clock not in CLOCKS:
+        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
+    from cnfgnn.federation.live_page import LivePage
+    from cnfgnn.federation.live_retraining import RetrainPlan, retraining
+    from cnfgnn.federation.server_task import Task
+    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.live.learning import period_of
+    from cnfgnn.live.start import LiveSettings
+
+    check_server_kit(kit)
+    plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None
+    LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed, hold_out=hold_out).check()
+    terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
+    page = LivePage(kit, host, port, token_of(token_file), None if plan is None else plan.period)
+    try:
+        with page, retraining(plan, terms, _say):
+            print(f"the page of this federation: {page.address}", flush=True)
+            _follow_live(kit, Task("live", run, wait=wait, live=terms))
+    except KeyboardInterrupt:
+        print("stopped; the sites have ended their services", flush=True)
+        raise typer.Exit(130) from None
+
+
+def _follow_live(kit: Path, task: Task) -> None:
+    """Keep a live task running, and show its status together with its model and the training beside it."""
+    from cnfgnn.cli.sites import sites_watcher
+    from cnfgnn.federation.live_state import live_state
+    from cnfgnn.federation.task_client import keep_live
+
+    watcher = sites_watcher()
+    try:
+        keep_live(kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), _say)
+    finally:
+        watcher.end()
+
+
+def rollback(kit: ServerArgument, run: RunName) -> None:
+    """Go back to the model that was live before, in a federation that went live with RUN.
+
+    A live task follows within a second, and all its sites with it.
+    """
+    from cnfgnn.federation.live_models import FederatedModels
+    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.runs.folder import Run
+
+    check_server_kit(kit)
+    Run.open(kit / RUNS / run)
+    switch = FederatedModels(kit, run).rollback("rollback").switches[-1]
+    print(f"{switch.after} is live instead of {switch.before}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
