@@ -7,7 +7,6 @@ are linear, so the result is the same with an eighth of the rows at METR-LA's de
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from cnfgnn.data.graph import Graph
-
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+from cnfgnn.models.products import IS_X86
 
 
 @dataclass(frozen=True, eq=False)
