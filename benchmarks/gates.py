@@ -199,9 +199,7 @@ def interleaved(
     versions: Mapping[str, Version], inputs: tuple[Tensor, ...], times: int
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of each direction of each version: medians of `times` turns."""
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"forward": [], "backward": []} for name in versions
-    }
+    found: dict[str, dict[str, list[float]]] = {name: {"forward": [], "backward": []} for name in versions}
     for _ in range(times):
         for name, version in versions.items():
             gates, n, h, d = (x.clone() for x in inputs)
