@@ -3,14 +3,15 @@
 Products are left out: only gates, state and their gradients are computed, forward and backward, for m models
 with B sequences and a state of h. For each version it reports
 
-    start        processor seconds of a new process, until the first step is done: with nothing compiled
-                 before, and again with what the first process has left in its cache
-    forward, backward, ms    medians; the versions take turns, so that all of them suffer alike from other work
-    difference   the largest, from the result in float64
-    installed    what it adds to an installation; torch.compile needs a C++ compiler besides
+    start       seconds to load it and to take the first step, in a new process with an empty cache
+    again       the same in the next process, which finds what the first one has compiled
+    forward,    medians of steps; the versions take turns, so that other work on the machine slows all of
+    backward    them down alike
+    difference  the largest, from the result in float64
+    installed   what it adds to an installation; torch.compile also needs a C++ compiler
 
-Versions that this machine lacks (no compiler, no numba) are left out. Use one thread: times are the
-processor's, and those of several would add up.
+Versions that this machine lacks (no compiler, no numba) are left out. Seconds are
+those of the processor: use one thread, because those of several would add up.
 
     OMP_NUM_THREADS=1 python benchmarks/gates.py
 """
