@@ -27,7 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from statistics import median
@@ -181,13 +182,18 @@ def start(name: str, sizes: tuple[int, int, int]) -> float:
 def starts(name: str, sizes: tuple[int, int, int]) -> tuple[float, float]:
     """Of a new process with an empty cache, and of another one after it."""
     command = [sys.executable, __file__, "--start", name, "--sizes", *map(str, sizes)]
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "NUMBA_CACHE_DIR": folder}
-        one_process = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # so that its time can be seen
-        environment = os.environ | caches | one_process
-        done = [subprocess.run(command, env=environment, check=True, capture_output=True) for _ in range(2)]
+    done = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     first, second = (float(process.stdout.splitlines()[-1]) for process in done)
     return first, second
+
+
+@contextmanager
+def own_caches() -> Iterator[None]:
+    """Compile into an empty folder, in this process and in those that it starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "NUMBA_CACHE_DIR": folder}
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no processes whose time would not be counted
+        yield
 
 
 def installed_mib(packages: tuple[str, ...]) -> float:
@@ -224,6 +230,22 @@ def difference(version: Version, inputs: tuple[Tensor, ...]) -> float:
     return max(float((a.double() - b).abs().max()) for a, b in pairs)
 
 
+def measured(sizes: tuple[int, int, int], times: int) -> dict[str, dict[str, float]]:
+    """All measurements of each version; there is nothing to load for PyTorch's own operations."""
+    results: dict[str, dict[str, float]] = {name: {} for name in available()}
+    for name, row in results.items():
+        if name != "PyTorch":
+            row["start_s"], row["again_s"] = starts(name, sizes)
+    keep_freed_memory()
+    inputs, versions = drawn(*sizes), {name: VERSIONS[name]() for name in results}
+    for name, version in versions.items():
+        results[name]["difference"] = difference(version, inputs)
+        results[name]["installed_mib"] = installed_mib(ADDED[name])
+    for name, speeds in interleaved(versions, inputs, times).items():
+        results[name] |= speeds
+    return results
+
+
 def main() -> None:
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs=3, default=(16, 128, 128), metavar=("m", "B", "h"))
@@ -235,22 +257,14 @@ def main() -> None:
     if options.start:
         print(start(options.start, sizes))
         return
-    names = available()
-    seconds = {name: starts(name, sizes) for name in names}
-    keep_freed_memory()
-    inputs, versions = drawn(*sizes), {name: VERSIONS[name]() for name in names}
-    differences = {name: difference(version, inputs) for name, version in versions.items()}
-    speeds = interleaved(versions, inputs, options.times)
+    with own_caches():
+        results = measured(sizes, options.times)
     print("| version | start s | again s | forward ms | backward ms | difference | MiB installed |")
     print("|---|---|---|---|---|---|---|")
-    results = {}
-    for name in names:
-        first, again = seconds[name]
-        mib = installed_mib(ADDED[name])
-        results[name] = {"start_s": first, "again_s": again, **speeds[name]}
-        results[name] |= {"difference": differences[name], "installed_mib": mib}
-        ways = " | ".join(f"{value:.2f}" for value in speeds[name].values())
-        print(f"| {name} | {first:.1f} | {again:.1f} | {ways} | {differences[name]:.1e} | {mib:.0f} |")
+    for name, row in results.items():
+        loaded = " | ".join(f"{row[key]:.1f}" if key in row else "" for key in ("start_s", "again_s"))
+        ways = f"{row['forward_ms']:.2f} | {row['backward_ms']:.2f}"
+        print(f"| {name} | {loaded} | {ways} | {row['difference']:.1e} | {row['installed_mib']:.0f} |")
     if options.json:
         print(json.dumps(results))
 

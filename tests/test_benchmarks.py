@@ -103,7 +103,7 @@ def test_the_gates_are_compared_with_compiled_ones() -> None:
         assert row["forward_ms"] > 0 < row["backward_ms"]
         assert (row["installed_mib"] > 0) == (name == "numba")
     if "torch.compile" in found:
-        assert found["torch.compile"]["start_s"] > found["PyTorch"]["start_s"]
+        assert found["torch.compile"]["start_s"] > found["torch.compile"]["again_s"] > 0
 
 
 @pytest.mark.slow
