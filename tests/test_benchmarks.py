@@ -107,6 +107,21 @@ def test_the_gates_are_compared_with_compiled_ones() -> None:
 
 
 @pytest.mark.slow
+def test_products_are_compared_with_a_large_one() -> None:
+    done = ran("products.py", "--turns", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    large = found["one large product"]
+    assert large["ms"] * large["gflops"] == pytest.approx(2 * 2048**3 / 1e6)
+    assert all(row["ms"] > 0 for row in found.values())
+    assert {name for name, row in found.items() if not row["gflops"]} == {
+        "step: sum of two gradients",
+        "step: tanh",
+        "step: tanh by sigmoid",
+    }
+
+
+@pytest.mark.slow
 def test_a_live_service_is_measured_alone_and_beside_requests() -> None:
     done = ran("live.py", "--shape", 5, 8, "--steps", 12, "--requests", 50, "--naive", 1, "--json")
     assert done.returncode == 0, done.stderr
