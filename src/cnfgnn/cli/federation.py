@@ -318,9 +318,10 @@ def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
         from cnfgnn.federation.task_client import run_exists
 
         if run_exists(kit, task.run):
-            print(f"\nstopped; to resume: cnfgnn federation train {kit} --resume {task.run}")
+            told = f"stopped; to resume: cnfgnn federation train {kit} --resume {task.run}"
         else:
-            print("\nstopped before the run began")
+            told = "stopped before the run began"
+        print(f"\n{told}", file=sys.stderr, flush=True)
         raise typer.Exit(130) from None
 
 
@@ -442,7 +443,7 @@ def live(
             print(f"the page of this federation: {page.address}", flush=True)
             _follow_live(kit, Task("live", run, wait=wait, live=terms))
     except KeyboardInterrupt:
-        print("stopped; the sites have ended their services", flush=True)
+        print("stopped; the sites have ended their services", file=sys.stderr, flush=True)
         raise typer.Exit(130) from None
 
 
