@@ -248,11 +248,10 @@ class Forecasters:
         fits = [equations.fit_in(forms, form) for form in forms.without_seasons]
         if shares is None:
             shares = forms.shares(fits)
-        of_forms = [
-            share[:, None, :, None] * fit.weights for share, fit in zip(shares.unbind(1), fits, strict=True)
-        ]
-        every = sum(of_forms[1:], start=of_forms[0]).to(dtype)  # (n p 1 + folds t)
-        weights, of_folds = every[:, :, 0], every[:, :, 1:]
+        every = torch.zeros_like(fits[0].weights)  # (n p 1 + folds t)
+        for share, fit in zip(shares.unbind(1), fits, strict=True):
+            every += share[:, None, :, None] * fit.weights
+        weights, of_folds = (part.to(dtype).contiguous() for part in (every[:, :, 0], every[:, :, 1:]))
         if forms.places == forms.inputs:
             return cls(weights, of_folds), shares
         first, last = slice(0, forms.inputs), slice(forms.inputs, None)
