@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from cnfgnn.cli import federation
-from cnfgnn.cli.federation import _trained
+from cnfgnn.cli import federation_tasks
+from cnfgnn.cli.federation_tasks import _trained
 from cnfgnn.federation.server_task import Task
 
 
@@ -19,7 +19,7 @@ def test_a_training_that_is_stopped_says_so_beside_the_output(
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(federation, "_run_task", stopped)
+    monkeypatch.setattr(federation_tasks, "_run_task", stopped)
     if begun:
         (tmp_path / "runs" / "one").mkdir(parents=True)
         (tmp_path / "runs" / "one" / "manifest.json").touch()

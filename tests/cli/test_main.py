@@ -358,7 +358,7 @@ from cnfgnn.cli.main import main
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
 large = ["--set", "city.sensors=300", "--set", "city.days=30"]
-sys.argv = ["cnfgnn", "train", "city", *large, "--out", sys.argv[1]]
+sys.argv = ["cnfgnn", "train", *large, "--out", sys.argv[1]]
 main()
 """
 

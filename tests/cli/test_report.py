@@ -99,5 +99,5 @@ def test_a_folder_that_is_not_there_is_named_before_anything_is_done(
 
 def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
     problem = f"{tmp_path}: is not a run: it has no manifest.json"
-    assert refused(tmp_path, "--out", tmp_path / "page.html") == (2, problem)
+    assert refused(tmp_path, "--out", tmp_path / "page.html") == (4, problem)
     assert list(tmp_path.iterdir()) == []
