@@ -106,7 +106,8 @@ def live(sensors: int, edges: int, count: int, steps: int) -> Iterator[Federatio
             for kit in kits.values():
                 processes.up(kit)
             config = preset(METHOD).with_changes({"training.rounds": 1, "compute.device": "cpu"})
-            run_task(kits["server"], Task("train", "run", settings=settings_of(config)), lambda status: None)
+            task = Task("train", "run", settings=settings_of(config), wait=STARTS_WITHIN)
+            run_task(kits["server"], task, lambda status: None)
             with task_of(kits["server"]):
                 yield Federation(kits, sites, data, {name: address(kits[name]) for name in sites})
         finally:
@@ -121,7 +122,7 @@ def task_of(server: Path) -> Iterator[None]:
 
     def follow() -> None:
         try:
-            run_task(server, Task("live", "run", live=LIVE), lambda status: None)
+            run_task(server, Task("live", "run", live=LIVE, wait=STARTS_WITHIN), lambda status: None)
         except BaseException as problem:
             problems.append(problem)
 
@@ -196,7 +197,10 @@ def post(connection: http.client.HTTPConnection, body: str) -> float:
     """Send readings; returns when they were sent."""
     begun = time.perf_counter()
     connection.request("POST", "/readings", body, {"Content-Type": "application/json"})
-    connection.getresponse().read()
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace")
+    if answer.status != 200:
+        raise TaskError(f"a site refused its readings: {answer.status} {text[:200]}", 3)
     return begun
 
 

@@ -26,7 +26,7 @@ from operations import PHASES
 from round import phases, steps
 from shapes import OneSentence, add_arguments, chosen
 
-PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addbmm")
+PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "addbmm", "_linear_pointwise")
 NARROW = 16  # a product with a side below this is bound by overhead and memory, not by arithmetic
 KINDS: Mapping[str, tuple[str, ...]] = {
     "sigmoid and tanh": ("sigmoid", "sigmoid_", "tanh", "tanh_"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -79,6 +80,45 @@ def test_the_kinds_of_operations_make_up_each_phase() -> None:
     assert seconds["sigmoid and tanh"][0] > 0 == seconds["sigmoid and tanh"][4]  # embed has no gates
     whole = seconds.pop("all")[-1]
     assert sum(row[-1] for row in seconds.values()) == pytest.approx(whole, rel=0.5)  # of another round
+
+
+def test_a_product_with_bias_and_relu_is_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    kind = importlib.import_module("round_kernels").kind
+    x, weight = torch.ones(48, 256), torch.ones(256, 256)
+    assert kind("_linear_pointwise", (x, weight, torch.ones(256), "relu", [], "")) == "large products"
+    assert kind("mm", (x, weight[:, :2])) == "narrow products"
+    assert kind("relu_", (x,)) == "other elementwise"
+
+
+@pytest.mark.slow
+def test_the_gates_are_compared_with_compiled_ones() -> None:
+    done = ran("gates.py", "--sizes", 2, 8, 16, "--times", 3, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    left_out = {name for name in ("torch.compile", "numba") if f"{name} is left out" in done.stdout}
+    assert {*found, *left_out} == {"PyTorch", "torch.compile", "numba"}
+    for name, row in found.items():
+        assert row["difference"] < 1e-6
+        assert row["forward_ms"] > 0 < row["backward_ms"]
+        assert (row["installed_mib"] > 0) == (name == "numba")
+    if "torch.compile" in found:
+        assert found["torch.compile"]["start_s"] > found["torch.compile"]["again_s"] > 0
+
+
+@pytest.mark.slow
+def test_products_are_compared_with_a_large_one() -> None:
+    done = ran("products.py", "--turns", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    large = found["one large product"]
+    assert large["ms"] * large["gflops"] == pytest.approx(2 * 2048**3 / 1e6)
+    assert all(row["ms"] > 0 for row in found.values())
+    assert {name for name, row in found.items() if not row["gflops"]} == {
+        "step: sum of two gradients",
+        "step: tanh",
+        "step: tanh by sigmoid",
+    }
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
-from cnfgnn.errors import MachineError
+from cnfgnn.cli.main import app
+from cnfgnn.errors import DataError, MachineError
 from cnfgnn.runs.folder import Run
 from tests.commands import COMMAND, ENVIRONMENT, said
 
@@ -95,7 +97,14 @@ def test_runs_are_listed_with_what_is_wrong_with_them(run: Path, tmp_path: Path)
     assert "cnfgnn-plus" in listed
     assert "finished" in listed
     assert "damaged" in listed.replace("\n", "")
-    assert "no runs" in said("runs", tmp_path / "nowhere")
+    (tmp_path / "none").mkdir()
+    assert said("runs", tmp_path / "none") == f"no runs in {tmp_path / 'none'}\n"
+
+
+def test_a_folder_of_runs_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["runs", str(tmp_path / "nowhere")])
+    assert isinstance(result.exception, DataError)
+    assert str(result.exception) == f"{tmp_path / 'nowhere'}: no such folder"
 
 
 def test_an_unused_run_leaves_what_was_there_before(folder: Path, tmp_path: Path) -> None:

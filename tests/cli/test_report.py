@@ -62,7 +62,7 @@ def test_data_that_have_moved_can_be_named(data: Dataset, tmp_path: Path) -> Non
     assert found.output == f"report {out}\n"
 
 
-def test_bad_input_is_one_sentence_and_exit_code_two(
+def test_bad_input_is_one_sentence_and_its_exit_code(
     run_folders: list[Path], city_data: Dataset, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -70,21 +70,21 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     write_folder(network(), tmp_path / "empty")
     out = tmp_path / "page.html"
     out.write_text("what was there")
-    for arguments, sentence in (
-        ([tmp_path], "is not a run"),
-        ([run_folders[0], tmp_path / "nowhere"], "is not a run"),
-        ([tmp_path / "begun"], "has no finished round yet"),
-        ([run_folders[0], "--data", tmp_path / "empty"], "its sensors are not those of"),
-        ([run_folders[0], "--data", tmp_path / "nowhere"], "no such file or folder"),
+    for arguments, expected, sentence in (
+        ([tmp_path], 4, "is not a run"),
+        ([run_folders[0], tmp_path / "nowhere"], 4, "is not a run"),
+        ([tmp_path / "begun"], 4, "has no finished round yet"),
+        ([run_folders[0], "--data", tmp_path / "empty"], 2, "its sensors are not those of"),
+        ([run_folders[0], "--data", tmp_path / "nowhere"], 2, "no such file or folder"),
     ):
         code, told = refused(*arguments, "--out", out)
-        assert code == 2
+        assert code == expected
         assert sentence in told
     assert out.read_text() == "what was there"
     damaged = Path(shutil.copytree(run_folders[0], tmp_path / "damaged"))
     (damaged / "events.jsonl").write_bytes(b"")
     assert refused(damaged, "--out", out) == (
-        2,
+        4,
         f"{damaged / 'events.jsonl'}: is damaged: events that the run had written are gone",
     )
 

@@ -11,6 +11,7 @@ from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.linear import Forecasters, calendar_inputs
 from cnfgnn.data.series import INFORMED, LINEAR, OWN, PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import Windows
+from cnfgnn.models.plus import levels
 
 CPU = torch.device("cpu")
 STEPS = 400
@@ -90,6 +91,24 @@ def test_means_of_levels_help_where_they_tell_what_follows() -> None:
     followers = slice(1, None)
     told = (informed.linear_forecast - informed.y)[followers].square().mean()
     assert told < 0.7 * (alone.linear_forecast - alone.y)[followers].square().mean()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_means_of_levels_do_not_mislead_when_all_readings_rise(seed: int) -> None:
+    """Levels are squashed before they are sent; readings are not."""
+    rng, rise = np.random.default_rng(seed), np.linspace(-1.5, 3, 800)
+    data = prepared(rise + 0.2 * rng.normal(size=(6, 800)))
+
+    def means(split: str) -> Tensor:
+        batch, _ = data.batch(split, slice(None))  # type: ignore[arg-type]
+        over_all = levels(batch.x[..., 0]).mean(dim=0, keepdim=True)
+        return torch.cat([over_all, over_all], dim=-1).expand(6, -1, -1).contiguous()
+
+    data.inform(means("train"))
+    data.fit()
+    informed, _ = data.batch("test", slice(None), means("test"))
+    assert informed.linear_forecast is not None
+    assert error(data, informed.linear_forecast) < 1.02 * error(data, linear_forecast(data))
 
 
 def test_what_was_saved_is_used_and_a_new_sensor_keeps_its_own() -> None:

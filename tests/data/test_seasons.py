@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 import torch
 
 from cnfgnn.config.settings import DataConfig, ModelConfig
+from cnfgnn.data import linear
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import INFORMED, LINEAR, OWN, SEASONS, PreparedSeries, Scaler, Series
 from cnfgnn.data.windows import Windows
-from tests.one_baseline import ridge
+from tests.one_baseline import last_value, ridge
 
 CPU = torch.device("cpu")
 HOUR, DAY = 3600, 86_400
@@ -84,10 +86,14 @@ def error(data: PreparedSeries) -> float:
     return float((square * weight).sum() / weight.sum()) ** 0.5 * data.scaler.std
 
 
-def ridge_error(readings: Readings) -> float:
+def dataset(readings: Readings) -> Dataset:
     nobody = np.zeros(0, dtype=np.int64)
     graph = Graph(len(readings.ids), nobody, nobody, np.zeros(0, dtype=np.float32))
-    return ridge(Dataset("planted", readings, graph), DataConfig()).overall.masked_rmse
+    return Dataset("planted", readings, graph)
+
+
+def ridge_error(readings: Readings) -> float:
+    return ridge(dataset(readings), DataConfig()).overall.masked_rmse
 
 
 def found(values: np.ndarray, step: int) -> torch.Tensor:
@@ -164,11 +170,48 @@ def test_a_year_is_found_in_many_years_of_days_but_not_in_less_than_two() -> Non
     assert error(data) < 1.02 * ridge_error(short)
 
 
-def test_a_drift_over_the_span_does_not_make_the_profile_mislead() -> None:
+@pytest.fixture
+def usual_form_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Forecasters take nothing of other forms; `undo` ends that."""
+    with monkeypatch.context() as patch:
+        patch.setattr(linear, "OTHER", 0.0)
+        patch.setattr(linear, "LAST_VALUE", 0.0)
+        yield patch
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_drift_does_not_make_forecasts_worse_than_ridge(
+    seed: int, usual_form_alone: pytest.MonkeyPatch
+) -> None:
     t = hours(60 * 24, HOUR)
-    noise = persistent(np.random.default_rng(10), 8, len(t), 0.8, 0.5)
-    readings = readings_of(0.02 * t + 3 * np.sin(2 * np.pi * t / 24) + noise, HOUR)
-    assert error(prepared(readings)) < 1.01 * ridge_error(readings)
+    noise = persistent(np.random.default_rng(seed), 8, len(t), 0.8, 0.5)
+    readings = readings_of(0.005 * t + 3 * np.sin(2 * np.pi * t / 24) + noise, HOUR)
+    of_ridge = ridge_error(readings)
+    assert error(prepared(readings)) > 1.05 * of_ridge
+    usual_form_alone.undo()
+    assert error(prepared(readings)) < of_ridge
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_random_walk_is_forecast_as_well_as_by_its_last_value(
+    seed: int, usual_form_alone: pytest.MonkeyPatch
+) -> None:
+    readings = readings_of(np.random.default_rng(seed).normal(size=(8, 60 * 24)).cumsum(axis=1) / 10, HOUR)
+    of_last_value = last_value(dataset(readings), DataConfig()).overall.masked_rmse
+    assert error(prepared(readings)) > 1.05 * of_last_value
+    usual_form_alone.undo()
+    assert error(prepared(readings)) < 1.02 * of_last_value
+
+
+def test_without_validation_windows_the_usual_form_counts_most() -> None:
+    """One sensor was silent then, the other was not."""
+    values, step = tide(2)
+    values[1, int(0.7 * values.shape[1]) : int(0.85 * values.shape[1])] = np.nan
+    shares = prepared(readings_of(values, step))._shares
+    assert shares is not None
+    prior = torch.tensor([1.0, 0.5, 0.5, 0.5]) / 2.6
+    torch.testing.assert_close(shares[1], prior[:, None].expand(4, 6).double(), atol=1e-5, rtol=0)
+    assert (shares[0, :, 0] - prior).abs().max() > 0.1
 
 
 def test_forms_are_compared_with_the_time_of_day_however_few_the_validation_windows_are() -> None:
@@ -176,10 +219,8 @@ def test_forms_are_compared_with_the_time_of_day_however_few_the_validation_wind
     noise = persistent(np.random.default_rng(12), 2, len(t), 0.9, 0.3)
     data = prepared(readings_of(5 * np.sin(2 * np.pi * t / 24) + noise, 300))
     inputs = data.linear[OWN].weights.shape[1]
-    after = data._forms(inputs, chosen=False).after
-    assert after is not None
-    sines = torch.cat([sample.inputs[..., data.history + 1] for sample in after()], dim=1)
-    assert (sines != 0).any(dim=1).all()
+    sine = data.history + 1
+    assert (data._forms(inputs).after.gram[:, sine, sine] > 0).all()
 
 
 def test_the_phase_goes_on_in_newer_readings() -> None:

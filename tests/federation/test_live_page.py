@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cnfgnn.cli import progress
-from cnfgnn.cli.live_federation import live_lines, service_lines
+from cnfgnn.cli.federation_live_status import live_lines, service_lines
 from cnfgnn.cli.sites import SiteLines, sites_table, status_view
 from cnfgnn.federation.live_page import ASSETS, LivePage
 from cnfgnn.federation.live_state import live_state

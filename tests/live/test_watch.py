@@ -219,3 +219,33 @@ def test_metrics_name_a_bounded_number_of_sensors() -> None:
     assert text.count("cnfgnn_live_alarm{") == MOST_ALARMS
     assert f'cnfgnn_live_alarms{{kind="silent"}} {n - 1}.0' in text
     assert "cnfgnn_live_rmse NaN" in text
+
+
+def test_a_quiet_night_alone_does_not_raise_the_alarm_about_skill() -> None:
+    """Forecasts are worse than the last value for 9 hours, and then better, as in the city's nights."""
+    watch = Watch(["a"], horizon=1, step=STEP, silent_after=HISTORY, has_ranges=False)
+    night, sounded = 3 * DAY // 8, []
+    for row in range(1, 2 * DAY):
+        quiet = row % DAY < night
+        reading = (row % 2) * (1.0 if quiet else 10.0)  # the last value is off by 1 or by 10
+        off = 2.0 if quiet else 5.0
+        coming = ((row + 1) % 2) * (1.0 if (row + 1) % DAY < night else 10.0)
+        step = Step(row, *(np.array([x]) for x in (reading, reading, row)), np.array([[coming + off]]))
+        watch.observe(step)
+        watch.issue(step, {})
+        sounded += watch.report(str).alarms
+    assert sounded == []
+
+
+def test_forecasts_that_stay_worse_than_the_last_value_raise_the_alarm_within_a_day() -> None:
+    """Also of sensors that send every other reading only."""
+    watch = Watch(["a", "b"], horizon=1, step=STEP, silent_after=HISTORY, has_ranges=False)
+    began = 0
+    for row in range(1, DAY):
+        readings = np.array([row % 3 if row % 2 else np.nan, row % 3], dtype=np.float64)
+        step = Step(row, readings, np.nan_to_num(readings), np.full(2, row), np.full((2, 1), 9.0))
+        watch.observe(step)
+        watch.issue(step, {})
+        if not began and alarms([watch.report(str)]) == {(None, "skill")}:
+            began = row
+    assert DAY * 3 // 4 <= began < DAY * 3 // 4 + 4

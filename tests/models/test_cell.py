@@ -42,6 +42,15 @@ def test_states_and_gradients_equal_torch(m: int, b: int, d: int, h: int) -> Non
         torch.testing.assert_close(a, c, rtol=0, atol=1e-10)
 
 
+def test_the_state_is_the_same_with_the_tanh_of_every_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    theta, x, state = weights(2, 3, 5), random(2, 7, 3, seed=5), random(2, 7, 5, seed=6)
+    states = []
+    for is_x86 in (True, False):
+        monkeypatch.setattr("cnfgnn.models.cell.IS_X86", is_x86)
+        states.append(Cell(theta, "c").step(x, state))
+    torch.testing.assert_close(*states, rtol=0, atol=1e-14)
+
+
 @needs_bf16
 def test_bf16_is_close_to_float32_and_keeps_a_float32_state() -> None:
     theta = {name: (w.float() / 8).requires_grad_() for name, w in weights(2, 2, 64).items()}

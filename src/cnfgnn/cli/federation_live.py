@@ -78,7 +78,7 @@ def live(
             print(f"the page of this federation: {page.address}", flush=True)
             _follow_live(kit, Task("live", run, wait=wait, live=terms))
     except KeyboardInterrupt:
-        print("stopped; the sites have ended their services", flush=True)
+        print("stopped; the sites have ended their services", file=sys.stderr, flush=True)
         raise typer.Exit(130) from None
 
 

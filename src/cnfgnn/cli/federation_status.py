@@ -41,7 +41,7 @@ def status(
 
 
 def _print_site(report: Mapping[str, Any]) -> None:
-    from cnfgnn.cli.live_federation import service_lines
+    from cnfgnn.cli.federation_live_status import service_lines
     from cnfgnn.federation.kit_status import failure_lines
     from cnfgnn.federation.site_status import local_time
 
@@ -67,7 +67,7 @@ def _print_site(report: Mapping[str, Any]) -> None:
 
 
 def _print_server(report: Mapping[str, Any]) -> None:
-    from cnfgnn.cli.live_federation import live_lines
+    from cnfgnn.cli.federation_live_status import live_lines
     from cnfgnn.cli.sites import headline, sites_table
 
     now = time.time()

@@ -113,9 +113,10 @@ def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
         from cnfgnn.federation.task_client import run_exists
 
         if run_exists(kit, task.run):
-            print(f"\nstopped; to resume: cnfgnn federation train {kit} --resume {task.run}")
+            told = f"stopped; to resume: cnfgnn federation train {kit} --resume {task.run}"
         else:
-            print("\nstopped before the run began")
+            told = "stopped before the run began"
+        print(f"\n{told}", file=sys.stderr, flush=True)
         raise typer.Exit(130) from None
 
 

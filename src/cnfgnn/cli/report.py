@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ def write_report(folders: list[Path], data: Path | None, out: Path, sensors: Seq
     from cnfgnn.runs.folder import Run
 
     check_can_be_written(out)
-    try:
-        opened = [Run.open(folder) for folder in folders]
-        _check_known(sensors, opened)
-        shown = views(opened, None if data is None else open_data(opened[0].config, data))
-    except RunError as problem:  # runs are the input of this command, so its exit code is that of bad input
-        raise DataError(problem.run, problem.problem) from problem
+    opened = [Run.open(folder) for folder in folders]
+    _check_known(sensors, opened)
+    shown = views(opened, None if data is None else open_data(opened[0].config, data))
     for view in shown:
         if view.no_predictions:
             print(f"{view.name}: without forecasts, because {view.no_predictions}", file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cnfgnn.cli.live_federation import live_lines, live_sites_table
+from cnfgnn.cli.federation_live_status import live_lines, live_sites_table
 from cnfgnn.cli.progress import HEARTBEAT_S, number, size
 
 PHASE_NAMES = {

@@ -35,7 +35,7 @@ from cnfgnn.cli.settings import (
     resolve,
 )
 from cnfgnn.config.settings import Config
-from cnfgnn.errors import CnfgnnError, ConfigError, printable
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, printable
 from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
@@ -368,6 +368,8 @@ def runs(
     """List the runs in a folder."""
     from cnfgnn.runs.folder import Run
 
+    if not folder.is_dir():
+        raise DataError(folder, "no such folder")
     table = Table("run", "method", "data", "seed", "rounds", "best", "validation RMSE", "state")
     for manifest in sorted(folder.glob("*/manifest.json")):
         try:

@@ -4,9 +4,10 @@ A forecaster is a ridge regression from the last readings, the sensor's weekly p
 and the calendar to the change from the last reading. Its penalty is chosen by cross-validation over the
 training windows. The network then only has to learn what such a simple forecast leaves over.
 
-Not every sensor should use its profile like this. Readings that drift stay on one side of the profile, which
-then misleads, though its shape may still help; other readings have no usual week at all. A sensor takes the
-shape alone, or no profile, if its validation windows then have clearly less error. It also uses the seasons
+No single form suits every sensor. Readings that drift leave the levels that were there in training, so that
+their level and their profile mislead, though the shape of the profile may still help; other readings have no
+usual week at all. So each sensor fits the regression in several forms and takes a mean of them, and of the
+last value, in which those with little error on its validation windows count most. It also uses the seasons
 that it found besides the day and the week (`seasons.py`), if these help clearly in cross-validation.
 
 Forecasts of training windows are cross-fitted: the weights for a window come from windows that share no
@@ -15,7 +16,6 @@ reading with it. Otherwise the network would learn from errors that are smaller 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -28,9 +28,15 @@ FOLDS_SUFFIX = ".folds"  # after the name of weights in checkpoints: the weights
 MORE_SUFFIX = ".more"  # after the name of weights in checkpoints: the weights of more inputs
 PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)  # of squared weights, on scaled readings
 AS_GOOD = 1e-6  # relative difference of cross-validation errors that does not count
-CLEARLY = 0.98  # times the error: another form of forecaster must have less
-CERTAIN = 1.0  # standard errors by which it must have less after training
-WITHOUT_PROFILE = 1  # the number of that form of forecaster
+CLEARLY = 0.98  # times the error in cross-validation: with seasons, a forecaster must have less
+# A form counts as much as its prior divided by its squared error on validation windows, to the power of
+# EVIDENCE for each window that does not overlap with another. The prior is that of the usual form, of each
+# other one, and of the last value.
+EVIDENCE, USUAL, OTHER, LAST_VALUE = 1.5, 1.0, 0.5, 0.1
+SMALLEST_ERROR = 1e-9  # relative to that of the last value; differences below are rounding
+SHARES_OF_ONE = 1 << 20  # what the shares of forms are whole multiples of, so that rounding does not matter
+LARGEST_LEVEL = 3.0  # standard deviations
+LARGEST_SHARE = 0.95  # of the largest level that a mean of levels can tell apart from larger ones
 HARMONICS = 4  # of the day
 WEEKDAYS = 7
 
@@ -48,10 +54,11 @@ class Sample:
 
 
 class Normal:
-    """X'X (n p p) and X'Y (n p t) of each sensor, and Y'Y (n), in float64: all that a fit needs."""
+    """X'X (n p p), X'Y (n p t) and Y'Y (n) of each sensor, and the number of its windows (n), in float64: all
+    that a fit needs."""
 
-    def __init__(self, gram: Tensor, cross: Tensor, square: Tensor) -> None:
-        self.gram, self.cross, self.square = gram, cross, square
+    def __init__(self, gram: Tensor, cross: Tensor, square: Tensor, count: Tensor) -> None:
+        self.gram, self.cross, self.square, self.count = gram, cross, square, count
 
     @classmethod
     def of(cls, samples: Iterator[Sample]) -> Normal:
@@ -60,7 +67,8 @@ class Normal:
         for sample in samples:
             complete = sample.complete[..., None].double()
             x, y = sample.inputs.double() * complete, sample.change.double() * complete
-            one = cls(_products(x, x), _products(x, y), y.square().sum(dim=(1, 2)))
+            square, count = y.square().sum(dim=(1, 2)), complete.sum(dim=(1, 2))
+            one = cls(_products(x, x), _products(x, y), square, count)
             if sample.more is not None:
                 one = one._with(x, sample.more.double() * complete, y)
             total = one if total is None else total + one
@@ -72,17 +80,15 @@ class Normal:
         beside = _products(x, more)
         first = torch.cat([self.gram, beside], dim=2)
         gram = torch.cat([first, torch.cat([beside.mT, _products(more, more)], dim=2)], dim=1)
-        return Normal(gram, torch.cat([self.cross, _products(more, y)], dim=1), self.square)
-
-    def first(self, inputs: int) -> Normal:
-        """Of the first inputs alone."""
-        return Normal(self.gram[:, :inputs, :inputs], self.cross[:, :inputs], self.square)
+        return Normal(gram, torch.cat([self.cross, _products(more, y)], dim=1), self.square, self.count)
 
     def __add__(self, other: Normal) -> Normal:
-        return Normal(self.gram + other.gram, self.cross + other.cross, self.square + other.square)
+        square, count = self.square + other.square, self.count + other.count
+        return Normal(self.gram + other.gram, self.cross + other.cross, square, count)
 
     def __sub__(self, other: Normal) -> Normal:
-        return Normal(self.gram - other.gram, self.cross - other.cross, self.square - other.square)
+        square, count = self.square - other.square, self.count - other.count
+        return Normal(self.gram - other.gram, self.cross - other.cross, square, count)
 
     def solved(self, penalty: Tensor | float) -> Tensor:
         """(n p t): the weights with this penalty on their squares, one for all or (n,)."""
@@ -120,23 +126,25 @@ class Form:
 class Forms:
     """The forms that the forecasters of n sensors may take.
 
-    inputs    number of inputs of the usual form; more inputs follow them: with a profile, first what it says
-              of the last step, relative to the last reading; then the waves of seasons
+    inputs    number of the usual inputs; more inputs follow them: with a profile, first what it says of the
+              last step, relative to the last reading; then the waves of seasons
+    level     the place of the last reading, which tells the level of the readings
     profile   the places of the weekly profile's changes among the inputs; None if there is no profile
+    daily     whether a step is a day or more: then the weekday says what a profile says
     waves     number of waves
     seasonal  (n,): which sensors have a season
-    chosen    (n,): the number of each sensor's form
-    after     gives windows that come after training: they choose the form; None if it is chosen
     length    of a window, in steps
+    after     the normal equations of windows that come after training
     """
 
     inputs: int
+    level: int
     profile: range | None
+    daily: bool
     waves: int
     seasonal: Tensor
-    chosen: Tensor
-    after: Callable[[], Iterator[Sample]] | None = None
-    length: int = 1
+    length: int
+    after: Normal
 
     @property
     def places(self) -> int:
@@ -145,12 +153,17 @@ class Forms:
 
     @property
     def without_seasons(self) -> list[Form]:
-        """The usual form first."""
+        """The usual form first. The others leave out the profile, the level, or both; without the level, the
+        profile tells its changes since the last step."""
         every = torch.arange(self.inputs, device=self.seasonal.device)
+        no_level = every != self.level
         if self.profile is None:
-            return [Form(every)]
-        without_profile = every[(every < self.profile.start) | (every >= self.profile.stop)]
-        return [Form(every), Form(without_profile), Form(every, since_last_step=True)]
+            return [Form(every), Form(every[no_level])]
+        no_profile = (every < self.profile.start) | (every >= self.profile.stop)
+        without_profile = [Form(every[no_profile]), Form(every[no_profile & no_level])]
+        if self.daily:
+            return without_profile
+        return [Form(every), Form(every[no_level], since_last_step=True), *without_profile]
 
     def seasonal_form(self, form: Form) -> Form:
         """The same with the waves of seasons."""
@@ -167,7 +180,7 @@ class Forms:
             gram[:, :, ahead] -= gram[:, :, now]
             cross[:, ahead] -= cross[:, now]
         gram = gram.index_select(1, form.places).index_select(2, form.places)
-        return Normal(gram, cross.index_select(1, form.places), every.square[nodes])
+        return Normal(gram, cross.index_select(1, form.places), every.square[nodes], every.count[nodes])
 
     def weights(self, form: Form, weights: Tensor) -> Tensor:
         """(n c ...) -> (n p ...): weights in a form as weights of all inputs."""
@@ -180,27 +193,30 @@ class Forms:
 
     def widened(self, form: Form, fit: _Fit) -> _Fit:
         """A fit in a form, with weights of all inputs."""
-        weights, of_folds = self.weights(form, fit.weights), self.weights(form, fit.of_folds)
-        return _Fit(weights, of_folds, fit.errors)
+        return _Fit(self.weights(form, fit.weights), fit.errors)
 
-    def is_better(self, weights: Tensor, than: Tensor) -> Tensor:
-        """(n,): whether weights of all inputs (n p t) have clearly less error after training than others, and
-        so much less in each window that it is not chance. Windows that overlap tell almost the same: only one
-        in `length` counts."""
-        assert self.after is not None
-        errors, others, gains, squares, count = weights.new_zeros(5, len(weights))
-        for sample in self.after():
-            inputs = sample.inputs if sample.more is None else torch.cat([sample.inputs, sample.more], dim=-1)
-            given, complete = inputs.shape[-1], sample.complete.double()  # no waves if nobody has a season
-            error, other = (
-                (inputs.double() @ w[:, :given] - sample.change).square().sum(dim=-1) * complete
-                for w in (weights, than)
-            )
-            errors, others, count = errors + error.sum(1), others + other.sum(1), count + complete.sum(1)
-            gains, squares = gains + (other - error).sum(1), squares + (other - error).square().sum(1)
-        spread = (squares - gains.square() / count.clamp(min=1)).clamp(min=0).sqrt()
-        better: Tensor = (errors < CLEARLY * others) & (gains > CERTAIN * spread * math.sqrt(self.length))
-        return better
+    def shares(self, fits: Sequence[_Fit]) -> Tensor:
+        """(n f 1 + folds): how much each sensor takes of its fits in all forms, by their errors after
+        training; the rest is the last value. The weights of each fold have shares of their own.
+
+        Windows that overlap tell almost the same: only one in `length` counts.
+        """
+        given = self.after.gram.shape[-1]  # no waves if nobody has a season
+        of_last_value = self.after.square[:, None]
+        errors = [
+            torch.stack([self.after.squared_errors(w) for w in fit.weights[:, :given].unbind(2)], dim=1)
+            for fit in fits
+        ]
+        errors.append(of_last_value.expand_as(errors[0]))
+        smallest = (SMALLEST_ERROR * of_last_value).clamp(min=1e-30)[:, None]
+        logs = torch.stack(errors, dim=1).nan_to_num(nan=torch.inf).maximum(smallest).log()
+        windows = self.after.count.view(-1, 1, 1) / self.length
+        evidence = torch.where(windows > 0, EVIDENCE * windows * logs, 0.0)
+        prior = logs.new_tensor([USUAL, *[OTHER] * (len(fits) - 1), LAST_VALUE]).log()
+        # Readings of absurd size have infinite errors.
+        shares = (prior.view(1, -1, 1) - evidence.nan_to_num(posinf=1e300)).softmax(dim=1)
+        # Rounded, so that they do not depend, in their last bit, on which other sensors are in the group.
+        return (shares[:, :-1] * SHARES_OF_ONE).round() / SHARES_OF_ONE
 
 
 @dataclass(frozen=True)
@@ -219,21 +235,28 @@ class Forecasters:
         folds: int,
         sample: Callable[[int, bool], Iterator[Sample]],
         dtype: torch.dtype,
-        forms: Forms | None = None,
-    ) -> Forecasters:
-        """`sample(fold, wide)` gives the windows of a fold; `wide` adds those that share readings with it.
-        They have more inputs if there are other forms."""
+        forms: Forms,
+        shares: Tensor | None = None,
+    ) -> tuple[Forecasters, Tensor]:
+        """The forecasters, and how much of each form is in them, which `Forms.shares` decides if it is not
+        given. `sample(fold, wide)` gives the windows of a fold; `wide` adds those that share readings with
+        it."""
         parts = [Normal.of(sample(fold, False)) for fold in range(folds)]
         total = sum(parts[1:], start=parts[0])
         others = [total - Normal.of(sample(fold, True)) for fold in range(folds)]
         equations = _Equations(parts, others, total)
-        if forms is None:
-            best = equations.fit()
-            return cls(best.weights.to(dtype), best.of_folds.to(dtype))
-        best = _in_best_forms(equations, forms)
-        first, inputs = slice(0, forms.inputs), slice(forms.inputs, None)
-        more = cls(best.weights[:, inputs].to(dtype), best.of_folds[:, inputs].to(dtype))
-        return cls(best.weights[:, first].to(dtype), best.of_folds[:, first].to(dtype), more)
+        fits = [equations.fit_in(forms, form) for form in forms.without_seasons]
+        if shares is None:
+            shares = forms.shares(fits)
+        every = torch.zeros_like(fits[0].weights)  # (n p 1 + folds t)
+        for share, fit in zip(shares.unbind(1), fits, strict=True):
+            every += share[:, None, :, None] * fit.weights
+        weights, of_folds = (part.to(dtype).contiguous() for part in (every[:, :, 0], every[:, :, 1:]))
+        if forms.places == forms.inputs:
+            return cls(weights, of_folds), shares
+        first, last = slice(0, forms.inputs), slice(forms.inputs, None)
+        more = cls(weights[:, last], of_folds[:, last])
+        return cls(weights[:, first], of_folds[:, first], more), shares
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], name: str, like: Tensor) -> Self | None:
@@ -310,19 +333,11 @@ class Forecasters:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Weights as in `Forecasters`, in float64, and their summed squared errors in cross-validation: (n,)."""
+    """Weights (n p 1 + folds t) in float64: those fitted to all windows, then those of each fold; and their
+    summed squared errors in cross-validation (n,)."""
 
     weights: Tensor
-    of_folds: Tensor
     errors: Tensor
-
-    def take(self, nodes: Tensor, other: _Fit) -> None:
-        """Take the fits of some sensors from another one, which has these alone."""
-        self.weights[nodes], self.of_folds[nodes] = other.weights, other.of_folds
-        self.errors[nodes] = other.errors
-
-    def of_nodes(self, which: Tensor) -> _Fit:
-        return _Fit(self.weights[which], self.of_folds[which], self.errors[which])
 
 
 @dataclass(frozen=True)
@@ -356,42 +371,33 @@ class _Equations:
         as_good = errors <= errors.amin(dim=0) * (1 + AS_GOOD)
         penalties = torch.tensor(PENALTIES, dtype=errors.dtype, device=errors.device)
         chosen = torch.where(as_good, penalties[:, None], 0.0).amax(dim=0)
-        of_folds = torch.stack([other.solved(chosen) for other in self.others], dim=2)
-        return _Fit(self.total.solved(chosen), of_folds, errors.amin(dim=0))
+        weights = torch.stack([normal.solved(chosen) for normal in (self.total, *self.others)], dim=2)
+        return _Fit(weights, errors.amin(dim=0))
 
-    def fit_in(self, forms: Forms, form: Form, nodes: Tensor) -> _Fit:
-        """Fit the forecasters of some sensors in a form; as weights of all inputs."""
-        fit = self.mapped(lambda normal: forms.normal(form, normal, nodes)).fit()
-        return forms.widened(form, fit)
+    def fit_in(self, forms: Forms, form: Form) -> _Fit:
+        """Fit the forecasters in a form, with seasons where they help clearly; as weights of all inputs."""
+        fit = self._fit_of(torch.arange(len(forms.seasonal), device=forms.seasonal.device), forms, form)
+        seasonal = forms.seasonal.nonzero()[:, 0]
+        if len(seasonal):
+            other = self._fit_of(seasonal, forms, forms.seasonal_form(form))
+            better = other.errors < CLEARLY * fit.errors[seasonal]
+            fit.weights[seasonal[better]] = other.weights[better]
+        return fit
 
-
-def _in_best_forms(equations: _Equations, forms: Forms) -> _Fit:
-    """Fit each sensor's forecaster in the form that suits its profile, with seasons if they help clearly."""
-    usual = equations.mapped(lambda normal: normal.first(forms.inputs)).fit()
-    best = forms.widened(forms.without_seasons[0], usual)
-    everyone = torch.arange(len(best.weights), device=best.weights.device)
-    for number, form in enumerate(forms.without_seasons):
-        if number and forms.after is not None:
-            _try(best, equations, forms, number)
-        elif number:
-            chosen = everyone[forms.chosen == number]
-            best.take(chosen, equations.fit_in(forms, form, chosen))
-    for number, form in enumerate(forms.without_seasons):
-        nodes = everyone[forms.seasonal & (forms.chosen == number)]
-        if len(nodes):
-            fit = equations.fit_in(forms, forms.seasonal_form(form), nodes)
-            better = fit.errors < CLEARLY * best.errors[nodes]
-            best.take(nodes[better], fit.of_nodes(better))
-    return best
+    def _fit_of(self, nodes: Tensor, forms: Forms, form: Form) -> _Fit:
+        return forms.widened(form, self.mapped(lambda normal: forms.normal(form, normal, nodes)).fit())
 
 
-def _try(best: _Fit, equations: _Equations, forms: Forms, number: int) -> None:
-    """Choose another form for the sensors that have clearly less error after training with it."""
-    everyone = torch.arange(len(best.weights), device=best.weights.device)
-    fit = equations.fit_in(forms, forms.without_seasons[number], everyone)
-    better = forms.is_better(fit.weights, best.weights)
-    forms.chosen[better] = number
-    best.take(everyone[better], fit.of_nodes(better))
+def squashed(levels: Tensor) -> Tensor:
+    """What is sent of levels, so that a faulty sensor cannot dominate a mean."""
+    return LARGEST_LEVEL * torch.tanh(levels / LARGEST_LEVEL)
+
+
+def unsquashed(means: Tensor) -> Tensor:
+    """Means of squashed levels on the scale of readings again. Compared with readings as they are, they would
+    seem to lag behind as soon as all readings rise, or fall, beyond those of training."""
+    share = (means / LARGEST_LEVEL).clamp(-LARGEST_SHARE, LARGEST_SHARE)
+    return LARGEST_LEVEL * torch.atanh(share)
 
 
 def calendar_inputs(time_of_day: Tensor, weekday: Tensor, step_days: float) -> Tensor:

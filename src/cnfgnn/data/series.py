@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +18,12 @@ from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries
 from cnfgnn.data.linear import (
     FOLDS,
     HARMONICS,
-    WITHOUT_PROFILE,
     Forecasters,
     Forms,
+    Normal,
     Sample,
     calendar_inputs,
+    unsquashed,
 )
 from cnfgnn.data.prepared_inputs import PreparedInputs
 from cnfgnn.data.readings import DAY, Readings
@@ -34,7 +34,7 @@ from cnfgnn.errors import DataError
 
 # Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
 SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
-WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 12  # in fitting linear forecasters
+WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
 # Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
 # twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
 FEWEST_DAYS = 2.0
@@ -274,7 +274,7 @@ class PreparedSeries:
         self.linear: dict[str, Forecasters] = {}
         self._uses_more: dict[str, bool] = {}  # whether any of them uses more than the usual inputs
         numbers = self.starts["train"].new_zeros
-        self._form_of = numbers(self.nodes)  # the form of each node's forecaster
+        self._shares: Tensor | None = None  # (n f 1 + folds): of each form of the node's forecaster
         self._fold_of = numbers(0)  # of each training window
         self._knows_days = False  # whether forecasters use the time of day
         self._told = 2 * model.level_width
@@ -410,7 +410,7 @@ class PreparedSeries:
         part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
         part.observed = self.observed[start:stop]
         part.gaps, part.profile = rows(self.gaps), rows(self.profile)
-        part.seasons, part._form_of = rows(self.seasons), self._form_of[start:stop]
+        part.seasons, part._shares = rows(self.seasons), rows(self._shares)
         part.others = None if self.others is None else self.others.of_nodes(nodes)
         part.available = {split: rows(available) for split, available in self.available.items()}
         part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
@@ -437,13 +437,16 @@ class PreparedSeries:
             self._means = None
 
     def _fitted(self, means: Tensor | None = None) -> Forecasters:
-        """Fit each node's linear forecaster, some nodes at a time: the equations of one take 200 KiB."""
-        parts = []
+        """Fit each node's linear forecaster, some nodes at a time: equations and fits of one take 400 KiB."""
+        parts, shares = [], []
         for start in range(0, self.nodes, NODES_AT_ONCE):
             nodes = slice(start, min(start + NODES_AT_ONCE, self.nodes))
             part = self.of_nodes(nodes)
             parts.append(part._fitted_together(None if means is None else means[nodes]))
+            assert part._shares is not None
+            shares.append(part._shares)
             self._fold_of = part._fold_of
+        self._shares = torch.cat(shares)
         return Forecasters.joined(parts)
 
     def _fitted_together(self, means: Tensor | None) -> Forecasters:
@@ -464,25 +467,22 @@ class PreparedSeries:
                 chosen = number[(starts > first - self.length) & (starts < last + self.length)]
             return self._samples(starts, chosen, means)
 
-        forms = None
-        if self.profile is not None or self.seasons is not None:
-            forms = self._forms(next(samples(0, False)).inputs.shape[-1], chosen=means is not None)
-        return Forecasters.fitted(FOLDS, samples, self.inputs.dtype, forms)
+        forms = self._forms(next(samples(0, False)).inputs.shape[-1])
+        dtype = self.inputs.dtype
+        # Validation windows decide how much of each form to take, once: their means of levels are not known.
+        fitted, self._shares = Forecasters.fitted(FOLDS, samples, dtype, forms, self._shares)
+        return fitted
 
-    def _forms(self, inputs: int, chosen: bool) -> Forms:
-        """The forms that forecasters with so many inputs may take. Validation windows choose one, only once:
-        no means of their levels are known. Where a step is a day, the weekday says what a profile says."""
-        after, starts = None, self.starts["validation"]
-        if self.calendar.step_days >= 1:
-            self._form_of[:] = WITHOUT_PROFILE if self.profile is not None else 0
-        elif not chosen:
-            after = partial(self._samples, starts, torch.arange(len(starts), device=starts.device), None)
-        seasonal = torch.zeros_like(self._form_of, dtype=torch.bool)
+    def _forms(self, inputs: int) -> Forms:
+        """The forms that forecasters with so many inputs may take."""
+        seasonal = torch.zeros(self.nodes, dtype=torch.bool, device=self.inputs.device)
         if self.seasons is not None:
             seasonal = (self.seasons > 0).any(dim=1)
-        waves = 0 if self.seasons is None else WAVES
-        places = self._profile_places()
-        return Forms(inputs, places, waves, seasonal, self._form_of, after, self.length)
+        waves, daily = 0 if self.seasons is None else WAVES, self.calendar.step_days >= 1
+        starts = self.starts["validation"]
+        after = Normal.of(self._samples(starts, torch.arange(len(starts), device=starts.device), None))
+        level, profile = self.history - 1, self._profile_places()
+        return Forms(inputs, level, profile, daily, waves, seasonal, self.length, after)
 
     def _samples(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Iterator[Sample]:
         yield self._sample(starts, windows[:0], means)
@@ -516,7 +516,7 @@ class PreparedSeries:
         if batch.others is not None:
             parts.append(batch.others)
         if means is not None:
-            parts.append(means - last)
+            parts.append(unsquashed(means) - last)
         return torch.cat(parts, dim=-1)
 
     def _profile_places(self) -> range | None:

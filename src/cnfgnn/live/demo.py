@@ -59,34 +59,34 @@ def prepare(out: Path, watcher: Watcher, sensors: int = SENSORS, rounds: int = R
 
 
 class Comparison:
-    """How far off forecasts some steps ahead were so far, beside those of the last value."""
+    """The RMSE of forecasts some steps ahead so far, beside that of the last value: the measure that runs are
+    trained by and that the watch compares with the last value."""
 
     def __init__(self, truth: Readings, ahead: int = 3) -> None:
-        self.ahead, self.errors, self.last_value = ahead, [0.0, 0], [0.0, 0]
+        self.ahead, self.count, self.squared, self.squared_last = ahead, 0, 0.0, 0.0
         self._row = {
             int(t): row for row, t in enumerate(truth.times.astype("datetime64[s]").astype(np.int64))
         }
         self._truth = np.where(truth.missing, np.nan, truth.values)
 
     def add(self, made: Forecast) -> None:
+        """Count the sensors that have a forecast, a last value and the reading that both are about."""
         target = self._row.get(made.times[self.ahead - 1])
         last = self._row.get(made.step)
         if target is None or last is None:
             return
-        for total, forecast in (
-            (self.errors, made.values[:, self.ahead - 1]),
-            (self.last_value, self._truth[last]),
-        ):
-            error = np.abs(forecast - self._truth[target])
-            total[0] += float(np.nansum(error))
-            total[1] += int(np.isfinite(error).sum())
+        errors = made.values[:, self.ahead - 1] - self._truth[target]
+        of_last = self._truth[last] - self._truth[target]
+        known = np.isfinite(errors) & np.isfinite(of_last)
+        self.count += int(known.sum())
+        self.squared += float((errors[known] ** 2).sum())
+        self.squared_last += float((of_last[known] ** 2).sum())
 
     def __str__(self) -> str:
-        if not self.errors[1] or not self.last_value[1]:
+        if not self.count:
             return ""
-        minutes = 5 * self.ahead
-        own, simple = (total / count for total, count in (self.errors, self.last_value))
-        return f"mean error {minutes} min ahead {own:.2f} (last value {simple:.2f})"
+        own, simple = ((squared / self.count) ** 0.5 for squared in (self.squared, self.squared_last))
+        return f"RMSE {5 * self.ahead} min ahead {own:.2f} (last value {simple:.2f})"
 
 
 def show(

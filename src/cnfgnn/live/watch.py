@@ -32,6 +32,8 @@ LEAST_COUNT = 24  # forecasts that a number rests on at least
 LEAST_RUN = 12  # equal readings in a row that may be a frozen sensor ...
 LONGER_RUN = 2  # ... and how many times as long as ever before
 LOW_COVERAGE = 70.0  # per cent of readings within the ranges of 80 %, over all sensors
+LEAST_TIME = 0.75  # of a day that forecasts were judged for, before their skill can raise an alarm: the last
+# value is hard to beat in a quiet night, and a service may start in one
 BETTER_AGAIN = 0.05  # skill at which the alarm that there is none ends
 
 SUMS = ("count", "squared", "squared_last", *(f"inside_{level}" for level in LEVELS))
@@ -230,11 +232,17 @@ class Watch:
         numbers = Numbers.of(total.sum(axis=0), self.has_ranges)
         everyone, skill, coverage = (self.since_overall[k : k + 1] for k in range(len(OVERALL)))
         everyone[:] = self.last_row.max() if is_silent.all() else -1
-        known = numbers.skill if some and numbers.skill is not None else 0.0
+        judged = some and self._time_judged(row) >= LEAST_TIME * len(self.sums)
+        known = numbers.skill if judged and numbers.skill is not None else 0.0
         _keep(skill, np.array([known < 0]), np.array([known > BETTER_AGAIN]), row)
         share = numbers.coverage[LEVELS[0]]
         share = 100.0 if share is None or not some else 100 * share
         _keep(coverage, np.array([share < LOW_COVERAGE]), np.array([share > LOW_COVERAGE + 2]), row)
+
+    def _time_judged(self, row: int) -> int:
+        """How many rows ago the first forecast of the last day was judged."""
+        slots = np.flatnonzero(self.sums[:, :, 0].any(axis=1))
+        return int(((row - slots) % len(self.sums)).max(initial=0))
 
     # ---- what is known ------------------------------------------------------------------------------
 

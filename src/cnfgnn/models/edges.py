@@ -7,7 +7,6 @@ are linear, so the result is the same with an eighth of the rows at METR-LA's de
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from cnfgnn.data.graph import Graph
-
-IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+from cnfgnn.models.products import IS_X86
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +132,7 @@ class EdgeUpdate(torch.autograd.Function):
             r.addmm_(x.flatten(0, 1), weight.to(r.dtype).t())
         kept = [r.relu_() if shape.rectified else r]
         for weight, bias in zip(weights, biases, strict=True):
-            kept.append(_rectified(kept[-1], weight.to(r.dtype), bias.to(r.dtype)))
+            kept.append(rectified(kept[-1], weight.to(r.dtype), bias.to(r.dtype)))
         r = kept[-1].unflatten(0, size)
         if absent is not None:
             r.masked_fill_(absent, 0)
@@ -190,7 +188,7 @@ def _arriving(d_sums: Tensor | None, d_r: Tensor | None, r: Tensor, edges: Edges
     return d if d_r is None else d.add_(d_r)
 
 
-def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """relu(x weight^T + bias); on x86 in one pass if PyTorch has oneDNN's private operator for it.
 
     On 64-bit ARM that operator has less than half the speed of a product and a ReLU after it, and a product

@@ -21,6 +21,7 @@ from torch import Tensor
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts
+from cnfgnn.data.linear import squashed
 from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel
@@ -28,16 +29,14 @@ from cnfgnn.models.params import Params, uniform
 from cnfgnn.models.products import linear
 
 HIDDEN_LAYERS = 2  # of the perceptron encoder
-LARGEST_LEVEL = 3.0  # standard deviations
 LEVEL_HALF_LIVES = (0.5, 3.0)  # steps after which a reading counts half in each level
 
 
 def levels(readings: Tensor) -> Tensor:
-    """(n b t) -> (n b 2): averages of the past readings in which later ones count more, squashed, so that a
-    faulty sensor cannot dominate a mean."""
+    """(n b t) -> (n b 2): averages of the past readings in which later ones count more, squashed."""
     age = torch.arange(readings.shape[-1] - 1, -1, -1, dtype=readings.dtype, device=readings.device)
     weights = torch.stack([0.5 ** (age / half_life) for half_life in LEVEL_HALF_LIVES], dim=-1)  # (t 2)
-    return LARGEST_LEVEL * torch.tanh(readings @ (weights / weights.sum(dim=0)) / LARGEST_LEVEL)
+    return squashed(readings @ (weights / weights.sum(dim=0)))
 
 
 def node_model(

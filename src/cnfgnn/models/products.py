@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _plain: ContextVar[bool] = ContextVar("plain", default=False)
 
 

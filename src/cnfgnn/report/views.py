@@ -68,7 +68,7 @@ def views(runs: Sequence[Run], data: Dataset | None = None) -> list[RunView]:
 def view(run: Run, data: Dataset | str) -> RunView:
     """The view of a run, given its data or a sentence that says why they are not available."""
     if not run.progress.history:
-        raise DataError(run.folder, "has no finished round yet, so that there is nothing to show")
+        raise RunError(run.folder, "has no finished round yet, so that there is nothing to show")
     if isinstance(data, Dataset):
         run.check_same_data(data)
     predictions, events = _predictions(run, data), run.events()

@@ -54,7 +54,10 @@ def copied(running: tuple[Project, Kits], tmp_path: Path) -> Iterator[Path]:
 def hears(kit: Path, other_than: str = "") -> bool:
     """Whether the server receives heartbeats from the process of this kit."""
     process = recorded_process(kit)
-    return process != other_than and handshake.ask_server(kit, process).connection["heard"] is not None
+    try:
+        return process != other_than and handshake.ask_server(kit, process).connection["heard"] is not None
+    except RunError:  # a busy server may take too long for one answer; callers ask again
+        return False
 
 
 def recorded(kit: Path, part: str) -> Callable[[], bool]:
@@ -62,7 +65,8 @@ def recorded(kit: Path, part: str) -> Callable[[], bool]:
 
 
 def refusals(server: Path) -> dict[str, Any]:
-    return read_server_status(server)["sites"]["north"].get("refused") or {}
+    """What the server says of refused connections of north: nothing until it has written its status."""
+    return read_server_status(server).get("sites", {}).get("north", {}).get("refused") or {}
 
 
 def log(kit: Path) -> str:
@@ -103,7 +107,7 @@ def test_a_copied_kit_is_refused_while_its_site_runs_and_all_parties_are_told(
         wait_until(recorded(copied, "the server refuses this kit"), "the copy's owner is told")
         wait_until(recorded(north, "tried to connect with a copy of this kit"), "north's owner is told", 150)
         wait_until(lambda: refusals(made["server"]).get("reason") == COPIED_KIT, "the operator is told")
-        assert hears(north)
+        wait_until(lambda: hears(north), "the server still hears north")
         assert echo.pid("north") == answering
         assert processes.jobs_of(copied) == []
         echo.stop()
