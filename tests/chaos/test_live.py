@@ -13,7 +13,8 @@ from cnfgnn.federation import processes
 from cnfgnn.federation.live_relay import read_service
 from tests.federation.live_processes import FULL, SITES, go_live, live_processes
 from tests.federation.proxy import proxied
-from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
+from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 OTHERS = ("north", "west")
@@ -82,7 +83,7 @@ def test_a_site_whose_network_is_cut_goes_on_by_itself_and_rejoins(seconds: int,
         live.next_forecasts()
         found = live.next_forecasts()
         assert found == {**BOTH_FULL, "south": {"last embedding"}}
-        wait_until(lambda: time.monotonic() > begun + seconds, "the interruption is over", seconds + 60)
+        wait_for(lambda: time.monotonic() > begun + seconds, "the interruption is over", seconds + 60)
         proxy.resume()
         live.until_full()
         proxy.cut()

@@ -10,7 +10,8 @@ import pytest
 from cnfgnn.federation import processes
 from tests.federation.proxy import proxied
 from tests.federation.reference_training import assert_as_good_as_undisturbed, config
-from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation, wait_until
+from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
@@ -31,7 +32,7 @@ def test_a_site_rejoins_after_a_network_failure(seconds: int, tmp_path: Path) ->
         sites.until(lambda: not sites.site("south")["reachable"], "south is shown as unreachable", 60)
         now = sites.status["round"]
         sites.until(lambda: sites.status["round"] > now, "the others continue")
-        wait_until(lambda: time.monotonic() > cut + seconds, "the interruption is over")
+        wait_for(lambda: time.monotonic() > cut + seconds, "the interruption is over")
         proxy.resume()
         sites.until(lambda: sites.site("south")["present"], "south rejoins")
         exchanges = sites.status["exchanges"]

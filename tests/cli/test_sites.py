@@ -100,3 +100,8 @@ def test_sensors_left_out_of_a_comparison_are_shown() -> None:
     assert "compared without the sensors of north" in headline(status(**known, left_out=left_out))
     waiting = headline(status(**known, left_out=left_out, compared=False))
     assert "not compared, waiting for the sensors of north" in waiting
+
+
+def test_a_finished_run_that_is_resumed_has_no_round_after_its_last() -> None:
+    assert headline(status(round=2, rounds=1)) == "train one: running, round 1/1"
+    assert headline(status(round=1, rounds=3)) == "train one: running, round 1/3"

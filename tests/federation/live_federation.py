@@ -25,7 +25,8 @@ from cnfgnn.transports.remote import live_transport
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import unpack
 from tests.federation.in_memory_federation import InMemoryFederation
-from tests.live.small_service import Client, wait_for
+from tests.live.small_service import Client
+from tests.waiting import wait_for
 
 ABSENT = "absent: it goes on by itself"
 LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}

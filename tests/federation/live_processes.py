@@ -21,9 +21,10 @@ from tests.commands import COMMAND
 from tests.conftest import network
 from tests.federation.live_federation import ABSENT, qualities, row_of
 from tests.federation.reference_training import config
-from tests.federation.running_federation import RunningFederation, running_federation, wait_until
+from tests.federation.running_federation import RunningFederation, running_federation
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
 from tests.live.small_service import Client
+from tests.waiting import wait_for
 
 SITES: Mapping[str, Sequence[int]] = {"north": [0, 1], "south": [2, 3], "west": [4, 5]}
 KNOWN, ROWS = 150, 600
@@ -57,7 +58,7 @@ class LiveProcesses:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ.copy()
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        wait_until(lambda: any("page of this federation" in line for line in self.lines), "the page", TIMEOUT)
+        wait_for(lambda: any("page of this federation" in line for line in self.lines), "the page", TIMEOUT)
         [address] = re.findall(r"http://[\d.:]+", "".join(self.lines))
         self.page = Client(address)
 
@@ -93,7 +94,7 @@ class LiveProcesses:
                 return all(self.is_joined(name) for name in names or SITES)
             return False
 
-        wait_until(joined, f"{names or 'all sites'} take part; {self.lines[-3:]}", TIMEOUT)
+        wait_for(joined, f"{names or 'all sites'} take part; {self.lines[-3:]}", TIMEOUT)
 
     def client(self, name: str) -> Client:
         return Client(read_site_status(self.federation.kits[name])["live"]["address"])
@@ -120,7 +121,7 @@ class LiveProcesses:
     def until_full(self, *names: str) -> None:
         """Send rows until all these sites, or all, have a full forecast of the same step."""
         self.wait_until_joined(*names)
-        wait_until(
+        wait_for(
             lambda: all(found == FULL for found in self.next_forecasts(*names).values()),
             "forecasts are full",
             TIMEOUT,
@@ -128,7 +129,7 @@ class LiveProcesses:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Send rows to all sites until something is true."""
-        wait_until(lambda: bool(self.next_forecasts() and condition()), "the condition", TIMEOUT)
+        wait_for(lambda: bool(self.next_forecasts() and condition()), "the condition", TIMEOUT)
 
 
 @contextmanager

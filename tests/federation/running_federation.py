@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from cnfgnn.federation.task_client import run_task
 from cnfgnn.runs.folder import Run
 from tests.federation import fault_injection, message_log
 from tests.federation.in_memory_federation import given_of
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 SITES: Mapping[str, Sequence[int]] = {"north": [0], "south": [1, 2], "west": [3, 4, 5, 6, 7]}
@@ -73,7 +73,7 @@ class RunningFederation:
         self.result, self.problem = {}, None
         self.worker = threading.Thread(target=run, daemon=True)
         self.worker.start()
-        wait_until(
+        wait_for(
             lambda: self.problem is not None or self.status.get("token") not in (None, before),
             "the task starts",
             timeout=300.0,
@@ -104,7 +104,7 @@ class RunningFederation:
             now = (status.get("round", 0), status.get("phase", 0))
             return now[0] > round_ or (now[0] == round_ and now[1] >= phase)
 
-        wait_until(there, f"round {round_}, phase {phase}")
+        wait_for(there, f"round {round_}, phase {phase}")
 
     # ---- faults --------------------------------------------------------------------------------------
 
@@ -127,7 +127,7 @@ class RunningFederation:
                 raise self.problem
             return condition()
 
-        wait_until(holds, what, timeout)
+        wait_for(holds, what, timeout)
 
     def wait_for_rejoin(self, name: str, since: int) -> None:
         """Wait until a site is present and more than three exchanges followed exchange `since`: the status
@@ -158,7 +158,7 @@ class RunningFederation:
         assert parent is not None
         for pid in (parent, *processes.jobs_of(self.kits[name])):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
+        wait_for(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
 
 
 @contextmanager
@@ -208,10 +208,3 @@ def city_on_disk(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(city(sensors, days, seed=seed), folder)
     return load(folder)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting until: {what}"
-        time.sleep(0.05)

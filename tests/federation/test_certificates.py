@@ -17,7 +17,8 @@ from cnfgnn.federation.kit_status import site_notices
 from cnfgnn.federation.project import Project, read_project
 from cnfgnn.federation.site_settings import read_site
 from tests.commands import said
-from tests.federation.two_site_federation import free_ports, wait_until, write_project
+from tests.federation.two_site_federation import free_ports, write_project
+from tests.waiting import wait_for
 
 SECOND = 1 / 86400  # in days
 CRON = {"PATH": "/usr/bin:/bin"}  # what cron and systemd give a program
@@ -41,7 +42,7 @@ def test_an_expired_certificate_is_reported_as_such(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = made_for(SECOND, project, tmp_path / "kits", monkeypatch)
-    wait_until(lambda: all(map(problem_of, (made["north"], made["server"]))), "both certificates expire")
+    wait_for(lambda: all(map(problem_of, (made["north"], made["server"]))), "both certificates expire")
     for kit in (made["server"], made["north"]):
         assert "expired on" in refused("up", kit)
         assert processes.running(kit) is None

@@ -20,7 +20,8 @@ from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.status import read_status
 from tests.commands import COMMAND, ENVIRONMENT, said
-from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
+from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.waiting import wait_for
 
 pytestmark = ENGINE_WARNINGS
 
@@ -56,7 +57,7 @@ def refused(*arguments: object) -> str:
 def test_a_site_is_checked_before_it_joins(kits: Mapping[str, Path], project: Path, tmp_path: Path) -> None:
     assert "cannot be reached" in refused("check", kits["north"])
     said("federation", "up", kits["server"])
-    wait_until(lambda: _passes(kits["north"]), "the server answers")
+    wait_for(lambda: _passes(kits["north"]), "the server answers")
     told = said("federation", "check", kits["north"])
     for part in (
         "all 2 of site north",
@@ -114,7 +115,7 @@ def test_an_operator_starts_trains_stops_resumes_and_forecasts(kits: Mapping[str
     for kit in kits.values():
         assert "is up" in said("federation", "up", kit)
     assert "is already running" in said("federation", "up", server)
-    wait_until(
+    wait_for(
         lambda: len(json.loads(said("federation", "status", server, "--json"))["connected"]) == 2,
         "both sites are connected",
     )
@@ -130,7 +131,7 @@ def test_an_operator_starts_trains_stops_resumes_and_forecasts(kits: Mapping[str
         [*COMMAND, *arguments], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as command:
         try:
-            wait_until(lambda: (read_status(server) or {}).get("done", 0) >= 2, "two rounds")
+            wait_for(lambda: (read_status(server) or {}).get("done", 0) >= 2, "two rounds")
             assert "busy with another task" in refused("train", server, *TINY)
         finally:
             command.send_signal(signal.SIGINT)

@@ -19,9 +19,9 @@ from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
-from tests.live.small_service import wait_for
 from tests.live.test_broker import Device, Mosquitto, needs_mosquitto
 from tests.privacy.test_by_construction import arrays_of, holds
+from tests.waiting import wait_for
 
 KNOWN, ROWS = 120, 190
 FULL = {"full"}

@@ -23,9 +23,9 @@ from cnfgnn.privacy.copies import CopyStore
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE, LiveFederation, qualities, row_of
 from tests.federation.test_inputs import LONG, say, site
-from tests.live.small_service import wait_for
 from tests.privacy.test_by_construction import arrays_of, holds
 from tests.privacy.two_truths import another_truth, with_inputs
+from tests.waiting import wait_for
 
 KNOWN, ROWS = 120, 150
 FULL = {"full"}

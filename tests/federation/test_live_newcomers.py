@@ -29,8 +29,8 @@ from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, server, small
 from tests.federation.in_memory_federation import SITES
 from tests.federation.live_federation import LiveFederation, qualities
-from tests.live.small_service import wait_for
 from tests.privacy.test_by_construction import arrays_of, holds
+from tests.waiting import wait_for
 
 KNOWN, ROWS = 120, 190
 FULL = {"full"}

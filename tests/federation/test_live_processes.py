@@ -15,7 +15,8 @@ from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.site_settings import settings_file
 from tests.commands import said
 from tests.federation.live_processes import FULL, SITES, TELLS, TIMEOUT, LiveProcesses, live_processes
-from tests.federation.running_federation import ENGINE_WARNINGS, wait_until
+from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
 
@@ -31,18 +32,18 @@ def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
                 return live.sites["south"]["sensors"] == 3 and live.is_joined("south")
             return False
 
-        wait_until(known, "the server counts on the new sensor", TIMEOUT)
+        wait_for(known, "the server counts on the new sensor", TIMEOUT)
         live.sent["south"].append(6)
         others = {"north": FULL, "west": FULL}
         first = live.next_forecasts()
         assert first == {**others, "south": {"full", "fallback"}}
-        wait_until(lambda: live.next_forecasts()["south"] == FULL, "the new sensor is forecast", TIMEOUT)
+        wait_for(lambda: live.next_forecasts()["south"] == FULL, "the new sensor is forecast", TIMEOUT)
         assert "s6" in live.client("south").get("/forecasts").json["sensors"]
 
         [job] = processes.jobs_of(live.federation.server)  # a new task learns of the sensor again
         os.kill(job, signal.SIGKILL)
         live.until_full()
-        wait_until(known, "the server counts on the new sensor again", TIMEOUT)
+        wait_for(known, "the server counts on the new sensor again", TIMEOUT)
         live.until_full()
 
 
@@ -76,20 +77,18 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         live.assert_ranges_are_undisturbed(TELLS)
 
         assert live.end() == 130
-        wait_until(
-            lambda: not any(read_service(live.federation.kits[name]) for name in SITES), "services end"
-        )
+        wait_for(lambda: not any(read_service(live.federation.kits[name]) for name in SITES), "services end")
 
 
 def test_a_model_that_was_trained_beside_goes_live_and_is_rolled_back(tmp_path: Path) -> None:
     retrain = ("--retrain", "20m", "--hold-out", "0.1")  # at the speed of the recording, 20 seconds
     with live_processes(tmp_path, options=retrain, method="at-fedavg") as live:
-        wait_until(lambda: model(live) != "one", f"another model is live; {live.lines[-3:]}", 2 * TIMEOUT)
+        wait_for(lambda: model(live) != "one", f"another model is live; {live.lines[-3:]}", 2 * TIMEOUT)
         live.until_full()
         events = live.federation.kits["west"] / "live" / "switches.jsonl"
         assert model(live)[:30] in events.read_text()
         assert "is live instead of" in said("federation", "rollback", live.federation.server, "one")
-        wait_until(lambda: model(live) == "one", "the model before is live", TIMEOUT)
+        wait_for(lambda: model(live) == "one", "the model before is live", TIMEOUT)
         live.until_full()
         assert live.end() == 130
 

@@ -24,7 +24,7 @@ from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
 from tests.conftest import network, small
 from tests.federation.live_federation import LiveFederation
-from tests.live.small_service import wait_for
+from tests.waiting import wait_for
 
 KNOWN, ROWS, SENT = 120, 190, 20
 HOLD_OUT = 30 * 300 / 86_400  # days: 30 steps

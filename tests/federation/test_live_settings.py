@@ -18,7 +18,7 @@ from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.transports.remote.messages import pack, unpack
-from tests.live.small_service import wait_for
+from tests.waiting import wait_for
 
 TOKEN = "a-token-of-a-live-page"
 

@@ -17,7 +17,8 @@ from cnfgnn.federation.process_identity import identity, is_running
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.status import Status
 from cnfgnn.federation.task_client import is_active
-from tests.federation.two_site_federation import wait_until, write_project
+from tests.federation.two_site_federation import write_project
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_another_process_or_boot_is_not_the_same(sleeper: subprocess.Popen[bytes
     for nonsense in ({}, {"pid": "x"}, {"pid": None}, {"pid": True}, {"pid": -1}):
         assert not is_running(nonsense)
     sleeper.kill()
-    wait_until(lambda: not is_running(noted), "a zombie does not count as running")
+    wait_for(lambda: not is_running(noted), "a zombie does not count as running")
     sleeper.wait()
     assert not is_running(noted)
     assert identity(sleeper.pid) is None

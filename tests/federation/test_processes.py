@@ -16,7 +16,8 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import jobs
-from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation, wait_until
+from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation
+from tests.waiting import wait_for
 
 pytestmark = [
     # The engine leaves the sockets of a session to the garbage collector.
@@ -41,7 +42,7 @@ def test_killed_jobs_and_killed_sites_rejoin_a_running_job(tmp_path: Path) -> No
         assert parent is not None
         for pid in (parent, south):
             os.kill(pid, signal.SIGKILL)
-        wait_until(
+        wait_for(
             lambda: not isinstance(echo.answers()["south"], int), "the server notices that south is gone"
         )
         assert processes.running(made["south"]) is None
@@ -52,16 +53,16 @@ def test_killed_jobs_and_killed_sites_rejoin_a_running_job(tmp_path: Path) -> No
         parent = processes.running(made["north"])
         assert parent is not None
         os.kill(parent, signal.SIGKILL)
-        wait_until(lambda: processes.running(made["north"]) is None, "north's parent is gone")
+        wait_for(lambda: processes.running(made["north"]) is None, "north's parent is gone")
         processes.up(made["north"])
         echo.pid("north", other_than=again)
 
         assert session.state(echo.id) == "RUNNING"
         echo.stop()
-        wait_until(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        wait_for(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
         for name in ("north", "south"):
-            wait_until(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
-            wait_until(lambda name=name: forgot(made[name]), f"{name} forgets the job")
+            wait_for(lambda name=name: processes.jobs_of(made[name]) == [], f"{name}'s job process ends")
+            wait_for(lambda name=name: forgot(made[name]), f"{name} forgets the job")
 
 
 @pytest.mark.slow
@@ -74,14 +75,14 @@ def test_a_stopped_site_leaves_no_process_and_an_aborted_job_does_not_restart(tm
         assert processes.running(made["south"]) is None
         assert processes.jobs_of(made["south"]) == []
         session.abort(echo.id)
-        wait_until(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
-        wait_until(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
-        wait_until(lambda: forgot(made["north"]), "north forgets the job")
+        wait_for(lambda: session.state(echo.id).startswith("FINISHED"), "the job is aborted")
+        wait_for(lambda: processes.jobs_of(made["north"]) == [], "north's job process ends")
+        wait_for(lambda: forgot(made["north"]), "north forgets the job")
 
         # South was stopped when the job ended: it starts the job again and learns at once that it is over.
         processes.up(made["south"])
-        wait_until(lambda: "south" in connected(made["server"]), "south is back")
-        wait_until(lambda: forgot(made["south"]), "south forgets the job")
+        wait_for(lambda: "south" in connected(made["server"]), "south is back")
+        wait_for(lambda: forgot(made["south"]), "south forgets the job")
         with pytest.raises(ConfigError, match="the server has no such job"):
             session.state("0bd6bd6e-0000-0000-0000-000000000000")
 
@@ -99,14 +100,14 @@ def test_a_site_that_connects_late_gets_the_running_job(tmp_path: Path) -> None:
         assert parent is not None
         for pid in (parent, south):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: processes.running(made["south"]) is None, "south is gone")
+        wait_for(lambda: processes.running(made["south"]) is None, "south is gone")
         processes.up(made["south"])
         echo.pid("south", other_than=south)
         assert echo.pid("north") == north
         echo.stop()
-        wait_until(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
-        wait_until(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
-        wait_until(lambda: forgot(made["south"]), "south forgets the job")
+        wait_for(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        wait_for(lambda: processes.jobs_of(made["south"]) == [], "south's job process ends")
+        wait_for(lambda: forgot(made["south"]), "south forgets the job")
 
 
 @pytest.mark.chaos
@@ -117,7 +118,7 @@ def test_sites_accept_a_new_job_after_the_server_or_its_job_was_killed(tmp_path:
             was = first.pid("north")
             [job] = processes.jobs_of(made["server"])
             os.kill(job, signal.SIGKILL)
-            wait_until(lambda: session.state(first.id).startswith("FINISHED"), "the server notices")
+            wait_for(lambda: session.state(first.id).startswith("FINISHED"), "the server notices")
             assert session.state(first.id) != "FINISHED:COMPLETED"
             second = Echo(session, tmp_path / "second", ["north"])
             was = second.pid("north", other_than=was)
@@ -126,14 +127,14 @@ def test_sites_accept_a_new_job_after_the_server_or_its_job_was_killed(tmp_path:
         assert parent is not None
         for pid in (parent, *processes.jobs_of(made["server"])):
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: processes.running(made["server"]) is None, "the server is gone")
+        wait_for(lambda: processes.running(made["server"]) is None, "the server is gone")
         processes.up(made["server"])
-        wait_until(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
+        wait_for(lambda: connected(made["server"]) == {"north"}, "north registers again by itself")
         with jobs.connect(made["server"]) as session:
             assert session.running_jobs() == []
             third = Echo(session, tmp_path / "third", ["north"])
             assert third.pid("north") != was
-            wait_until(lambda: len(processes.jobs_of(made["north"])) == 1, "the previous job has ended")
+            wait_for(lambda: len(processes.jobs_of(made["north"])) == 1, "the previous job has ended")
 
 
 @pytest.mark.slow
@@ -152,10 +153,8 @@ def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None
             processes.up(renamed)
             processes.up(stranger)
             problem = "authenticated as 'north' but claimed endpoint 'south'"
-            wait_until(lambda: problem in logged(made["server"]), "a false name is refused")
-            wait_until(
-                lambda: "CERTIFICATE_VERIFY_FAILED" in logged(stranger), "another authority is refused"
-            )
+            wait_for(lambda: problem in logged(made["server"]), "a false name is refused")
+            wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in logged(stranger), "another authority is refused")
             assert connected(made["server"]) == {"north"}
         finally:
             processes.down(renamed)
@@ -170,15 +169,15 @@ def test_jobs_with_code_or_foreign_classes_are_refused(tmp_path: Path) -> None:
         (with_code / "app" / "custom").mkdir()
         (with_code / "app" / "custom" / "evil.py").write_text(f"open({str(trace)!r}, 'w')")
         job = session.submit(with_code)
-        wait_until(lambda: session.state(job).startswith("FINISHED"), "code is refused")
-        wait_until(lambda: "BYOC not permitted" in logged(made["server"]), "the server's log says why")
+        wait_for(lambda: session.state(job).startswith("FINISHED"), "code is refused")
+        wait_for(lambda: "BYOC not permitted" in logged(made["server"]), "the server's log says why")
 
         args = {"log": str(tmp_path / "log"), "sites": ["north"]}
         foreign = jobs.job_folder(
             tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo_job.Unlisted", {}
         )
         job = session.submit(foreign)
-        wait_until(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
+        wait_for(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
         assert session.state(job) != "FINISHED:COMPLETED"
         assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
         assert not trace.exists()

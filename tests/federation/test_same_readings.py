@@ -13,7 +13,7 @@ from cnfgnn.federation.site_store import JOINED, STATES
 from cnfgnn.federation.status import STATUS
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import SITES, InMemoryFederation
-from tests.federation.running_federation import wait_until
+from tests.waiting import wait_for
 
 MANY = {"training.rounds": 1000, "training.patience": 1000, "training.client_rounds": 1}
 REFUSED = "its readings have changed since it joined this run"
@@ -111,17 +111,17 @@ def test_a_site_that_rejoins_with_changed_readings_is_left_out_until_they_are_re
     worker = threading.Thread(target=sites.resume, daemon=True)
     worker.start()
     try:
-        wait_until(lambda: _site(sites).get("present", False), "west takes part")
+        wait_for(lambda: _site(sites).get("present", False), "west takes part")
         sites.write("west", right * 10)
         sites.restart("west")
-        wait_until(lambda: REFUSED in _site(sites).get("problem", ""), "west is refused")
-        wait_until(lambda: not _site(sites)["reachable"], "west gets no more requests")
+        wait_for(lambda: REFUSED in _site(sites).get("problem", ""), "west is refused")
+        wait_for(lambda: not _site(sites)["reachable"], "west gets no more requests")
         now = sites.status["round"]
-        wait_until(lambda: sites.status["round"] > now, "the others continue")
+        wait_for(lambda: sites.status["round"] > now, "the others continue")
         assert not _site(sites)["present"]
         sites.write("west", right)
         sites.restart("west")
-        wait_until(lambda: _site(sites)["present"], "west rejoins")
+        wait_for(lambda: _site(sites)["present"], "west rejoins")
     finally:
         end.set()
         worker.join(60)

@@ -27,7 +27,8 @@ from tests.conftest import network
 from tests.federation.forged_requests import ATTEMPTS, RECEIVED
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.test_processes import refused
-from tests.federation.two_site_federation import FORGING, REQUESTING, federation, wait_until, write_project
+from tests.federation.two_site_federation import FORGING, REQUESTING, federation, write_project
+from tests.waiting import wait_for
 
 pytestmark = ENGINE_WARNINGS
 
@@ -40,16 +41,14 @@ def test_a_site_receives_requests_of_its_server_only(tmp_path: Path) -> None:
         job = jobs.job_folder(tmp_path / "job", "forging", REQUESTING, {"stop": str(stop)}, FORGING, {})
         job_id = session.submit(job)
         attempts = made["south"] / ATTEMPTS
-        wait_until(
-            lambda: attempts.exists() and len(attempts.read_text().splitlines()) == 4, "south has tried"
-        )
+        wait_for(lambda: attempts.exists() and len(attempts.read_text().splitlines()) == 4, "south has tried")
         for port in {*listening(made["server"]), *listening(made["north"])}:
             refused(port, "CERTIFICATE_REQUIRED")
         received = made["north"] / RECEIVED
         before = len(received.read_text().splitlines())
-        wait_until(lambda: len(received.read_text().splitlines()) > before, "the server is still served")
+        wait_for(lambda: len(received.read_text().splitlines()) > before, "the server is still served")
         stop.touch()
-        wait_until(lambda: session.state(job_id).startswith("FINISHED"), "the job ends")
+        wait_for(lambda: session.state(job_id).startswith("FINISHED"), "the job ends")
         assert set(received.read_text().splitlines()) == {"request of the server"}
         assert "answered" not in attempts.read_text()
         log = (made["server"] / "log.txt").read_text()
@@ -124,7 +123,7 @@ def test_the_content_of_a_damaged_file_is_not_sent_to_the_server(tmp_path: Path)
 
 
 def described_once_read(nodes: SiteNodes) -> dict[str, Any]:
-    wait_until(lambda: nodes.problem != NOT_READ_YET, "the site has read its files")
+    wait_for(lambda: nodes.problem != NOT_READ_YET, "the site has read its files")
     return dict(nodes.describe())
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from cnfgnn.errors import RunError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import jobs
 from cnfgnn.federation.project import Project, read_project
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 CONTROLLER, EXECUTOR = "tests.federation.echo_job.EchoController", "tests.federation.echo_job.EchoExecutor"
@@ -58,16 +58,6 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 240) -> Any:
-    """Wait for a condition and return its first true value."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"timed out waiting until: {what}")
-
-
 @contextmanager
 def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, Path]]]:
     """The project and its kits, with the server and the sites `names` running."""
@@ -79,7 +69,7 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
     try:
         for name in ("server", *names):
             processes.up(made[name])
-        wait_until(lambda: connected(made["server"]) == set(names), f"{names} are connected")
+        wait_for(lambda: connected(made["server"]) == set(names), f"{names} are connected")
         yield project, made
     finally:
         for kit in made.values():
@@ -115,7 +105,7 @@ class Echo:
             answer = self.answers().get(site)
             return answer if isinstance(answer, int) and answer != other_than else None
 
-        return int(wait_until(found, f"{site} answers"))
+        return int(wait_for(found, f"{site} answers"))
 
     def stop(self) -> None:
         self.log.with_suffix(".stop").touch()

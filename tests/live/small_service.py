@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,9 +28,9 @@ from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
+from tests.waiting import WITHIN, wait_for
 
 SENSORS, ROWS, KNOWN = 6, 180, 120
-WITHIN = 240.0  # seconds; a test fails if what it waits for has not happened by then
 
 
 @dataclass(frozen=True)
@@ -76,16 +75,6 @@ def make_small_run(place: Path, method: str = "cnfgnn-plus", **changes: object) 
 
 def readings_like(data: Dataset, values: np.ndarray) -> Readings:
     return replace(data.readings, values=values, missing=np.isnan(values))
-
-
-def wait_for(condition: Callable[[], Any], what: str, within: float = WITHIN) -> Any:
-    """Wait until something is true, and return it."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited in vain for {what}")
 
 
 @dataclass

@@ -21,7 +21,8 @@ from cnfgnn.live.broker import BrokerSettings
 from cnfgnn.live.models import Models
 from cnfgnn.live.observations import datastream_of
 from cnfgnn.live.start import LiveSettings
-from tests.live.small_service import KNOWN, LiveCommand, SmallRun, serving, wait_for
+from tests.live.small_service import KNOWN, LiveCommand, SmallRun, serving
+from tests.waiting import wait_for
 
 FOUND = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_mosquitto = pytest.mark.skipif(

@@ -22,7 +22,8 @@ from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.start import LiveSettings
 from tests.federation.live_kit import LiveKit
-from tests.live.small_service import KNOWN, SmallRun, serving, wait_for
+from tests.live.small_service import KNOWN, SmallRun, serving
+from tests.waiting import wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")

@@ -27,8 +27,9 @@ from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.commands import said
 from tests.conftest import network, small
-from tests.live.small_service import serving, wait_for
+from tests.live.small_service import serving
 from tests.privacy.two_truths import with_inputs
+from tests.waiting import wait_for
 
 ROWS, KNOWN = 130, 120
 

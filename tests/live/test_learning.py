@@ -26,15 +26,9 @@ from cnfgnn.live.start import LiveSettings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import said
-from tests.live.small_service import (
-    KNOWN,
-    LiveCommand,
-    SmallRun,
-    make_small_run,
-    serving,
-    wait_for,
-)
+from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run, serving
 from tests.live.test_web import next_event
+from tests.waiting import wait_for
 
 HELD = 0.1  # days that are held out: 29 steps
 SETTINGS = RetrainSettings(hold_out=HELD)

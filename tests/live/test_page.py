@@ -18,8 +18,9 @@ from cnfgnn.live.page.sensors import MOST_EDGES, MOST_STEPS, SensorList
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings
 from tests.conftest import network
-from tests.live.small_service import KNOWN, Client, SmallRun, serving, wait_for
+from tests.live.small_service import KNOWN, Client, SmallRun, serving
 from tests.live.test_web import TOKEN
+from tests.waiting import wait_for
 
 OWN = Path(routes.__file__).parent / "assets"
 

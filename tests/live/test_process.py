@@ -23,7 +23,8 @@ from cnfgnn.files import write_whole
 from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT, said
-from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run, wait_for
+from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run
+from tests.waiting import wait_for
 
 FAST = ("--clock", "feed", "--speed", "100", "--deadline", "1", "--poll", "0.05")
 PATIENT = ("--clock", "feed", "--deadline", "250")  # a forecast is made when the last reading is there

@@ -22,7 +22,8 @@ from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HISTORY
-from tests.live.small_service import KNOWN, SENSORS, WITHIN, SmallRun, readings_like
+from tests.live.small_service import KNOWN, SENSORS, SmallRun, readings_like
+from tests.waiting import WITHIN
 
 T = TypeVar("T")
 STEP, DEADLINE = 300, 60.0
@@ -32,7 +33,7 @@ async def come_true(condition: Callable[[], T | None], what: str) -> T:
     """Wait until something is true, beside a running service, and return it."""
     end = time.monotonic() + WITHIN
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"waited in vain: {what}"
         await asyncio.sleep(0.01)
     return found
 

@@ -20,7 +20,8 @@ from cnfgnn.live.limits import Rate
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HORIZON
-from tests.live.small_service import KNOWN, Client, SmallRun, serving, wait_for
+from tests.live.small_service import KNOWN, Client, SmallRun, serving
+from tests.waiting import wait_for
 
 TOKEN = "a-token-of-some-length"
 

@@ -140,7 +140,8 @@ def headline(status: Mapping[str, Any]) -> str:
     if status.get("waiting"):
         parts = [f"{task}: paused, because fewer than min_sites sites are present"]
     elif "rounds" in status and state == "running":
-        parts.append(f"round {status['round']}/{status['rounds']}")
+        now = min(status["round"], status["rounds"])  # of a finished run that is resumed, the last one
+        parts.append(f"round {now}/{status['rounds']}")
     if "best_error" in status:
         parts += _errors(status)
     if live := status.get("live"):

@@ -23,7 +23,8 @@ from cnfgnn.federation.project import KEEP_TASKS, Project
 from cnfgnn.federation.server_status import read_server_status
 from cnfgnn.federation.site_status import connection_problem, read_site_status, recorded_process
 from tests.commands import said
-from tests.federation.two_site_federation import Echo, connected, federation, wait_until
+from tests.federation.two_site_federation import Echo, connected, federation
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,7 +78,7 @@ def test_a_site_learns_the_servers_clock_and_whether_its_heartbeats_arrive(
     running: tuple[Project, Kits], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, made = running
-    wait_until(lambda: hears(made["north"]), "the server hears north")
+    wait_for(lambda: hears(made["north"]), "the server hears north")
     assert "received a heartbeat" in said("federation", "status", made["north"])
     answer = handshake.ask_server(made["south"])
     assert abs(answer.clock_ahead) < 60
@@ -99,19 +100,19 @@ def test_a_copied_kit_is_refused_while_its_site_runs_and_all_parties_are_told(
 ) -> None:
     _, made = running
     north = made["north"]
-    wait_until(lambda: hears(north), "the server hears north")
+    wait_for(lambda: hears(north), "the server hears north")
     with jobs.connect(made["server"]) as session:
         echo = Echo(session, tmp_path, ["north"])
         answering = echo.pid("north")
         processes.up(copied)
-        wait_until(recorded(copied, "the server refuses this kit"), "the copy's owner is told")
-        wait_until(recorded(north, "tried to connect with a copy of this kit"), "north's owner is told", 150)
-        wait_until(lambda: refusals(made["server"]).get("reason") == COPIED_KIT, "the operator is told")
-        wait_until(lambda: hears(north), "the server still hears north")
+        wait_for(recorded(copied, "the server refuses this kit"), "the copy's owner is told")
+        wait_for(recorded(north, "tried to connect with a copy of this kit"), "north's owner is told", 150)
+        wait_for(lambda: refusals(made["server"]).get("reason") == COPIED_KIT, "the operator is told")
+        wait_for(lambda: hears(north), "the server still hears north")
         assert echo.pid("north") == answering
         assert processes.jobs_of(copied) == []
         echo.stop()
-        wait_until(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
+        wait_for(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
     assert "the server refuses this kit" in log(copied)
     assert "the server refuses this kit" in (copied / "console.txt").read_text()
     assert "with a copy of this kit" in log(north)
@@ -131,9 +132,9 @@ def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
         parent, before = processes.running(north), recorded_process(north)
         assert parent is not None
         os.kill(parent, signal.SIGKILL)
-        wait_until(lambda: processes.running(north) is None, "north is dead")
+        wait_for(lambda: processes.running(north) is None, "north is dead")
         processes.up(north)
-        wait_until(lambda before=before: hears(north, other_than=before), "north is heard again")
+        wait_for(lambda before=before: hears(north, other_than=before), "north is heard again")
     assert refusals(made["server"]).get("count", 0) == refused_before
 
     # As after a power cut: the connection looks open, nobody answers, and the machine starts again.
@@ -142,11 +143,11 @@ def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
     os.kill(frozen, signal.SIGSTOP)
     try:
         processes.up(copied)
-        wait_until(lambda: hears(copied), "the process that answers is admitted")
+        wait_for(lambda: hears(copied), "the process that answers is admitted")
     finally:
         os.kill(frozen, signal.SIGCONT)
     processes.down(copied)
-    wait_until(lambda: hears(north), "north is heard again")
+    wait_for(lambda: hears(north), "north is heard again")
 
 
 def test_a_revoked_kit_is_disconnected_and_a_new_one_for_that_site_is_admitted(
@@ -154,12 +155,12 @@ def test_a_revoked_kit_is_disconnected_and_a_new_one_for_that_site_is_admitted(
 ) -> None:
     project, made = running
     north, server = made["north"], made["server"]
-    wait_until(lambda: hears(north), "the server hears north")
+    wait_for(lambda: hears(north), "the server hears north")
     assert "1 certificate revoked" in said("federation", "revoke", server, "north")
-    wait_until(lambda: connected(server) == set(), "north's connection ends")
-    wait_until(recorded(north, "revoked this kit's certificate"), "north's owner is told", 150)
+    wait_for(lambda: connected(server) == set(), "north's connection ends")
+    wait_for(recorded(north, "revoked this kit's certificate"), "north's owner is told", 150)
     assert "problem: the server's operator has revoked" in said("federation", "status", north)
-    wait_until(lambda: refusals(server).get("reason") == REVOKED, "the operator is told")
+    wait_for(lambda: refusals(server).get("reason") == REVOKED, "the operator is told")
     assert "\n    its certificate is revoked\n" in said("federation", "status", server)
 
     authority = server.parent / "authority"
@@ -168,7 +169,7 @@ def test_a_revoked_kit_is_disconnected_and_a_new_one_for_that_site_is_admitted(
     shutil.rmtree(north / "startup")
     shutil.copytree(new / "startup", north / "startup")
     processes.up(north)
-    wait_until(lambda: connected(server) == {"north"}, "the new certificate is admitted")
+    wait_for(lambda: connected(server) == {"north"}, "the new certificate is admitted")
     assert "\n    its certificate is revoked\n" not in said("federation", "status", server)
 
 
@@ -187,8 +188,8 @@ def test_the_operator_sees_connections_with_an_expired_certificate(
             return True
         return False
 
-    wait_until(is_refused, "the certificate has expired")
-    strangers = wait_until(lambda: read_server_status(made["server"])["strangers"], "the operator is told")
+    wait_for(is_refused, "the certificate has expired")
+    strangers = wait_for(lambda: read_server_status(made["server"])["strangers"], "the operator is told")
     assert (strangers["address"], strangers["reason"]) == ("127.0.0.1", "certificate has expired")
     assert "certificate has expired" in said("federation", "status", made["server"])
 
@@ -205,7 +206,7 @@ def test_old_tasks_are_removed_and_the_scheduler_survives_it(
         meta = {"status": "FINISHED:COMPLETED", "submit_time": float(number), "job_id": name}
         store.create_object(str(server / "jobs" / name), b"data", meta)
     processes.up(server)
-    wait_until(lambda: connected(server) == {"north"}, "north is back")
+    wait_for(lambda: connected(server) == {"north"}, "north is back")
     assert len(list((server / "jobs").iterdir())) == KEEP_TASKS
     assert not (server / "jobs" / "00000000-0000-4000-8000-000000000004").exists()
 
@@ -217,8 +218,8 @@ def test_old_tasks_are_removed_and_the_scheduler_survives_it(
         said("federation", "clean", north, "--keep", 0)
         assert (north / first.id).is_dir()
         first.stop()
-        wait_until(lambda: session.state(first.id) == "FINISHED:COMPLETED", "the running task is not removed")
-        wait_until(lambda: not list((north / "rejoin").iterdir()), "north has finished the task")
+        wait_for(lambda: session.state(first.id) == "FINISHED:COMPLETED", "the running task is not removed")
+        wait_for(lambda: not list((north / "rejoin").iterdir()), "north has finished the task")
         said("federation", "clean", north, "--keep", 0)
         assert not (north / first.id).exists()
 
@@ -226,8 +227,8 @@ def test_old_tasks_are_removed_and_the_scheduler_survives_it(
         second = Echo(session, tmp_path / "second", ["north"])
         second.pid("north")
         second.stop()
-        wait_until(lambda: session.state(second.id) == "FINISHED:COMPLETED", "the scheduler still works")
-    wait_until(lambda: read_server_status(server)["scheduler"], "the status says so")
+        wait_for(lambda: session.state(second.id) == "FINISHED:COMPLETED", "the scheduler still works")
+    wait_for(lambda: read_server_status(server)["scheduler"], "the status says so")
 
 
 def test_a_server_that_no_longer_starts_tasks_is_reported(running: tuple[Project, Kits]) -> None:
