@@ -12,7 +12,7 @@ from nvflare.apis.signal import Signal
 
 from cnfgnn.federation.flare.cell import CellChannel
 from cnfgnn.federation.server_task import Task, serve
-from cnfgnn.process_setup import collect_garbage_early, make_way
+from cnfgnn.process_setup import collect_garbage_regularly, make_way
 
 
 class FederationController(Controller):  # type: ignore[misc]
@@ -29,7 +29,7 @@ class FederationController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(self, *args: object) -> None: ...
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        collect_garbage_early()
+        collect_garbage_regularly()
         if self.task.do == "retrain":
             make_way()
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())

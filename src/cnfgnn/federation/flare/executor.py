@@ -21,7 +21,7 @@ from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.live_relay import Relay
 from cnfgnn.federation.old_states import KeptStates, remove_old_states
 from cnfgnn.federation.site_nodes import SiteNodes
-from cnfgnn.process_setup import collect_garbage_early, make_way
+from cnfgnn.process_setup import collect_garbage_regularly, make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type != EventType.START_RUN:
             return
-        collect_garbage_early()
+        collect_garbage_regularly()
         kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
         engine = fl_ctx.get_engine()
         serve_requests(engine.get_cell().core_cell, fl_ctx.get_job_id(), self._answers(kit))

@@ -41,7 +41,7 @@ export function number(value, like = value) {
 }
 
 export const between = (low, high) => `${number(low, high)} – ${number(high, low)}`;
-export const share = (value) => (isNumber(value) ? `${(100 * value).toFixed(0)} %` : "–");
+export const share = (value) => (isNumber(value) ? `${(100 * value).toFixed(0)}\u00a0%` : "–");
 export const count = (amount, one, many = `${one}s`) => `${amount.toLocaleString("en")} ${amount === 1 ? one : many}`;
 
 // ---- times: as the service writes them, never moved into the time zone of the browser ----------------

@@ -73,7 +73,7 @@ function sensorTile() {
 
 function errorTile({ rmse, coverage }) {
   const [narrowest] = Object.entries(coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
-  const words = narrowest ? `${share(narrowest[1])} in the ${narrowest[0]} % interval` : "of all sensors";
+  const words = narrowest ? `${share(narrowest[1])} in the ${narrowest[0]}\u00a0% interval` : "of all sensors";
   return tile("RMSE lately", number(rmse), isNumber(rmse) ? words : "too few readings yet");
 }
 

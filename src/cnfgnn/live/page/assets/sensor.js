@@ -77,7 +77,7 @@ part(["watch", "sensor", "sensors"], () => {
   const told = [isNumber(errors.rmse) ? `RMSE ${number(errors.rmse)} over ${count(errors.count ?? 0, "forecast")} of the last day` : "There are too few readings yet to tell the error"];
   if (isNumber(errors.skill)) told[0] += `, ${share(Math.abs(errors.skill))} ${errors.skill < 0 ? "worse" : "better"} than the last value`;
   const covered = Object.entries(errors.coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
-  if (covered.length) told.push(covered.map(([level, value], k) => `${share(value)} ${k ? "" : "of the readings were "}inside the ${level} % interval`).join(", "));
+  if (covered.length) told.push(covered.map(([level, value], k) => `${share(value)} ${k ? "" : "of the readings were "}inside the ${level}\u00a0% interval`).join(", "));
   at("sensor-errors").textContent = `${told.join(". ")}.`;
 });
 
