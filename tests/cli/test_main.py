@@ -357,7 +357,7 @@ import numpy, torch, cnfgnn.api
 from cnfgnn.cli.main import main
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
-large = ["--set", "city.sensors=300", "--set", "city.days=30"]
+large = ["--set", "city.sensors=5000", "--set", "city.days=60"]
 sys.argv = ["cnfgnn", "train", *large, "--out", sys.argv[1]]
 main()
 """

@@ -12,7 +12,7 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import reported_steps
-from cnfgnn.errors import DataError
+from cnfgnn.errors import DataError, RunError
 from cnfgnn.report.layout import MOST_SENSORS, force_layout, graph_layout, map_points
 from cnfgnn.report.page import FIGURES, figures
 from cnfgnn.report.views import RunView, view, views
@@ -149,7 +149,7 @@ def test_other_data_are_refused(run_folders: list[Path], city_data: Dataset, dat
 
 def test_a_run_without_a_round_is_refused(city_data: Dataset, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", tiny("gru-fedavg"), city_data)
-    with pytest.raises(DataError, match="no finished round yet"):
+    with pytest.raises(RunError, match="no finished round yet"):
         view(run, city_data)
 
 
