@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -60,9 +61,14 @@ def layer_of(path: Path) -> str:
     return "" if parts[0] == "__init__" else parts[0]
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +98,7 @@ def test_names_say_what_a_file_is_about() -> None:
 
 def test_functions_are_short() -> None:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 assert (node.end_lineno or 0) - node.lineno < 60, f"{path.name}: {node.name}"
 
@@ -100,11 +106,11 @@ def test_functions_are_short() -> None:
 def test_every_module_says_what_it_is() -> None:
     for path in FILES:
         if path.name != "__init__.py" or path.parent == PACKAGE:
-            assert ast.get_docstring(ast.parse(path.read_text())), path
+            assert ast.get_docstring(parsed(path)), path
 
 
 def top_level_imports(path: Path) -> set[str]:
-    found = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    found = [n for n in parsed(path).body if isinstance(n, ast.Import | ast.ImportFrom)]
     names = {a.name for n in found if isinstance(n, ast.Import) for a in n.names}
     return names | {n.module or "" for n in found if isinstance(n, ast.ImportFrom)}
 
@@ -186,7 +192,7 @@ def module_file(name: str) -> Path | None:
 def imported_modules(path: Path) -> set[str]:
     """Every module of this package that a file imports, also as `from package import module`."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -70,6 +70,7 @@ def test_each_site_judges_its_own_intervals_and_the_server_learns_nothing_of_the
         assert len(found["80"]["per_node"]) == len(SITES[name])
 
 
+@pytest.mark.slow
 def test_a_site_writes_bounds_and_goes_on_from_there_when_readings_have_come(
     sites: InMemoryFederation,
 ) -> None:

@@ -88,6 +88,7 @@ def test_live_forecasts_and_ranges_are_those_of_federation_forecast(trained: Liv
                     np.testing.assert_allclose(bounds[end], latest[f"{sensor} {end} {level}"], atol=3e-3)
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_be_reached_goes_on_and_rejoins_while_the_others_go_on(
     sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_sites_outlive_their_server_and_follow_the_next_one(
         assert all(site.ended.is_set() for site in trained.nodes.values())
 
 
+@pytest.mark.slow
 def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sites: LiveFederation) -> None:
     step = sites.send("north", "south")
     made = sites.forecasts(step, "north", "south")

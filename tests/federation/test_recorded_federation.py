@@ -137,6 +137,7 @@ def test_absent_sites_are_not_attacked(unblurred: InMemoryFederation, city: Data
     assert attacked(run, city, "series", colluding="c0001").sensors == ["c0002"]
 
 
+@pytest.mark.slow
 def test_a_recorded_training_holds_its_gradients(tmp_path: Path, city: Dataset) -> None:
     """Of the last round: the first weights of all are drawn from the seed, and are not sent."""
     sites = federation(tmp_path, city, "cnfgnn-private", 0.0, record=True, **{"training.rounds": 2})

@@ -102,6 +102,7 @@ def test_newer_rows_are_accepted_and_the_run_does_not_use_them(sites: InMemoryFe
     assert west.nodes.series.missing[:, -SHORTER:].all()
 
 
+@pytest.mark.slow
 def test_a_site_that_rejoins_with_changed_readings_is_left_out_until_they_are_restored(
     sites: InMemoryFederation,
 ) -> None:

@@ -47,7 +47,8 @@ def with_newer_readings(sites: InMemoryFederation, data: Dataset) -> None:
         sites.write(name, pd.concat([old, new[len(old) :]]))
 
 
-@pytest.mark.parametrize("method", ["cnfgnn-plus", "at"])  # averaged weights, and a model for each sensor
+# averaged weights, and a model for each sensor
+@pytest.mark.parametrize("method", [pytest.param("cnfgnn-plus", marks=pytest.mark.slow), "at"])
 def test_it_is_the_training_of_the_simulator(tmp_path: Path, method: str) -> None:
     config = small(method, **{"training.rounds": 1, "training.wire": "full"})
     data = read_from_disk(tmp_path / "data")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from cnfgnn.algorithm.experiment import federate
@@ -82,6 +83,7 @@ def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_it
         assert torch.isfinite(owner.forecasts).all()
 
 
+@pytest.mark.slow
 def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
     batch, _ = new.data.batch("test", slice(None))

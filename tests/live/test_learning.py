@@ -208,6 +208,7 @@ def forecast_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
             np.testing.assert_allclose(told["values"], expected[sensor], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun, tmp_path: Path) -> None:
     state = tmp_path / "state"
     settings = LiveSettings(data=own_run.folder, state=state, feed=True, deadline=250)

@@ -452,7 +452,7 @@ def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[Verb], error
     [
         (verbs.Prepare, DataError("readings", "-12.5 is no speed")),
         (verbs.Backward, FloatingPointError("-12.5")),
-        (verbs.Score, ValueError("-12.5")),
+        pytest.param(verbs.Score, ValueError("-12.5"), marks=pytest.mark.slow),
         pytest.param(verbs.Save, MemoryError(), marks=pytest.mark.slow),
         pytest.param(verbs.Restore, CnfgnnError("-12.5 is no speed"), marks=pytest.mark.slow),
         pytest.param(verbs.Forecast, KeyError("-12.5"), marks=pytest.mark.slow),
