@@ -76,7 +76,7 @@ class RunningFederation:
         wait_for(
             lambda: self.problem is not None or self.status.get("token") not in (None, before),
             "the task starts",
-            timeout=300.0,
+            within=300.0,
         )
 
     def end(self, timeout: float = 240.0) -> Mapping[str, Any]:
