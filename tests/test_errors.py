@@ -41,6 +41,7 @@ def test_runs_in_folders_that_are_not_utf_8_are_listed(run_folders: list[Path], 
     listed = subprocess.run([*COMMAND, "runs", str(tmp_path)], capture_output=True, env=strict, check=True)
     assert "good-caf?" in listed.stdout.decode()
     assert "bad-caf?" in listed.stdout.decode()
-    nowhere = tmp_path / os.fsdecode(NOT_UTF_8)
-    listed = subprocess.run([*COMMAND, "runs", str(nowhere)], capture_output=True, env=strict, check=True)
+    empty = tmp_path / os.fsdecode(NOT_UTF_8)
+    empty.mkdir()
+    listed = subprocess.run([*COMMAND, "runs", str(empty)], capture_output=True, env=strict, check=True)
     assert listed.stdout.decode() == f"no runs in {tmp_path}/caf?\n"
