@@ -86,6 +86,7 @@ def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
         "--system",
         "--port",
         "--steps",
+        "--once",
         "--home-dir",
         "--now",
         "--rm",
