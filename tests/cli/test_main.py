@@ -376,7 +376,8 @@ def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_failed_gpu_is_one_sentence() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     lost = torch.AcceleratorError(
         "CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`."
     )
