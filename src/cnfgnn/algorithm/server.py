@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part
+
+TRIES = 3  # to evaluate or forecast without a node that comes back in the middle of it
+Used = TypeVar("Used")
 
 
 class Server(ABC):
@@ -91,19 +95,20 @@ class Server(ABC):
 
     def score(self, split: SplitName) -> Sums:
         """Summed errors of every node."""
-        self._embed_all(split)
-        return self.everyone.score(split)
+        return self._embedded(split, lambda: self.everyone.score(split))
 
     def forecast(self, levels: Sequence[int] = ()) -> None:
         """Have every node forecast the window ahead, for its owner, with intervals of these levels."""
-        self._embed_all("test")
-        self.everyone.forecast(levels)
-        self.everyone.flush()
+
+        def forecast() -> None:
+            self.everyone.forecast(levels)
+            self.everyone.flush()
+
+        self._embedded("test", forecast)
 
     def ready(self, split: SplitName) -> None:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
-        self._embed_all(split)
-        self.everyone.flush()
+        self._embedded(split, self.everyone.flush)
 
     def load_trained(self, theta: Params, state: Mapping[str, Tensor]) -> None:
         """Continue from trained weights of the nodes (shared or a row each) and the server's saved state."""
@@ -121,6 +126,17 @@ class Server(ABC):
             self.theta_bar = self.nodes.load(theta)
         if self.gn is not None:
             self.gn.load_weights(state)
+
+    def _embedded(self, split: SplitName, use: Callable[[], Used]) -> Used:
+        """Send every node its h_G of a split, and use it. That is done once more if a node was away when
+        hidden states were asked for and is back: it has no h_G, and the others have theirs without it."""
+        for _ in range(TRIES):
+            self._embed_all(split)
+            encoded = self.everyone.up
+            used = use()
+            if self.gn is None or not bool((self.everyone.up & ~encoded).any()):
+                break
+        return used
 
     def _embed_all(self, split: SplitName) -> None:
         """Send every node its h_G of a split, computed on the whole graph."""
