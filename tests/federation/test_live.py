@@ -122,6 +122,24 @@ def test_a_site_that_is_restarted_joins_again_with_the_readings_that_it_has_ackn
     assert told["lastReading"] > step
 
 
+def test_a_site_that_hears_late_that_the_server_counts_on_it_has_its_embedding(
+    sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sites.nodes["west"].engine
+    assert engine is not None
+    hear, row = engine.hear, sites.data.readings.times[sites.row]
+    step, asked = int(row.astype("datetime64[s]").astype(np.int64)), 0
+
+    def hear_late(joined: bool, done: int) -> None:
+        nonlocal asked
+        asked += engine._due >= step
+        hear(joined and asked > 2, done)
+
+    monkeypatch.setattr(engine, "hear", hear_late)
+    wait_for(lambda: not engine.joined, "the site to hear that it is not counted on")
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
 @pytest.mark.slow
 def test_sites_outlive_their_server_and_follow_the_next_one(
     trained: LiveFederation, monkeypatch: pytest.MonkeyPatch

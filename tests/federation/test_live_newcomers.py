@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from cnfgnn.runs.forecast import with_rows_ahead
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, server, small
 from tests.federation.in_memory_federation import SITES
-from tests.federation.live_federation import LiveFederation, qualities
+from tests.federation.live_federation import ABSENT, LiveFederation, qualities
 from tests.privacy.test_by_construction import arrays_of, holds
 from tests.waiting import wait_for
 
@@ -145,21 +146,32 @@ def sites(tmp_path: Path, everything: Dataset) -> Iterator[LiveFederation]:
 
 
 def add_sensor(sites: LiveFederation, everything: Dataset, weight: float = 0.7) -> None:
-    """West's owner adds the sensor to the file of readings, and a table to the settings."""
+    """West's owner adds the sensor to the file of readings, and a table to the settings. The server learns of
+    it after the service has begun with it: so the next row is the first one that anything is computed from.
+    """
     before = sites.readings("west")
     column = pd.DataFrame({NEW: everything.readings.values[: len(before), 6]}, before.index)
     sites.write("west", pd.concat([before, column], axis=1))
+    sites.unreachable = {"west"}
     file = settings_file(sites.kits["west"])
     file.write_text(file.read_text() + TABLE.format(weight=weight))
-    sites.data, sites.sites = everything, WITH_NEW
+
+    def served() -> bool:
+        with suppress(OSError, KeyError, TypeError):
+            return NEW in sites.client("west").get("/forecasts").json["sensors"]
+        return False
+
+    wait_for(served, "the service to begin with the new sensor")
+    sites.data, sites.sites, sites.unreachable = everything, WITH_NEW, set()
 
 
 def wait_until_known(sites: LiveFederation) -> None:
     """Until the server counts on the new sensor, and the site's service serves it."""
 
     def known() -> bool:
-        engine = sites.nodes["west"].engine
-        return engine is not None and NEW in engine.ready.ids and NEW in engine.ids
+        engine, told = sites.nodes["west"].engine, sites.live_status
+        told_of = told["new_sensors"] == {"west": [NEW]} and told["sites"]["west"]["quality"] != ABSENT
+        return engine is not None and NEW in engine.ready.ids and NEW in engine.ids and told_of
 
     wait_for(known, "the new sensor to be known")
     sites.wait_until_joined("west")
@@ -199,14 +211,10 @@ def test_a_sensor_without_readings_begins_with_a_fallback_and_only_its_copy_is_k
         assert engine is not None
         found: list[str] = []
 
-        def others_are_full() -> bool:
+        while len(found) < engine.history + engine.horizon:
             made = sites.forecasts(sites.send())
             found.append(made["west"]["sensors"].pop(NEW)["quality"])
-            return {name: qualities(told) for name, told in made.items()} == dict.fromkeys(SITES, FULL)
-
-        wait_for(others_are_full, "a site that has just joined takes part")  # it may miss a step
-        while len(found) < engine.history + engine.horizon:
-            assert others_are_full()
+            assert {name: qualities(told) for name, told in made.items()} == dict.fromkeys(SITES, FULL)
         assert found == [*["fallback"] * (len(found) - 1), "full"]
         owner, service = sites.ends["west"].owner, sites.nodes["west"].service
         assert owner is not None

@@ -14,6 +14,7 @@ from cnfgnn.federation import processes
 from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.site_settings import settings_file
 from tests.commands import said
+from tests.federation.live_federation import ABSENT
 from tests.federation.live_processes import FULL, SITES, TELLS, TIMEOUT, LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.waiting import wait_for
@@ -29,21 +30,16 @@ def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
 
         def known() -> bool:
             with suppress(OSError, KeyError, TypeError):
-                return live.sites["south"]["sensors"] == 3 and live.is_joined("south")
+                told = live.federation.status["live"]
+                joined = told["sites"]["south"]["quality"] != ABSENT and live.is_joined("south")
+                return joined and told["new_sensors"] == {"south": ["s6"]}
             return False
 
         wait_for(known, "the server counts on the new sensor", TIMEOUT)
+        assert live.sites["south"]["sensors"] == 3
         live.sent["south"].append(6)
-        others = {"north": FULL, "west": FULL}
-
-        def served_while_the_others_go_on() -> bool:
-            found = live.next_forecasts()
-            south = found.pop("south")
-            assert found == others
-            assert "fallback" in south  # the new sensor has a forecast from its first reading on
-            return south == {"full", "fallback"}  # a site that has just joined may miss a step
-
-        wait_for(served_while_the_others_go_on, "south takes part with its new sensor", TIMEOUT)
+        expected = {"north": FULL, "south": {"full", "fallback"}, "west": FULL}
+        assert live.next_forecasts() == expected  # a new sensor has a forecast from its first reading on
         wait_for(lambda: live.next_forecasts()["south"] == FULL, "the new sensor is forecast", TIMEOUT)
         assert "s6" in live.client("south").get("/forecasts").json["sensors"]
 

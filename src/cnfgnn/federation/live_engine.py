@@ -38,6 +38,7 @@ from cnfgnn.models.params import Params
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
 SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
+TOLD_WITHIN = 1.0  # seconds in which a site that the server counts on has heard of it
 GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
 # half of that for a site that does not answer
 SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
@@ -248,10 +249,13 @@ class SiteEngine:
 
     def _wait_for(self, step: int) -> None:
         """Wait for the embedding of a step while the server may still send it."""
-        until = time.monotonic() + self.patience(step) + GRACE
+        begun = time.monotonic()
+        until = begun + self.patience(step) + GRACE
         while not self.closed and (self._embedding is None or self._embedding.step < step):
-            left = until - time.monotonic()
-            comes = self._server_is_there() and self.joined and self._done < step
+            now = time.monotonic()
+            left = until - now
+            counted_on = self.joined or now < begun + TOLD_WITHIN
+            comes = self._server_is_there() and counted_on and self._done < step
             if left <= 0 or not comes:
                 return
             self._changed.wait(min(left, 0.25))
