@@ -9,6 +9,8 @@ LOWEST := .venv-lowest
 # A process gets tests that stand together, so that it sets up what they share once.
 PARALLEL := -n auto --dist worksteal
 PIP := -m pip install --quiet --constraint constraints.txt
+# Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all test-slow test-lowest trials chaos chaos-quick test-kernels check lint types docs clean
 
