@@ -41,6 +41,7 @@ def test_the_experiment_stands_at_its_best_round(result: cnfgnn.Result) -> None:
     assert evaluate(result.experiment, "validation").overall == result.progress.best.validation
 
 
+@pytest.mark.slow
 def test_a_run_on_disk_is_taken_up_by_name(tmp_path: Path) -> None:
     city = cnfgnn.city(sensors=3, days=1)
     small = {"model__hidden": 4, "training__rounds": 2, "city__sensors": 3, "city__days": 1}

@@ -66,6 +66,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
 def imports(path: Path) -> list[str]:
     found: list[str] = []
     for node in ast.walk(parsed(path)):
@@ -181,6 +182,7 @@ OWNER = "cnfgnn.algorithm.owner"
 MAY_IMPORT_THE_OWNER = {"dispatch.py", "experiment.py", "pooled.py"}
 
 
+@functools.cache
 def module_file(name: str) -> Path | None:
     """The file of a module of this package; None for a name that is none, or that is of another package."""
     if name.split(".")[0] != "cnfgnn":
@@ -189,6 +191,7 @@ def module_file(name: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
 
 
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """Every module of this package that a file imports, also as `from package import module`."""
     found = set()

@@ -153,6 +153,7 @@ def test_encoding_again_changes_nothing_but_the_rounding_of_h_G(
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=near)
 
 
+@pytest.mark.slow
 def test_h_c_comes_with_the_gradients_of_the_minibatch_before_and_no_bit_changes(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

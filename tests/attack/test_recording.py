@@ -147,6 +147,7 @@ def test_nodes_that_do_not_answer_are_left_out(data: Dataset) -> None:
     assert h_c[3:].isnan().all()
 
 
+@pytest.mark.slow
 def test_a_site_that_rejoins_is_noted_with_the_others(data: Dataset) -> None:
     """The server waits for it, has it catch up and asks it again; to the recording that is one exchange."""
     undisturbed, disturbed = (_round_of_split_learning(data, away) for away in ((), (4, 5, 9, 12)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
@@ -48,6 +49,7 @@ def test_the_same_as_json(run_folders: list[Path]) -> None:
         assert line["all"]["readings"] >= line["newest"]["readings"] > 0
 
 
+@pytest.mark.slow
 def test_problems_are_one_sentence_with_an_exit_code(
     run_folders: list[Path], city_data: Dataset, tmp_path: Path
 ) -> None:

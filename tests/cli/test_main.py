@@ -328,6 +328,7 @@ def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path) -> None:
     assert "readings.csv, line 3, column 'a'" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar_with_rate_best_and_time_left(tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     process = subprocess.Popen(
@@ -363,6 +364,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TOO_LARGE, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)

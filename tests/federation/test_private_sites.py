@@ -125,6 +125,7 @@ def test_if_all_owners_tell_the_result_is_the_true_one(sites: InMemoryFederation
             assert result["scores"]["per_node"][sensor] == pytest.approx(errors)
 
 
+@pytest.mark.slow
 def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp_path: Path) -> None:
     sites = InMemoryFederation(tmp_path, network(dropout=0))
     sites.set("south", blur=2.0)
@@ -140,6 +141,7 @@ def test_each_task_with_sites_without_blur_says_what_its_server_can_estimate(tmp
     assert f"{said} exactly" in sites.forecast()["warnings"]
 
 
+@pytest.mark.slow
 def test_a_site_below_the_projects_blur_is_refused_by_name(sites: InMemoryFederation) -> None:
     """Even if its kit does not know what the project asks for."""
     sites.set("north", least_blur=None, blur=1.5)
@@ -221,6 +223,7 @@ def test_personal_weights_are_saved_with_the_owner_and_true_errors_are_shown_at_
     assert not list(sites.server.rglob(f"*{EVALUATIONS}*"))
 
 
+@pytest.mark.slow
 def test_a_corrected_reading_keeps_its_copy_so_that_the_run_goes_on(sites: InMemoryFederation) -> None:
     before = sites.evaluate()["result"]["scores"]
     frame = sites.readings("north")

@@ -68,7 +68,8 @@ def spans(owned: list[SiteData]) -> dict[str, Span]:
 @pytest.mark.parametrize(
     ("method", "missing"),
     [
-        *(("at-fedavg", "masked"), ("sl", "as-truth")),
+        pytest.param("at-fedavg", "masked", marks=pytest.mark.slow),
+        ("sl", "as-truth"),
         *(("gru-fedavg", "masked"), ("gru-fedavg", "as-truth"), ("gru-local", "masked")),
         pytest.param("at-fedavg", "as-truth", marks=pytest.mark.slow),
     ],

@@ -59,6 +59,7 @@ def forecasting(folder: Path) -> list[Owner]:
     return [later.owner(k) for k in range(len(GROUPS))]
 
 
+@pytest.mark.slow
 def test_a_site_restores_its_weekly_profiles_and_a_new_one_computes_them_from_its_readings(
     tmp_path: Path,
 ) -> None:

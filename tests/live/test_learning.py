@@ -341,7 +341,7 @@ def priority(process: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.chaos)])
 def test_the_trainer_ends_with_the_service(
     own_run: SmallRun, tmp_path: Path, learning: list[LiveCommand], number: int
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_hostile_server_learns_no_more(
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_hostile_server_learns_no_more_in_many_trials(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

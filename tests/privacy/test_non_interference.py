@@ -121,7 +121,8 @@ def test_every_byte_on_the_wire_is_the_same(tmp_path: Path, name: str) -> None:
 INPUTS = {"privacy.inputs": "flow=50, rain=0.5, holiday=public"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(PRIVATE, marks=pytest.mark.slow), "mlp-fedavg"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [PRIVATE, "mlp-fedavg"])
 def test_blurred_variables_and_covariates_tell_no_two_truths_apart(tmp_path: Path, name: str) -> None:
     """Through training, a killed server, resume, evaluate and forecast; the covariate is known ahead."""
     truths = TwoTruths.of(tmp_path / "copies", brief(name, **INPUTS), city(inputs=True), ("plain", "noisy"))
@@ -220,7 +221,7 @@ def test_nothing_tells_two_truths_apart(
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nothing_tells_two_truths_apart_in_many_trials(
     tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject
@@ -277,6 +278,7 @@ def test_personal_weights_are_in_nothing_that_leaves_even_without_blur(
     assert differences(*seen) == []
 
 
+@pytest.mark.slow
 def test_several_networks_with_layers_of_their_own_tell_no_two_truths_apart(tmp_path: Path) -> None:
     truths = TwoTruths.of(tmp_path, brief(PRIVATE, **SEVERAL_NETWORKS), city(), ("plain", "noisy"))
     one, other = (train_with_faults(truths, data, GROUPS) for data in truths)

@@ -356,6 +356,7 @@ def drawn(browser: Browser) -> str:
     return image
 
 
+@pytest.mark.slow
 def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -> None:
     browser.open(many)
     assert browser.find("#map-canvas").is_displayed()

@@ -88,6 +88,7 @@ def test_a_disk_that_is_full_when_curves_are_written_is_named(
     assert len(Run.open(run.folder).progress.history) == 1
 
 
+@pytest.mark.slow
 def test_a_city_that_does_not_fit_leaves_no_part_of_it(tiny_disk: Path) -> None:
     city = tiny_disk / "city"
     problem = said("data", "synthesize", city, "--sensors", 30, "--days", 8, fails=True)

@@ -208,7 +208,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.lists(st.integers(0, 5), max_size=4), value=ANYTHING)
 def test_any_manifest_is_a_run_or_a_sentence(
     finished: Path, tmp_path: Path, path: list[int], value: Any

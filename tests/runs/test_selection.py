@@ -192,6 +192,7 @@ def lasting(folder: Path, data: Dataset, away: Callable[[int], set[str]], rounds
 _STORES: dict[Path, dict[str, MemoryStore]] = {}
 
 
+@pytest.mark.slow
 def test_a_run_resumed_while_a_site_is_gone_chooses_as_an_uninterrupted_one(tmp_path: Path) -> None:
     data = network()
 
@@ -213,6 +214,7 @@ def test_a_run_resumed_while_a_site_is_gone_chooses_as_an_uninterrupted_one(tmp_
     assert whole.test()["left_out"] == (["s0"] if one.left_out else [])
 
 
+@pytest.mark.slow
 def test_a_run_of_before_these_were_kept_is_read_and_goes_on(tmp_path: Path, data: Dataset) -> None:
     run = lasting(tmp_path / "run", data, lambda r_g: set(), 2)
     path = run.folder / "manifest.json"

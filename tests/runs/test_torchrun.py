@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.conftest import network, small
 from tests.runs.processes_in_one import Together
 
 pytestmark = pytest.mark.slow
+chaos = partial(pytest.param, marks=pytest.mark.chaos)  # three processes import PyTorch each time
 LONGEST_S = 240  # a test fails rather than hang
 
 
@@ -115,7 +117,7 @@ def assert_same_run(actual: Path, expected: Path, exactly: bool = False) -> None
             )
 
 
-@pytest.mark.parametrize("method", ["at-fedavg", "cnfgnn-plus", "gru-fmtl"])
+@pytest.mark.parametrize("method", [chaos("at-fedavg"), "cnfgnn-plus", chaos("gru-fmtl")])
 def test_two_processes_give_the_result_of_one(method: str, folder: Path, tmp_path: Path) -> None:
     config = brief(method)
     settings = settings_file(config, tmp_path / "c.toml")
@@ -189,7 +191,7 @@ def test_ctrl_c_ends_all_processes_and_says_how_to_resume(folder: Path, tmp_path
     ("method", "data", "sentence"),
     [
         ("gru-central", "", "cannot be divided between processes: train it without torchrun"),
-        ("at-fedavg", "nowhere", "nowhere"),
+        chaos("at-fedavg", "nowhere", "nowhere"),
     ],
 )
 def test_a_problem_is_one_sentence_and_all_processes_end_with_its_code(
@@ -220,6 +222,7 @@ except CnfgnnError as problem:
 """
 
 
+@pytest.mark.chaos
 def test_a_failure_in_another_process_ends_all_with_its_code(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FOLLOWER_FAILS)

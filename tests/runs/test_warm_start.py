@@ -143,6 +143,7 @@ def test_a_run_that_goes_on_is_better_than_one_of_as_few_rounds(tmp_path: Path) 
     assert warm.test()["overall"]["masked_rmse"] < cold.test()["overall"]["masked_rmse"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_bit_for_bit_even_without_the_earlier_one(
     earlier: Run, tmp_path: Path
 ) -> None:

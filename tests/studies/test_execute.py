@@ -137,6 +137,7 @@ def test_a_line_that_cannot_be_is_refused_before_any_is_begun(tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_what_is_done_can_be_shown_without_starting_anything(tmp_path: Path) -> None:
     plan = read(tmp_path)
     data = open_data(plan.cases()[0].config)

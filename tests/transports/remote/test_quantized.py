@@ -184,8 +184,14 @@ def _nan(clients: Clients) -> None:
 @pytest.mark.parametrize(
     ("method", "fault", "verb", "said"),
     [
-        ("cnfgnn-plus", _as_computed, "encode", "h_c.scale is missing"),
-        ("cnfgnn-plus", _nan, "encode", "h_c.scale has a value that is not a finite number"),
+        pytest.param("cnfgnn-plus", _as_computed, "encode", "h_c.scale is missing", marks=pytest.mark.slow),
+        pytest.param(
+            "cnfgnn-plus",
+            _nan,
+            "encode",
+            "h_c.scale has a value that is not a finite number",
+            marks=pytest.mark.slow,
+        ),
         ("mlp-fedavg", _as_computed, "weights", "cannot be of float64"),
     ],
 )
