@@ -281,7 +281,7 @@ def test_embeddings_are_compared_by_age() -> None:
     assert len({results["0"], results["24"], results["none"]}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_whole_rounds_are_measured_at_given_shapes() -> None:
     shapes = ["--shapes", "6x60x12", "--minibatches", 1, "--methods", "at-fedavg", "cnfgnn-plus"]
     done = ran("scale.py", *shapes, "--json")
@@ -299,7 +299,7 @@ def test_whole_rounds_are_measured_at_given_shapes() -> None:
     assert refused.endswith("'6x60' is not NODESxSTEPSxEDGES, like 1000x288x7000\n")
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_many_sites_are_measured_at_work_with_answers_ready_and_with_one_that_is_stuck() -> None:
     options = ["--sites", 3, "--latency", 5, "--steps", 150, "--minibatches", 2, "--hosts", 1]
     done = ran("many_sites.py", *options, "--json")
@@ -312,7 +312,7 @@ def test_many_sites_are_measured_at_work_with_answers_ready_and_with_one_that_is
     assert found["stuck"]["next"] < found["stuck"]["given_up_after"] <= found["stuck"]["first"] + 1
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_commands_of_many_sensors_are_measured_one_by_one() -> None:
     done = ran("many_sensors.py", "--sensors", 12, "--days", 1, "--threads", 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -332,7 +332,7 @@ def test_a_command_that_fails_is_named_with_what_it_said() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_default_is_compared_with_simple_forecasts_on_data_of_a_kind(tmp_path: Path) -> None:
     """One sensor, five hours of minutes: the least that the default is meant for."""
     rows = tmp_path / "rows.jsonl"

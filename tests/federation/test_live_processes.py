@@ -22,6 +22,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
 
 
+@pytest.mark.chaos
 def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
     with live_processes(tmp_path) as live:
         kit = live.federation.kits["south"]
@@ -83,6 +84,7 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         wait_for(lambda: not any(read_service(live.federation.kits[name]) for name in SITES), "services end")
 
 
+@pytest.mark.chaos
 def test_a_model_that_was_trained_beside_goes_live_and_is_rolled_back(tmp_path: Path) -> None:
     retrain = ("--retrain", "20m", "--hold-out", "0.1")  # at the speed of the recording, 20 seconds
     with live_processes(tmp_path, options=retrain, method="at-fedavg") as live:

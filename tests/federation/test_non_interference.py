@@ -221,7 +221,7 @@ def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
     return seen, told
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path) -> None:
     """With mutual TLS between real processes, `cnfgnn-private` is trained with a killed site and a killed
     server, resumed, used for a forecast and evaluated. Then the sites get other readings, of which the same

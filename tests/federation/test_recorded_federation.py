@@ -94,7 +94,7 @@ def test_without_blur_a_recorded_evaluation_gives_the_readings_away(
     assert report.line(SERIES).newest.readings <= 3 * 60
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_with_a_blur_no_attack_is_better_than_the_same_on_the_copy(tmp_path: Path, city: Dataset) -> None:
     sites = federation(tmp_path, city, "cnfgnn-private", SIGMA)
     run = recorded(sites)

@@ -173,7 +173,7 @@ def full_disk(states: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(states)], check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_training_reports_a_site_whose_disk_is_full(tmp_path: Path) -> None:
     config = tiny()
     with (

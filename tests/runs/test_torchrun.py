@@ -174,6 +174,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes(folder: Path, tmp_
     assert_same_run(run, expected, exactly=True)
 
 
+@pytest.mark.chaos
 def test_ctrl_c_ends_all_processes_and_says_how_to_resume(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = settings_file(brief("at-fedavg", **{"training.rounds": 500}), tmp_path / "c.toml")

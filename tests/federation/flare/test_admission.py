@@ -95,6 +95,7 @@ def test_a_silent_connection_does_not_block_others(running: tuple[Project, Kits]
         assert handshake.ask_server(made["south"]).server == "127.0.0.1"
 
 
+@pytest.mark.chaos
 def test_a_copied_kit_is_refused_while_its_site_runs_and_all_parties_are_told(
     running: tuple[Project, Kits], copied: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ def test_the_operator_sees_connections_with_an_expired_certificate(
     assert "certificate has expired" in said("federation", "status", made["server"])
 
 
+@pytest.mark.chaos
 def test_old_tasks_are_removed_and_the_scheduler_survives_it(
     running: tuple[Project, Kits], tmp_path: Path
 ) -> None:
