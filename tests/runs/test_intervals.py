@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cnfgnn.algorithm.intervals import REPORTED, bounds_of
+from cnfgnn.algorithm import owner as owner_module
+from cnfgnn.algorithm.intervals import REPORTED, bounds_of, interval_sums
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.runs.evaluate import evaluate_run, restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
+from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, train_run
-from tests.conftest import network, small
+from tests.conftest import network, server, small
 
 DATA = network(rows=260)
 
@@ -186,3 +188,24 @@ def test_commands_write_and_judge_intervals(tmp_path: Path, run_folders: list[Pa
         done = CliRunner().invoke(app, ["forecast", str(run_folders[0]), "--intervals", wrong])
         assert isinstance(done.exception, ConfigError)
         assert "--intervals" in str(done.exception)
+
+
+def test_a_zero_lies_within_a_bound_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros that were scaled and back would be a little less than that: counts are judged as they are."""
+    data = network(dropout=0)
+    values = np.maximum(np.round((data.readings.values - 55) / 3), 0)
+    counts = replace(data, readings=replace(data.readings, values=values, missing=np.isnan(values)))
+    seen: list[np.ndarray] = []
+
+    def noted(bounds: np.ndarray, truth: np.ndarray, known: np.ndarray) -> np.ndarray:
+        seen.append(truth[known])
+        return interval_sums(bounds, truth, known)
+
+    monkeypatch.setattr(owner_module, "interval_sums", noted)
+    experiment = simulate(counts, small("cnfgnn-plus", **{"compute.precision": "fp32"}))
+    server(experiment).round(1)
+    server(experiment).score("validation")
+    server(experiment).score("test")
+    judged = np.concatenate(seen)
+    assert (judged == 0).mean() > 0.2
+    assert set(judged) <= set(values.ravel().astype(np.float64))

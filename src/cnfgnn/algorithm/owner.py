@@ -21,7 +21,7 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
-from cnfgnn.algorithm.intervals import Calibration, Errors, Floats, Intervals, interval_sums
+from cnfgnn.algorithm.intervals import Calibration, Errors, Floats, Intervals, Ints, interval_sums
 from cnfgnn.algorithm.learning_group import active, rows_of
 from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
@@ -303,10 +303,12 @@ class Owner:
         they are (see `INTERVAL_SUMS`); None without intervals or test windows."""
         sums: Floats | None = None
         for chunk in self.data.chunks("test"):
-            forecasts, errors, known = (part.cpu().numpy() for part in self._past("test", chunk))
+            forecasts, _, known = (part.cpu().numpy() for part in self._past("test", chunk))
             bounds = self.bounds_of(chunk, forecasts)
             if bounds is not None:
-                found = interval_sums(bounds, forecasts + errors, known)
+                # The readings themselves: a zero that was scaled and back may lie below a bound of zero.
+                ahead = self._rows_before(chunk)[:, None] + 1 + np.arange(self.data.horizon)
+                found = interval_sums(bounds, self.truth.values[:, ahead], known)
                 sums = found if sums is None else sums + found
         return sums
 
@@ -314,8 +316,13 @@ class Owner:
         """(2 l n b t): the bounds of forecasts (n b t) of some test windows; ask for them in time order."""
         if self.intervals is None:
             return None
-        rows = self.data.starts["test"][windows].cpu().numpy() + self.data.history - 1
+        rows = self._rows_before(windows)
         return self.intervals.follow(rows, forecasts, self.truth.values, ~self.truth.missing)
+
+    def _rows_before(self, windows: slice) -> Ints:
+        """(b,): the rows after which the forecasts of some test windows are made."""
+        rows: Ints = self.data.starts["test"][windows].cpu().numpy() + self.data.history - 1
+        return rows
 
     def _past(self, split: Split, windows: slice) -> Errors:
         """Forecasts of some windows and their errors, in the readings' unit."""
