@@ -9,6 +9,7 @@ the training, with its ratio to the best of the simple ones.
     python benchmarks/kinds.py                               # all kinds
     python benchmarks/kinds.py --untrained                   # linear parts alone: a tenth of the time
     python benchmarks/kinds.py --only wind river --seed 2
+    python benchmarks/kinds.py --doubts 1 4 8                # with other shares of the network
     python benchmarks/kinds.py --only many-sensors --sensors 10000
     python benchmarks/kinds.py --folders molene montevideo-bus    # readings of your own
     python benchmarks/kinds.py --write kinds                 # keep the folders, do not train
@@ -20,7 +21,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ import numpy.typing as npt
 import torch
 
 import cnfgnn
+from cnfgnn.algorithm import forecaster
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.server import Server
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import evaluate
 from shapes import OneSentence
 
 Floats = npt.NDArray[np.float64]
@@ -390,7 +393,9 @@ KINDS: dict[str, Callable[[Rng], Kind]] = {
 # ---- measuring ------------------------------------------------------------------------------------------
 
 
-def measured(name: str, folder: Path, seed: int, training: bool = True) -> dict[str, Any]:
+def measured(
+    name: str, folder: Path, seed: int, training: bool = True, doubts: Sequence[float] = ()
+) -> dict[str, Any]:
     """Compare the simple forecasts with the default on a folder, or with its linear part alone."""
     data = cnfgnn.load(folder)
     config = cnfgnn.preset().with_changes({"seed": seed})
@@ -410,8 +415,19 @@ def measured(name: str, folder: Path, seed: int, training: bool = True) -> dict[
         row["seconds"] = time.process_time() - begun
         row |= {"best_round": result.progress.best.r_g, "rounds": len(result.progress.history)}
         row["error"] = result.test.overall.masked_rmse
+        row["doubts"] = {doubt: error_with(doubt, result.experiment) for doubt in doubts}
     row["ratio"] = row.get("error", row["linear"]) / min(simple.values())
     return row
+
+
+def error_with(doubt: float, experiment: Experiment) -> float:
+    """The test error of a trained network if this much counted against it (`DOUBT`)."""
+    before, forecaster.DOUBT = forecaster.DOUBT, doubt
+    try:
+        evaluate(experiment, "validation")  # decides how much of the network each sensor takes
+        return evaluate(experiment, "test").overall.masked_rmse
+    finally:
+        forecaster.DOUBT = before
 
 
 def linear_alone(experiment: Experiment) -> float:
@@ -422,8 +438,7 @@ def linear_alone(experiment: Experiment) -> float:
     strategy.ready("test")
     owner.data.fit()
     none = torch.zeros(owner.data.nodes)
-    forecaster = owner.nodes.forecaster
-    sums = forecaster.summed_errors(owner.theta, owner.data, owner.h_G, "test", none)
+    sums = owner.nodes.forecaster.summed_errors(owner.theta, owner.data, owner.h_G, "test", none)
     return Scores(sums).overall.masked_rmse
 
 
@@ -449,6 +464,7 @@ def as_line(row: dict[str, Any]) -> str:
         cells += [f"{row['seconds']:.0f}", f"{row['best_round']}/{row['rounds']}"]
     else:
         cells += ["-", "-"]
+    cells += [f"{error / row['linear']:.3f}" for error in row.get("doubts", {}).values()]
     return f"| {' | '.join(cells)} |"
 
 
@@ -477,15 +493,18 @@ def main() -> None:
     parser.add_argument("--untrained", action="store_true", help="only the linear part, which takes seconds")
     parser.add_argument("--write", type=Path, help="write the folders here, and do not train")
     parser.add_argument("--json", type=Path, help="also append a line of JSON for each kind to this file")
+    text = "also print the error with these values of DOUBT, as a ratio to that of the linear part"
+    parser.add_argument("--doubts", type=float, nargs="+", default=[], help=text)
     options = parser.parse_args()
+    head = (*HEAD, *(f"doubt {doubt:g}" for doubt in options.doubts))
     with tempfile.TemporaryDirectory() as place:
         if options.write is None:
-            print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
+            print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
         for name, folder in folders(options, options.write or Path(place)):
             if options.write is not None:
                 print(folder)
                 continue
-            row = measured(name, folder, options.seed, not options.untrained)
+            row = measured(name, folder, options.seed, not options.untrained, options.doubts)
             print(as_line(row), flush=True)
             if options.json is not None:
                 with open(options.json, "a") as file:

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cnfgnn
 from cnfgnn.algorithm.compute import multiplies_bf16
+from cnfgnn.algorithm.forecaster import DOUBT
 from cnfgnn.algorithm.server import Alternating
 from cnfgnn.data.batch import Batch
 from cnfgnn.errors import ConfigError
@@ -336,9 +337,13 @@ def test_a_command_that_fails_is_named_with_what_it_said() -> None:
 def test_the_default_is_compared_with_simple_forecasts_on_data_of_a_kind(tmp_path: Path) -> None:
     """One sensor, five hours of minutes: the least that the default is meant for."""
     rows = tmp_path / "rows.jsonl"
-    done = ran("kinds.py", "--only", "one-sensor", "--json", rows)
+    done = ran("kinds.py", "--only", "one-sensor", "--doubts", DOUBT, 1e9, "--json", rows)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("| one sensor | 1 | 300 | 1 min |")
     row = json.loads(rows.read_text())
     assert row["ratio"] == pytest.approx(row["error"] / min(row["simple"].values()))
     assert row["ratio"] < 1
+    as_shipped, without_network = row["doubts"].values()
+    assert as_shipped == pytest.approx(row["error"], rel=1e-6)
+    assert without_network == pytest.approx(row["linear"], rel=1e-6)
+    assert as_shipped != pytest.approx(without_network, rel=1e-6)
