@@ -133,6 +133,10 @@ def task_of(server: Path) -> Iterator[None]:
         if problems:
             raise problems[0]
         yield
+    except Exception as error:
+        if problems:  # the task has ended, and what else went wrong follows from that
+            raise problems[0] from error
+        raise
     finally:
         request_stop(server, str((read_status(server) or {}).get("token")))
         thread.join(60)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,13 @@ from cnfgnn.transports.remote.transport import Questions, RemoteTransport, Site,
 
 Replies = Sequence[Mapping[str, Tensor]]
 LEFT_OUT_AFTER = 3.0  # seconds in which a site has to answer in a step
+
+
+class Preparing(NamedTuple):
+    """A site that is being prepared: what it was asked, and its answers once they are there."""
+
+    verbs: Sequence[str]
+    replies: Future[Replies | None]
 
 
 class LivePace(Pace):
@@ -43,7 +50,7 @@ class LiveTransport(RemoteTransport):
         super().__init__(*args, **more)
         self.live = False
         self.told: dict[str, Any] = {}  # what each site tells about its new sensors, unchecked
-        self._preparing: dict[str, Future[Replies | None]] = {}
+        self._preparing: dict[str, Preparing] = {}
         self._background = ThreadPoolExecutor(max(1, len(self.parties)), "prepare")
 
     def begin(self) -> None:
@@ -91,15 +98,17 @@ class LiveTransport(RemoteTransport):
 
     def _prepared(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """The site's answers if it is prepared by now; otherwise it soon will be."""
-        under_way = self._preparing.get(site.name)
+        under_way, verbs = self._preparing.get(site.name), [call.verb for call in calls]
         if under_way is None:
             if site.usable:
-                self._preparing[site.name] = self._background.submit(self._prepare, site, calls)
+                replies = self._background.submit(self._prepare, site, calls)
+                self._preparing[site.name] = Preparing(verbs, replies)
             return None
-        if not under_way.done():
+        if not under_way.replies.done():
             return None
         del self._preparing[site.name]
-        return under_way.result()
+        # It may have missed a census since: then it is prepared once more.
+        return under_way.replies.result() if under_way.verbs == verbs else None
 
     def _prepare(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """Ask one site alone; returns its answers if they are valid."""
