@@ -97,14 +97,14 @@ class Server(ABC):
         """Summed errors of every node."""
         return self._embedded(split, lambda: self.everyone.score(split))
 
-    def forecast(self, levels: Sequence[int] = ()) -> None:
+    def forecast(self, levels: Sequence[int] = (), tries: int = TRIES) -> None:
         """Have every node forecast the window ahead, for its owner, with intervals of these levels."""
 
         def forecast() -> None:
             self.everyone.forecast(levels)
             self.everyone.flush()
 
-        self._embedded("test", forecast)
+        self._embedded("test", forecast, tries)
 
     def ready(self, split: SplitName) -> None:
         """Give every node the embeddings that it needs to forecast the windows of a split."""
@@ -127,10 +127,10 @@ class Server(ABC):
         if self.gn is not None:
             self.gn.load_weights(state)
 
-    def _embedded(self, split: SplitName, use: Callable[[], Used]) -> Used:
+    def _embedded(self, split: SplitName, use: Callable[[], Used], tries: int = TRIES) -> Used:
         """Send every node its h_G of a split, and use it. That is done once more if a node was away when
         hidden states were asked for and is back: it has no h_G, and the others have theirs without it."""
-        for _ in range(TRIES):
+        for _ in range(tries):
             self._embed_all(split)
             encoded = self.everyone.up
             used = use()

@@ -219,7 +219,7 @@ class LiveLoop:
         self.steps.note_made(step)
         try:
             self._census(step)
-            self.strategy.forecast()
+            self.strategy.forecast(tries=1)  # nobody waits for a site that comes back in a step
             self.problem = ""
         except Stopped:
             raise
