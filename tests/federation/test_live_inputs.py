@@ -72,8 +72,7 @@ def test_live_forecasts_from_other_inputs_are_those_of_federation_forecast(train
     with trained.live():
         service = trained.nodes["west"].service
         assert service is not None
-        assert service.process is not None
-        recent = service.process.service.recent
+        recent = wait_for(lambda: service.process, "the service of west").service.recent
         before = recent.covariates["rain"]
         stronger.to_csv(rain)
         wait_for(lambda: recent.covariates["rain"] is not before, "the new rain")
