@@ -496,7 +496,8 @@ def main() -> None:
     text = "also print the error with these values of DOUBT, as a ratio to that of the linear part"
     parser.add_argument("--doubts", type=float, nargs="+", default=[], help=text)
     options = parser.parse_args()
-    head = (*HEAD, *(f"doubt {doubt:g}" for doubt in options.doubts))
+    doubts = [] if options.untrained else options.doubts
+    head = (*HEAD, *(f"doubt {doubt:g}" for doubt in doubts))
     with tempfile.TemporaryDirectory() as place:
         if options.write is None:
             print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
@@ -504,7 +505,7 @@ def main() -> None:
             if options.write is not None:
                 print(folder)
                 continue
-            row = measured(name, folder, options.seed, not options.untrained, options.doubts)
+            row = measured(name, folder, options.seed, not options.untrained, doubts)
             print(as_line(row), flush=True)
             if options.json is not None:
                 with open(options.json, "a") as file:

@@ -26,7 +26,7 @@ from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges
 from cnfgnn.models.params import Params, part
 
-TRIES = 3  # to evaluate or forecast without a node that comes back in the middle of it
+TRIES = 3  # how often to evaluate or forecast, at most, until no node comes back in the middle of it
 Used = TypeVar("Used")
 
 
@@ -129,7 +129,7 @@ class Server(ABC):
 
     def _embedded(self, split: SplitName, use: Callable[[], Used], tries: int = TRIES) -> Used:
         """Send every node its h_G of a split, and use it. That is done once more if a node was away when
-        hidden states were asked for and is back: it has no h_G, and the others have theirs without it."""
+        hidden states were asked for and came back: it has no h_G, and those of the others lack its part."""
         for _ in range(tries):
             self._embed_all(split)
             encoded = self.everyone.up

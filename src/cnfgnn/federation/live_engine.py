@@ -38,7 +38,7 @@ from cnfgnn.models.params import Params
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
 SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
-TOLD_WITHIN = 1.0  # seconds in which a site that the server counts on has heard of it
+TOLD_WITHIN = 1.0  # seconds within which a site hears that the server counts on it
 GRACE = 6.0  # seconds after a step's deadline in which its embedding may still come: the server may wait
 # half of that for a site that does not answer
 SILENT_AFTER = 4.0  # seconds without a sign of the server after which it counts as unreachable
