@@ -14,6 +14,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.algorithm.sums import Sums
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.series import SUMS
 from cnfgnn.errors import RunError
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
@@ -21,6 +22,7 @@ from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, train_run_with
 from cnfgnn.runs.training_loop import (
     GONE_AFTER,
+    LEVEL,
     Comparison,
     Progress,
     SensorError,
@@ -51,8 +53,17 @@ def judged(means: Mapping[int, float], sensors: int = 4) -> list[SensorError]:
 
 def test_rounds_that_the_same_sensors_judged_are_compared_on_all_of_them() -> None:
     best = judged({0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0})
-    assert _compare(judged({0: 3.0, 1: 2.0, 2: 2.0, 3: 2.0}), best, [0] * 4) == Comparison(True)
-    assert _compare(best, best, [0] * 4) == Comparison(False)
+    lower = Comparison(lowest=True, level=True)
+    assert _compare(judged({0: 3.0, 1: 2.0, 2: 2.0, 3: 2.0}), best, [0] * 4) == lower
+    assert _compare(best, best, [0] * 4) == Comparison(lowest=False, level=True)
+
+
+def test_a_loss_is_level_with_the_lowest_if_little_is_between_them() -> None:
+    lowest, nobody_missed = judged(dict.fromkeys(range(4), 1.0)), [0] * 4
+    level = judged({0: 0.5, 1: 1.5, 2: 1.0, 3: 4 * LEVEL - 3.0 - 1e-9})
+    assert _compare(level, lowest, nobody_missed) == Comparison(lowest=False, level=True)
+    worse = judged({0: 0.5, 1: 1.5, 2: 1.0, 3: 4 * LEVEL - 3.0 + 1e-9})
+    assert _compare(worse, lowest, nobody_missed) == Comparison(lowest=False, level=False)
 
 
 def test_a_lone_sensor_does_not_choose_for_those_who_missed_a_moment() -> None:
@@ -66,7 +77,7 @@ def test_a_lone_sensor_does_not_choose_for_those_who_missed_a_moment() -> None:
 def test_those_who_left_are_left_out_and_named() -> None:
     best = judged({0: 0.1, 1: 2.0, 2: 2.0, 3: 2.0})
     missed = [GONE_AFTER, 0, 0, 0]
-    assert _compare(judged({1: 1.9, 2: 1.9, 3: 1.9}), best, missed) == Comparison(True, True, (0,))
+    assert _compare(judged({1: 1.9, 2: 1.9, 3: 1.9}), best, missed) == Comparison(True, True, (0,), True)
     assert _compare(judged({1: 2.1, 2: 2.1, 3: 2.1}), best, missed) == Comparison(False, True, (0,))
 
 
@@ -75,7 +86,9 @@ def test_those_who_came_later_are_left_out_unless_they_are_the_majority() -> Non
     assert _compare(judged({0: 2.0, 1: 2.0, 2: 0.1, 3: 0.1}), best, [0] * 4) == Comparison(
         False, True, (2, 3)
     )
-    assert _compare(judged({0: 0.5, 1: 0.5, 2: 9.0, 3: 9.0}), best, [0] * 4) == Comparison(True, True, (2, 3))
+    assert _compare(judged({0: 0.5, 1: 0.5, 2: 9.0, 3: 9.0}), best, [0] * 4) == Comparison(
+        True, True, (2, 3), True
+    )
     alone = judged({0: 1.0})
     assert _compare(judged({0: 2.0, 1: 9.0, 2: 9.0}), alone, [0] * 4) == Comparison(True, True, (1, 2))
     gone = [GONE_AFTER, 0, 0, 0]
@@ -112,6 +125,46 @@ class Absences:
 def start(data: Dataset, rounds: int, **more: Any) -> Experiment:
     config = small("gru-fedavg", **{**QUICK, "training.rounds": rounds, **more})
     return simulate(data, config, groups=GROUPS)
+
+
+def with_losses(experiment: Experiment, losses: list[float]) -> Experiment:
+    """Has rounds with these validation losses, whatever is learned."""
+    score, left = experiment.strategy.score, iter(losses)
+
+    def scripted(split: Any) -> Sums:
+        found = score(split)
+        if split == "validation":
+            errors = [not name.endswith("count") for name in SUMS]
+            errors_only = torch.tensor(errors, dtype=found.of_copy.dtype)
+            share = next(left) / Scores(found.of_copy).loss(masked=True)
+            found = found._replace(of_copy=found.of_copy * (1 + (share - 1) * errors_only))
+        return found
+
+    experiment.strategy.score = scripted  # type: ignore[method-assign]
+    return experiment
+
+
+SCRIPT = [3.0, 2.0, 2.019, 2.021, 1.995, 2.014, 2.0149, 2.0151]  # 1.995 is the lowest, up to 2.01495 is level
+
+
+@pytest.mark.parametrize(("schedule", "best"), [("constant", 5), ("cosine", 7)])
+def test_where_learning_rates_fall_the_last_of_level_rounds_is_the_best(
+    data: Dataset, schedule: str, best: int
+) -> None:
+    experiment = with_losses(start(data, len(SCRIPT), **{"training.schedule": schedule}), SCRIPT)
+    progress = train(experiment)
+    assert [done.loss for done in progress.history] == pytest.approx(SCRIPT)
+    assert progress.best.r_g == best
+    assert [done.r_g for done in progress.history if done.lowest] == [1, 2, 5]
+    assert [done.r_g for done in progress.history if done.best] == (
+        [1, 2, 5] if schedule == "constant" else [1, 2, 3, 5, 6, 7]
+    )
+
+
+def test_patience_waits_for_a_lower_loss_and_not_for_a_level_one(data: Dataset) -> None:
+    changes = {"training.schedule": "cosine", "training.patience": 3}
+    progress = train(with_losses(start(data, 9, **changes), [3.0, 2.0, 2.01, 2.005, 2.5, 1.0, 1.0, 1.0, 1.0]))
+    assert (len(progress.history), progress.best.r_g) == (5, 4)
 
 
 @pytest.mark.slow
@@ -222,7 +275,7 @@ def test_a_run_of_before_these_were_kept_is_read_and_goes_on(tmp_path: Path, dat
     for name in ("best_errors", "missed"):
         del manifest["progress"][name]
     for done in manifest["progress"]["history"]:
-        del done["compared"], done["without"]
+        del done["compared"], done["without"], done["lowest"]
     path.write_text(json.dumps(manifest))
     old = Run.open(run.folder)
     assert old.progress.best_errors == []
