@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train

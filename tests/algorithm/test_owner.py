@@ -8,7 +8,7 @@ import torch
 
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.series import PROFILES
+from cnfgnn.data.prepared_series import PROFILES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate_best, train

@@ -20,8 +20,9 @@ from cnfgnn.data.inputs import (
     used_inputs,
     with_inputs,
 )
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.quality import findings
-from cnfgnn.data.series import PreparedSeries, Scaler, Series
+from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.source import open_data
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.linear import Forecasters, calendar_inputs
-from cnfgnn.data.series import INFORMED, LINEAR, OWN, PreparedSeries, Scaler, Series
+from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
+from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.models.plus import levels
 

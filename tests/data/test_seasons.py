@@ -13,8 +13,9 @@ from cnfgnn.config.settings import DataConfig, ModelConfig
 from cnfgnn.data import linear
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, SEASONS, PreparedSeries
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import INFORMED, LINEAR, OWN, SEASONS, PreparedSeries, Scaler, Series
+from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from tests.one_baseline import last_value, ridge
 

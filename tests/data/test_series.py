@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.data.series import SUMS, PreparedSeries, Scaler, Series, fill
+from cnfgnn.data.prepared_series import SUMS, PreparedSeries
+from cnfgnn.data.series import Scaler, Series, fill
 from cnfgnn.data.windows import Windows
 from cnfgnn.runs.scores import Scores
 

@@ -13,8 +13,8 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.prepared_series import SUMS, PreparedSeries
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import SUMS, PreparedSeries
 from cnfgnn.runs import baselines
 from cnfgnn.runs.baselines import PENALTIES, all_baselines
 from tests.one_baseline import daily_average, last_value, ridge

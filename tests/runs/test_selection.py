@@ -14,7 +14,7 @@ from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.algorithm.sums import Sums
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.errors import RunError
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores

@@ -38,7 +38,8 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
 from cnfgnn.algorithm.working_memory import NodeMemory
 from cnfgnn.config.settings import Missing, Wire
-from cnfgnn.data.series import PreparedSeries, Scaler, Series
+from cnfgnn.data.prepared_series import PreparedSeries
+from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.models.params import Params, models, own, part, rows, shared, size
 from cnfgnn.models.plus import levels, node_model

@@ -10,7 +10,7 @@ from torch import Tensor
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.config.settings import Loss
 from cnfgnn.data.batch import Batch
-from cnfgnn.data.series import SUMS, PreparedSeries
+from cnfgnn.data.prepared_series import SUMS, PreparedSeries
 from cnfgnn.data.windows import Split
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params, rows
@@ -78,7 +78,7 @@ class Forecaster:
         split: Split,
         trust: Tensor | None = None,
     ) -> Tensor:
-        """(n t 8): see `data.series.SUMS`."""
+        """(n t 8): see `data.prepared_series.SUMS`."""
         sums = data.inputs.new_zeros(data.nodes, data.horizon, len(SUMS), dtype=torch.float64)
         for windows in data.chunks(split):
             y_hat = self.forecasts(theta, data, h_G, split, windows, trust)

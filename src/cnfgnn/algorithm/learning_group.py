@@ -11,7 +11,7 @@ from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.fmtl import Pull
 from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.working_memory import NodeMemory
-from cnfgnn.data.series import PreparedSeries
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.models.params import Params
 
 

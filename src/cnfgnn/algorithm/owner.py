@@ -27,7 +27,8 @@ from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
 from cnfgnn.algorithm.verb import Verb
-from cnfgnn.data.series import PreparedSeries, Series
+from cnfgnn.data.prepared_series import PreparedSeries
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import StorageError
 from cnfgnn.models.params import Params, part, personal, rows

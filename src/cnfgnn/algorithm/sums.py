@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 
 
 class Sums(NamedTuple):
-    """Summed errors of n nodes at t steps ahead, see `data.series.SUMS`.
+    """Summed errors of n nodes at t steps ahead, see `data.prepared_series.SUMS`.
 
     of_copy  (n t 8)  of forecasts from the copy, against the copy: they choose the best round
     told     (n t 8)  of forecasts from true readings, against true readings; zeros for owners who do not tell

@@ -17,7 +17,8 @@ from torch import Tensor
 from cnfgnn.attack.recording import Recording
 from cnfgnn.attack.replica import DTYPE, Replica
 from cnfgnn.data.batch import Batch
-from cnfgnn.data.series import PreparedSeries, Series
+from cnfgnn.data.prepared_series import PreparedSeries
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split
 
 # With estimates of fewer training windows, forecasters that leave out those of a fold would know too little.

@@ -1,10 +1,9 @@
-"""The readings of a group of nodes, filled, scaled and cut into windows; they never leave their owner."""
+"""The readings of a group of nodes, and what is computed from them; they never leave their owner."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,54 +11,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.config.settings import Missing, ModelConfig
-from cnfgnn.data.batch import Batch
-from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts, InputSeries, seconds_of
-from cnfgnn.data.linear import (
-    FOLDS,
-    HARMONICS,
-    Forecasters,
-    Forms,
-    Normal,
-    Sample,
-    calendar_inputs,
-    unsquashed,
-)
-from cnfgnn.data.prepared_inputs import PreparedInputs
+from cnfgnn.config.settings import Missing
+from cnfgnn.data.inputs import InputSeries, seconds_of
 from cnfgnn.data.readings import DAY, Readings
-from cnfgnn.data.seasons import PERIODS, WAVES, find_seasons, waves
+from cnfgnn.data.seasons import PERIODS, find_seasons
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
-from cnfgnn.data.windows import SPLITS, Split, Windows, observed_windows
-from cnfgnn.errors import DataError
+from cnfgnn.data.windows import Windows, observed_windows
 
-# Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
-SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
-WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
-# Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
-# twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
-FEWEST_DAYS = 2.0
-PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
-LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
-SEASONS = LINEAR + "seasons"  # the name of the frequencies that they use
 DAY_S = float(DAY.astype(np.int64))
-OWN, INFORMED = "own", "informed"
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-SUMS = (
-    "square",
-    "absolute",
-    "count",
-    "masked_square",
-    "masked_absolute",
-    "masked_count",
-    "share",
-    "share_count",
-)
-"""The sums that errors are computed from: squared and absolute errors over all targets; the same over
-observed targets (masked); relative errors over observed targets that are not zero; and the number of each."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +101,7 @@ class Series:
 
     def training_rows(self, windows: Windows, treatment: Missing) -> TrainingRows:
         """The readings that training windows take as input; with `as-truth`, gaps are filled first."""
-        rows = _input_rows(windows)
+        rows = input_rows(windows)
         values = self.values if treatment == "masked" else fill(self.values, self.absent(treatment))
         known = ~(self.missing if treatment == "masked" else np.isnan(values))[:, rows]
         return TrainingRows(rows, np.where(known, values[:, rows], 0.0), known)
@@ -151,7 +114,7 @@ class Series:
 
     def _counted(self, windows: Windows, treatment: Missing) -> tuple[Floats, Bools, Ints]:
         """The readings that profiles count (n r), with 0 for unknown ones; which are known; their rows."""
-        rows = np.arange(len(self.time_of_day)) if windows.ahead else _input_rows(windows)
+        rows = np.arange(len(self.time_of_day)) if windows.ahead else input_rows(windows)
         known = ~self.absent(treatment)[:, rows]
         return np.where(known, self.values[:, rows], 0.0), known, rows
 
@@ -192,406 +155,9 @@ def _is_calmer(left: Floats, values: Floats, known: Bools) -> Bools:
     return calmer
 
 
-def _input_rows(windows: Windows) -> Ints:
+def input_rows(windows: Windows) -> Ints:
     """The rows that are an input of some training window, ascending."""
     return np.unique((windows.starts["train"][:, None] + np.arange(windows.history)).ravel())
-
-
-def _prepared_inputs(
-    series: Series, windows: Windows, inputs: InputCounts, dtype: torch.dtype, device: torch.device
-) -> PreparedInputs | None:
-    """The further inputs of a series; None if the model uses none."""
-    if inputs == NO_INPUTS:
-        return None
-    if (found := InputCounts.of(series.others)) != inputs:
-        problem = (
-            f"there are {found.variables} variables and {found.covariates} covariates, and the model takes"
-            f" {inputs.variables} and {inputs.covariates}"
-        )
-        raise DataError("further inputs", problem)
-    rows = np.arange(len(series.time_of_day)) if windows.ahead else _input_rows(windows)
-    return PreparedInputs(series.others, rows, series.nodes, windows.history, dtype, device)
-
-
-class PreparedSeries:
-    """A Series scaled and on its device, with its windows: ready to be cut into minibatches."""
-
-    def __init__(
-        self,
-        series: Series,
-        scaler: Scaler,
-        treatment: Missing,
-        windows: Windows,
-        dtype: torch.dtype,
-        device: torch.device,
-        model: ModelConfig | None = None,
-        inputs: InputCounts = NO_INPUTS,
-        input_scales: Floats | None = None,
-    ) -> None:
-        """`model` says which inputs there are besides readings and time of day; without it there are none."""
-        model = model or ModelConfig()
-
-        def scaled(absent: Bools) -> Tensor:
-            values = (fill(series.values, absent) - scaler.mean) / scaler.std
-            # Before a node's first reading the value is the mean, which is 0 after scaling.
-            return torch.tensor(np.nan_to_num(values), dtype=dtype, device=device)
-
-        self.nodes, self.scaler, self.masked = series.nodes, scaler, treatment == "masked"
-        self.history, self.horizon, self.length = windows.history, windows.horizon, windows.length
-        self.inputs = scaled(series.absent(treatment))
-        # The unmasked metric takes zeros as the truth, whatever the inputs of the model are.
-        self.targets = scaled(series.absent("as-truth")) if self.masked else self.inputs
-        self.observed = torch.tensor(~series.missing, device=device)
-        self._steps = torch.arange(self.length, device=device)
-        self.clock = torch.tensor(series.time_of_day, dtype=dtype, device=device)
-        moments = np.stack([series.calendar.slot, series.weekday], axis=1)
-        self.moments = torch.tensor(moments, device=device)  # (T 2)
-        self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if model.gaps else None
-        self.calendar, self.ahead = series.calendar, windows.ahead
-        self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
-        self.profile: Tensor | None = None  # (n T): the profile at every row, scaled
-        at_rows: Floats | None = None
-        if model.profile:
-            self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
-            self._set_profile(at_rows)
-        self.others = _prepared_inputs(series, windows, inputs, dtype, device)
-        if self.others is not None and input_scales is not None:
-            self.others.use(input_scales)
-        self.starts = {split: torch.tensor(windows.starts[split], device=device) for split in SPLITS}
-        self.available: dict[Split, Tensor | None] = {}  # (n w): the windows each node has; None if all
-        for split in SPLITS:
-            available = series.available(windows.starts[split], windows, treatment)
-            self.available[split] = None if available.all() else torch.tensor(available, device=device)
-        self.seconds = torch.tensor(series.seconds, device=device)
-        self.seasons: Tensor | None = None  # (n k): frequencies in cycles per second, 0 for none
-        self._has_seasons = False
-        if model.linear and model.seasons:
-            self._set_seasons(series.seasons(windows, treatment, at_rows, device))
-        self._prepare_linear(model)
-
-    def _prepare_linear(self, model: ModelConfig) -> None:
-        # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
-        self.linear: dict[str, Forecasters] = {}
-        self._uses_more: dict[str, bool] = {}  # whether any of them uses more than the usual inputs
-        numbers = self.starts["train"].new_zeros
-        self._shares: Tensor | None = None  # (n f 1 + folds): of each form of the node's forecaster
-        self._fold_of = numbers(0)  # of each training window
-        self._knows_days = False  # whether forecasters use the time of day
-        self._told = 2 * model.level_width
-        self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
-        if model.linear:
-            self._set_linear(OWN, self._fitted())
-
-    def use(self, state: Mapping[str, Tensor]) -> None:
-        """Use what `state` returned when the model was trained: profiles, scales, forecasters. A node whose
-        row is NaN, such as a new sensor, keeps those of the readings at hand."""
-        if INPUT_SCALES in state and self.others is not None:
-            self.others.use(state[INPUT_SCALES].cpu().numpy())
-        if PROFILES in state:
-            assert self.weekly_profiles is not None
-            weekly_profiles = state[PROFILES].cpu().numpy()
-            unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
-            self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
-            self._set_profile(self.calendar.look_up(self.weekly_profiles))
-        if SEASONS in state:
-            saved_seasons = state[SEASONS].to(self.seconds)
-            known = ~saved_seasons.isnan()
-            own = torch.zeros_like(saved_seasons) if self.seasons is None else self.seasons
-            self._set_seasons(torch.where(known, saved_seasons, own))
-        for kind in (OWN, INFORMED):
-            saved = Forecasters.of(state, LINEAR + kind, self.inputs)
-            if saved is not None:
-                self._set_linear(kind, saved.completed(self.linear.get(kind, self.linear[OWN])))
-
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of the readings: weekly profiles, linear forecasters and scales of further
-        inputs, as far as the model uses them."""
-        state = {}
-        if self.weekly_profiles is not None:
-            state[PROFILES] = torch.from_numpy(self.weekly_profiles)
-        for kind, forecasters in self.linear.items():
-            state |= forecasters.state(LINEAR + kind)
-        if self.seasons is not None:
-            state[SEASONS] = self.seasons
-        if self.others is not None:
-            state[INPUT_SCALES] = torch.from_numpy(self.others.scales)
-        return state
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the linear forecasters, and profiles and scales if the next readings are to be forecast. In
-        training and evaluation these are computed from the readings, with the same result each time."""
-        self._means = None
-        self.use({name: x for name, x in state.items() if self.ahead or name.startswith(LINEAR)})
-
-    def _set_profile(self, at_rows: Floats) -> None:
-        """(n T), in the readings' unit."""
-        scaled = (at_rows - self.scaler.mean) / self.scaler.std
-        self.profile = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
-
-    def _set_seasons(self, seasons: Tensor) -> None:
-        self.seasons, self._has_seasons = seasons, bool((seasons > 0).any())
-
-    def _set_linear(self, kind: str, forecasters: Forecasters) -> None:
-        self.linear[kind], self._uses_more[kind] = forecasters, forecasters.uses_more
-
-    def batch(
-        self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
-    ) -> tuple[Batch, Tensor | None]:
-        """Some windows of a split, and which of them each node has: (n b), None if all. The linear forecast
-        among the inputs uses the means in the embeddings h_G (n b e) of these windows."""
-        batch, available = self._at(self.starts[split][windows], self._available(split, windows))
-        return self.with_linear_forecast(batch, split, windows, h_G), available
-
-    def with_linear_forecast(
-        self, batch: Batch, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
-    ) -> Batch:
-        """These windows of a split with the linear forecasts of their readings, if the model uses them."""
-        if not self.linear:
-            return batch
-        fold = self._fold_of[windows] if split == "train" else None
-        kind = OWN if h_G is None or INFORMED not in self.linear else INFORMED
-        means = None if h_G is None or kind == OWN else h_G.detach()[..., -self._told :]
-        forecasters = self.linear[kind]
-        change = forecasters.change(self._linear_inputs(batch, means), fold)
-        if self._uses_more[kind]:
-            more = self._more_inputs(batch, self.starts[split][windows])
-            change = change + forecasters.further_change(more, fold)
-        return replace(batch, linear_change=change)
-
-    def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
-        """The windows that start at these rows, without linear forecasts."""
-        inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
-        x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
-        weight = None
-        if self.masked:
-            observed = self._cut(self.observed, starts)[:, :, self.history :]
-            weight = (observed if available is None else observed & available[:, :, None]).to(x.dtype)
-        elif available is not None:
-            weight = available[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
-        y = self._cut(self.targets, starts)[:, :, self.history :]
-        moment = self.moments[starts + self.history - 1]
-        gaps = None if self.gaps is None else self._cut(self.gaps, starts)[:, :, : self.history]
-        profile_change = None
-        if self.profile is not None:
-            ahead = self._cut(self.profile, starts)[:, :, self.history :]
-            profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
-        others = None if self.others is None else self.others.batch(starts[:, None] + self._steps)
-        clock = clock[:, self.history :]
-        return Batch(x, y, clock, weight, moment, gaps, profile_change, others=others), available
-
-    def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
-        """The same nodes with newer readings; the scale and what was computed from all readings stay."""
-        treatment: Missing = "masked" if self.masked else "as-truth"
-        kind, model = (self.inputs.dtype, self.inputs.device), ModelConfig(gaps=self.gaps is not None)
-        inputs, scales = NO_INPUTS, None
-        if self.others is not None:
-            inputs, scales = self.others.counts, self.others.scales
-        newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
-        other = copy.copy(self)
-        other.others = newer.others
-        of_readings = ("inputs", "targets", "observed", "clock", "seconds", "moments", "gaps")
-        for name in (*of_readings, "starts", "available"):
-            setattr(other, name, getattr(newer, name))
-        if self.weekly_profiles is not None:
-            other._set_profile(series.calendar.look_up(self.weekly_profiles))
-        return other
-
-    def of_nodes(self, nodes: slice) -> PreparedSeries:
-        """The same windows of some of the nodes: a view."""
-        start, stop, _ = nodes.indices(self.nodes)
-        if stop - start == self.nodes:
-            return self
-
-        def rows(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x[start:stop]
-
-        part = copy.copy(self)
-        part.nodes = stop - start
-        part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
-        part.observed = self.observed[start:stop]
-        part.gaps, part.profile = rows(self.gaps), rows(self.profile)
-        part.seasons, part._shares = rows(self.seasons), rows(self._shares)
-        part.others = None if self.others is None else self.others.of_nodes(nodes)
-        part.available = {split: rows(available) for split, available in self.available.items()}
-        part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
-        part._means = rows(self._means)
-        return part
-
-    def chunks(self, split: Split) -> Iterator[slice]:
-        """All windows of a split, in chunks that fit into memory."""
-        at_once = SEQUENCES_AT_ONCE.get(self.inputs.device.type, SEQUENCES_AT_ONCE["cpu"])
-        width, count = max(1, at_once // self.nodes), len(self.starts[split])
-        return (slice(start, min(start + width, count)) for start in range(0, count, width))
-
-    # ---- linear forecasters -------------------------------------------------------------------------
-
-    def inform(self, means: Tensor) -> None:
-        """When next needed, fit forecasters that also use means of levels (n w k) of the training windows."""
-        if self.linear and self._told:
-            self._means = means
-
-    def fit(self) -> None:
-        """Fit what has yet to be fitted."""
-        if self._means is not None:
-            self._set_linear(INFORMED, self._fitted(self._means))
-            self._means = None
-
-    def _fitted(self, means: Tensor | None = None) -> Forecasters:
-        """Fit each node's linear forecaster, some nodes at a time: equations and fits of one take 400 KiB."""
-        parts, shares = [], []
-        for start in range(0, self.nodes, NODES_AT_ONCE):
-            nodes = slice(start, min(start + NODES_AT_ONCE, self.nodes))
-            part = self.of_nodes(nodes)
-            parts.append(part._fitted_together(None if means is None else means[nodes]))
-            assert part._shares is not None
-            shares.append(part._shares)
-            self._fold_of = part._fold_of
-        self._shares = torch.cat(shares)
-        return Forecasters.joined(parts)
-
-    def _fitted_together(self, means: Tensor | None) -> Forecasters:
-        """Fit each node's linear forecaster to its training windows; if only the readings that come next are
-        to be forecast, to all windows before them."""
-        starts = self.starts["train"]
-        if self.ahead:
-            count = int(self.starts["test"][-1]) - self.horizon + 1
-            starts = torch.arange(max(0, count), device=self.inputs.device)
-        number = torch.arange(len(starts), device=starts.device)
-        self._fold_of = number * FOLDS // max(1, len(starts))
-        self._knows_days = self._days(starts) >= FEWEST_DAYS
-
-        def samples(fold: int, wide: bool) -> Iterator[Sample]:
-            chosen = number[self._fold_of == fold]
-            if wide and len(chosen):
-                first, last = starts[chosen[0]], starts[chosen[-1]]
-                chosen = number[(starts > first - self.length) & (starts < last + self.length)]
-            return self._samples(starts, chosen, means)
-
-        forms = self._forms(next(samples(0, False)).inputs.shape[-1])
-        dtype = self.inputs.dtype
-        # Validation windows decide how much of each form to take, once: their means of levels are not known.
-        fitted, self._shares = Forecasters.fitted(FOLDS, samples, dtype, forms, self._shares)
-        return fitted
-
-    def _forms(self, inputs: int) -> Forms:
-        """The forms that forecasters with so many inputs may take."""
-        seasonal = torch.zeros(self.nodes, dtype=torch.bool, device=self.inputs.device)
-        if self.seasons is not None:
-            seasonal = (self.seasons > 0).any(dim=1)
-        waves, daily = 0 if self.seasons is None else WAVES, self.calendar.step_days >= 1
-        starts = self.starts["validation"]
-        after = Normal.of(self._samples(starts, torch.arange(len(starts), device=starts.device), None))
-        level, profile = self.history - 1, self._profile_places()
-        return Forms(inputs, level, profile, daily, waves, seasonal, self.length, after)
-
-    def _samples(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Iterator[Sample]:
-        yield self._sample(starts, windows[:0], means)
-        # The same chunks for any group: see `linear._products`.
-        for chunk in windows.split(WINDOWS_AT_ONCE):
-            yield self._sample(starts, chunk, means)
-
-    def _sample(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Sample:
-        batch, _ = self._at(starts[windows], None)
-        told = None if means is None else means[:, windows].to(batch.x.dtype)
-        inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
-        if not self._knows_days:  # the time of day would only count up: see `FEWEST_DAYS`
-            inputs[..., self.history + 1 : self.history + 1 + 2 * HARMONICS] = 0
-        return Sample(inputs, change, batch.complete, self._more_inputs(batch, starts[windows]))
-
-    def _days(self, starts: Tensor) -> float:
-        """From the first of these windows to the end of the last one."""
-        steps = int(starts[-1] - starts[0]) + self.length if len(starts) else 0
-        return steps * self.calendar.step_days
-
-    def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
-        """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, further
-        inputs, and the means of levels."""
-        readings = batch.x[..., 0]
-        last = readings[..., -1:]
-        assert batch.moment is not None
-        calendar = calendar_inputs(batch.x[0, :, -1, 1], batch.moment[:, 1], self.calendar.step_days)
-        parts = [readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
-        if batch.profile_change is not None:
-            parts.append(batch.profile_change)
-        if batch.others is not None:
-            parts.append(batch.others)
-        if means is not None:
-            parts.append(unsquashed(means) - last)
-        return torch.cat(parts, dim=-1)
-
-    def _profile_places(self) -> range | None:
-        """Where the profile is among the inputs of `_linear_inputs`."""
-        if self.profile is None:
-            return None
-        clock, weekday = self.clock[:1], self.moments[:1, 1]
-        first = self.history + calendar_inputs(clock, weekday, self.calendar.step_days).shape[1]
-        return range(first, first + self.horizon)
-
-    def _more_inputs(self, batch: Batch, starts: Tensor) -> Tensor | None:
-        """(n b q): what the profile says of the last step, relative to the last reading, and the waves of
-        seasons at it if any node has one; None if there is neither."""
-        now, parts = starts + self.history - 1, []
-        if self.profile is not None:
-            parts.append(torch.nan_to_num(self.profile[:, now, None] - batch.x[:, :, -1, :1]))
-        if self.seasons is not None and self._has_seasons:
-            parts.append(waves(self.seconds[now], self.seasons, batch.x.dtype))
-        return torch.cat(parts, dim=-1) if parts else None
-
-    def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
-        """(n t 8) float64: the sums named in `SUMS` over some windows, in the readings' unit."""
-        return torch.stack([term.sum(1) for term in self.terms(y_hat, split, windows)], dim=-1)
-
-    def terms(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> list[Tensor]:
-        """The terms of each sum in `SUMS`: (n b t) float64, zero where a target does not count."""
-        available = self._available(split, windows)
-        truth, known = self.truth(split, windows)
-        error = self.unscaled(y_hat) - truth
-        counted, observed = torch.ones_like(truth), known.double()
-        if available is not None:
-            counted, observed = counted * available[:, :, None], observed * available[:, :, None]
-        nonzero = observed * (truth.abs() > 1e-3)  # there is no percentage of zero
-        share = error.abs() / torch.where(nonzero > 0, truth.abs(), 1.0)
-        return [
-            counted * error.square(),
-            counted * error.abs(),
-            counted,
-            observed * error.square(),
-            observed * error.abs(),
-            observed,
-            nonzero * share,
-            nonzero,
-        ]
-
-    def truth(self, split: Split, windows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """(n b t) each: the targets of some windows in the readings' unit, and which were observed."""
-        starts = self.starts[split][windows]
-        targets, observed = (
-            self._cut(rows, starts)[:, :, self.history :] for rows in (self.targets, self.observed)
-        )
-        return self.unscaled(targets), observed
-
-    def unscaled(self, values: Tensor) -> Tensor:
-        """Convert to the readings' unit, as float64."""
-        return values.double() * self.scaler.std + self.scaler.mean
-
-    def _available(self, split: Split, windows: Tensor | slice) -> Tensor | None:
-        available = self.available[split]
-        return None if available is None else available[:, windows]
-
-    def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
-        """(n T) -> (n b t)."""
-        if not rows.is_cuda and _in_a_row(starts):  # as they are outside training: ten times as fast
-            first = int(starts[0])
-            part = rows[:, first : first + len(starts) - 1 + self.length]
-            return part.unfold(1, self.length, 1).contiguous()
-        # By flat indices: on a CPU, selecting from overlapping windows takes a hundred times as long.
-        steps = starts[:, None] + self._steps
-        return rows.index_select(1, steps.flatten()).view(len(rows), *steps.shape)
-
-
-def _in_a_row(starts: Tensor) -> bool:
-    """Whether each window begins one row after the one before."""
-    return len(starts) > 0 and bool((starts[1:] - starts[:-1] == 1).all())
 
 
 def fill(values: Floats, absent: Bools) -> Floats:

@@ -18,7 +18,7 @@ from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError
 from cnfgnn.federation import processes

@@ -27,8 +27,8 @@ from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import PreparedSeries
 from cnfgnn.federation.live_ranges import live_key
 from cnfgnn.federation.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site_data import columns_of, masked_codes, masked_outliers

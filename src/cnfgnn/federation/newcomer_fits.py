@@ -20,8 +20,9 @@ from torch import Tensor
 from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.data.inputs import NO_INPUTS
 from cnfgnn.data.linear import MORE_SUFFIX
+from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import INFORMED, LINEAR, OWN, PreparedSeries, Series
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_data import columns_of
 from cnfgnn.live.engine import rows_of

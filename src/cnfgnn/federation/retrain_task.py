@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.federation.federated_run import federated_data, terms_of
 from cnfgnn.federation.live_models import FederatedModels

@@ -18,7 +18,7 @@ from cnfgnn.algorithm.methods import check_method
 from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.federated_run import (

@@ -28,8 +28,9 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import ending_covariates
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.quality import out_of_range
-from cnfgnn.data.series import SUMS, Series
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError, StorageError
 from cnfgnn.federation.live_ranges import live_intervals

@@ -17,8 +17,8 @@ from cnfgnn.algorithm.node_state import PERSONAL, THETA, TRUST
 from cnfgnn.algorithm.owner import INTERVALS as INTERVAL_STATE
 from cnfgnn.algorithm.store import newest
 from cnfgnn.data.inputs import INPUT_SCALES
+from cnfgnn.data.prepared_series import LINEAR, PROFILES
 from cnfgnn.data.quality import Ranges
-from cnfgnn.data.series import LINEAR, PROFILES
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site_errors import AnyError, for_server
 from cnfgnn.federation.site_status import SiteStatus

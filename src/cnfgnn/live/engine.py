@@ -21,9 +21,10 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import Input
 from cnfgnn.data.inputs import with_inputs as with_named_inputs
+from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import DAY, Readings, weekday
-from cnfgnn.data.series import PreparedSeries, Series
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError
 from cnfgnn.live.forecasts import quality_of

@@ -13,8 +13,8 @@ from cnfgnn.algorithm.intervals import REPORTED, bounds_of
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
+from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.quality import clean
-from cnfgnn.data.series import SUMS
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
 from cnfgnn.report.selection import MANY
@@ -29,7 +29,7 @@ HOURS = 24
 class Predictions:
     """Errors and forecasts of n sensors, t steps ahead; forecasts of the last r times only.
 
-    sums       (n, t, 8)   sums of errors over the test split, see `cnfgnn.data.series.SUMS`
+    sums       (n, t, 8)   sums of errors over the test split, see `cnfgnn.data.prepared_series.SUMS`
     hours      (n, 24, 8)  the same over all steps, by the hour of day of the target
     times      (r,)        datetime64[s]
     truth      (n, r)      readings, NaN where missing

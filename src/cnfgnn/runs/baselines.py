@@ -13,8 +13,9 @@ from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.linear import Normal, Sample
+from cnfgnn.data.prepared_series import SUMS, PreparedSeries
 from cnfgnn.data.quality import clean
-from cnfgnn.data.series import SUMS, Floats, PreparedSeries, Scaler, Series
+from cnfgnn.data.series import Floats, Scaler, Series
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.runs.scores import Scores
 

@@ -14,8 +14,8 @@ from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, TRUST, check_wit
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
+from cnfgnn.data.prepared_series import LINEAR, PROFILES
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.series import LINEAR, PROFILES
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import DataError, RunError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cnfgnn.algorithm.intervals import INTERVAL_SUMS, REPORTED, Floats
 from cnfgnn.data.batch import Loss
-from cnfgnn.data.series import SUMS
+from cnfgnn.data.prepared_series import SUMS
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class IntervalScores:
 class Scores:
     """Summed errors of n nodes at t steps ahead, and every figure that follows from them.
 
-    sums      (n t 8)    see `cnfgnn.data.series.SUMS`
+    sums      (n t 8)    see `cnfgnn.data.prepared_series.SUMS`
     seen      (n,) bool  which nodes trained; None if all did
     told      (n t 8)    true errors of owners who tell them, zeros of the others; None if nobody was asked
     all_told             whether `sums` are true errors; otherwise they are errors against blurred copies
