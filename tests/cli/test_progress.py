@@ -77,4 +77,5 @@ def test_a_line_says_that_the_loss_chooses_the_best_round(capsys: pytest.Capture
     )
     watcher.round_done(second, first, 2.0)  # type: ignore[arg-type]
     said = capsys.readouterr().err
-    assert "validation masked RMSE 15.037, loss 230.300; lowest loss in round 1 (masked RMSE 15.050)" in said
+    assert "validation masked RMSE 15.037, loss 230.300" in said
+    assert "best by its loss: round 1 (masked RMSE 15.050)" in said

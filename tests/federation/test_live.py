@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation import live_engine
+from cnfgnn.federation import live_engine, live_task
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
@@ -138,6 +138,28 @@ def test_a_site_that_hears_late_that_the_server_counts_on_it_has_its_embedding(
     monkeypatch.setattr(engine, "hear", hear_late)
     wait_for(lambda: not engine.joined, "the site to hear that it is not counted on")
     assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
+def test_an_error_in_taking_in_sites_does_not_end_the_service(
+    sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_task, "PAUSE", 0.1)
+    with monkeypatch.context() as broken:
+
+        def welcome(newcomers: live_task.Newcomers) -> None:
+            raise IndexError("a list of sites has changed")
+
+        broken.setattr(live_task.Newcomers, "welcome", welcome)
+        said = "taking in sites and sensors failed: IndexError: a list of sites has changed"
+        wait_for(lambda: sites.live_status["problem"] == said, "the operator to be told")
+        assert sites.next_forecasts() == everywhere(sites, FULL)
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    sites.unreachable = {"west"}
+    sites.restart("west")
+    sites.unreachable = set()
+    sites.wait_until_joined("west")
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    assert sites.live_status["problem"] == ""
 
 
 @pytest.mark.slow

@@ -126,8 +126,8 @@ class LineWatcher:
         left = self.outlook.left(best.r_g)
         # The loss chooses the best round, and a round with a lower RMSE may have a higher loss.
         now = f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, loss {done.loss:.3f}"
-        lowest = f"lowest loss in round {best.r_g} ({kind} {least:.3f})"
-        self._print(f"{now}; {lowest}, {seconds:.1f} s" + (f", {left}" if left else ""))
+        chosen = f"best by its loss: round {best.r_g} ({kind} {least:.3f})"
+        self._print(f"{now}; {chosen}, {seconds:.1f} s" + (f", {left}" if left else ""))
 
     def end(self) -> None:
         pass

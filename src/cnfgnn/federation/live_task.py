@@ -37,6 +37,7 @@ LATEST = 2**40  # seconds: no time step is later
 SHARE_OF_STEP = 0.2  # of a step: how long after it the deadline is, unless told
 SLACK = 1.0  # seconds that a deadline at a site may be noticed late
 KEPT = 1000  # durations of steps of which the median is shown
+PAUSE = 5.0  # seconds after an error in taking in sites before it is tried again
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,7 @@ class LiveLoop:
         self.newcomers = Newcomers(context, experiment, self.transport)
         self.made, self.count, self.problem = 0, 0, ""
         self.made_at: float | None = None  # when that was
+        self.rejoin_at = 0.0  # when to look again for sites that are back, by the monotonic clock
         self.seconds: deque[float] = deque(maxlen=KEPT)
         self.steps = SiteSteps(self.transport.parties, experiment.windows.history, self._is_valid)
         if before is not None:  # the steps go on
@@ -160,7 +162,10 @@ class LiveLoop:
         try:
             since: tuple[int, float] = (0, 0.0)
             while self.models.live() == self.model:
-                self._rejoin()
+                if self.transport.stopped():
+                    raise Stopped
+                if time.monotonic() >= self.rejoin_at:
+                    self._rejoin()
                 with self.steps.changed:
                     step, all_there = self.steps.common()
                     if step <= self.made:
@@ -191,9 +196,19 @@ class LiveLoop:
         self._show()
 
     def _rejoin(self) -> None:
+        """Take in who is back or new; if that fails, the others go on, and it is tried again later."""
+        try:
+            self._take_in()
+        except Stopped:
+            raise
+        except Exception as error:
+            self._note("taking in sites and sensors", error)
+            self.rejoin_at = time.monotonic() + PAUSE
+            self._note_joined()
+            self._show()
+
+    def _take_in(self) -> None:
         """Take sites in that are back, and leave out those that were restarted."""
-        if self.transport.stopped():
-            raise Stopped
         self.newcomers.welcome()
         for site in self.transport.parties:
             if self.steps.lost[site.name] or not site.reachable:
@@ -226,12 +241,16 @@ class LiveLoop:
         except NoSiteAnswered:
             self.problem = "no site took part in the last step"
         except Exception as error:  # the next step is another chance
-            log.exception("a step failed")
-            self.problem = f"a step failed: {type(error).__name__}: {error}"[:300]
+            self._note("a step", error)
         self.count, self.steps.done, self.made_at = self.count + 1, step, time.time()
         self.seconds.append(time.perf_counter() - begun)
         self._note_joined()
         self._show()
+
+    def _note(self, what: str, error: Exception) -> None:
+        """Tell the operator about an error that does not end the service."""
+        log.error("%s failed", what, exc_info=error)
+        self.problem = f"{what} failed: {type(error).__name__}: {error}"[:300]
 
     def _census(self, step: int) -> None:
         """Have the sites turn to a step, and note which sensors have a reading in its history."""
