@@ -56,8 +56,9 @@ def keep_freed_memory() -> bool:
 
     By default glibc maps every tensor above 32 MiB from the kernel and returns it afterwards. The kernel then
     zeroes and faults in its pages each time, which takes longer than the arithmetic on them
-    (docs/performance.md). Other C libraries have no such switch, and nothing changes there. Because it cannot
-    be undone, `cnfgnn.fit` does not call this.
+    (docs/performance.md). What is kept is never given back, so this is for trainings, and not for processes
+    that handle little at a time for weeks (docs/federation-live.md). Other C libraries have no such switch,
+    and nothing changes there. Because it cannot be undone, `cnfgnn.fit` does not call this.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # parameters of mallopt(3)
     try:

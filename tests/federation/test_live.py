@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation import live_engine, live_task
+from cnfgnn.federation import live_engine, live_task, task_context
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
@@ -160,6 +160,20 @@ def test_an_error_in_taking_in_sites_does_not_end_the_service(
     sites.wait_until_joined("west")
     assert sites.next_forecasts() == everywhere(sites, FULL)
     assert sites.live_status["problem"] == ""
+
+
+def test_a_live_task_gives_freed_memory_back(
+    trained: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that is kept, as trainings do, grows slowly in a process that runs for weeks."""
+
+    def kept() -> None:
+        raise AssertionError("this process keeps freed memory")
+
+    monkeypatch.setattr(task_context, "keep_freed_memory", kept)
+    with trained.live():
+        assert trained.next_forecasts() == everywhere(trained, FULL)
+    assert "keeps freed memory" in trained.forecast()["problem"]
 
 
 @pytest.mark.slow

@@ -25,7 +25,6 @@ from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.process_identity import identity
 from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.privacy.copies import write_private
-from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 LOG = "log.txt"  # in the folder of the service; `console.txt` beside it has why it did not start
@@ -75,7 +74,6 @@ def main() -> None:
     kit, terms = Path(sys.argv[1]), json.loads(sys.argv[2])
     log = RotatingFileHandler(make_folder(kit / LIVE) / LOG, maxBytes=LOG_BYTES, backupCount=1)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", handlers=[log])
-    keep_freed_memory()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

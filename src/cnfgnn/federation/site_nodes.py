@@ -22,7 +22,6 @@ from cnfgnn.federation.site_owner import SiteClients, SiteOwner
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import SiteStatus
 from cnfgnn.federation.site_store import SiteStore
-from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.version import __version__
 
@@ -102,7 +101,6 @@ class SiteNodes:
         """Make the nodes of a run; errors go to the server without local paths."""
         if self.data is None or self.plan is None or self.problem:
             raise ConfigError("readings", self.problem)
-        keep_freed_memory()
         compute = Compute.of(ComputeConfig(device=self.plan.device, precision=terms.precision))  # type: ignore[arg-type]
         compute = replace(compute, gib=self.memory / GIB)
         sensors = (*self.plan.sensors, *terms.added)

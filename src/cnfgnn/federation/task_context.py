@@ -184,7 +184,8 @@ class TaskContext:
             site.memory_limit = self.spans[plan.name].memory if site.reachable else 0
             site.objection = partial(rejoin_problem, plan=plan, span=self.span)
             sites.append(site)
-        keep_freed_memory()
+        if self.task.do != "live":  # which handles little at a time, for weeks: its memory would creep up
+            keep_freed_memory()
         if self.status.transport is not None:  # of another run in the same task
             self.status.transport.close()
         device = Compute.of(config.compute).device

@@ -21,7 +21,7 @@ from cnfgnn.federation.flare.cell import serve_requests
 from cnfgnn.federation.live_relay import Relay
 from cnfgnn.federation.old_states import KeptStates, remove_old_states
 from cnfgnn.federation.site_nodes import SiteNodes
-from cnfgnn.process_setup import collect_garbage_regularly, make_way
+from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         if self.beside:
             make_way()
             self._remove_old_states(kit)
+        keep_freed_memory()
         nodes = SiteNodes(kit, self.beside)
         self.endpoint = Endpoint(nodes.join, nodes.describe)
         return self.endpoint.answer
