@@ -72,7 +72,9 @@ def test_a_line_says_that_the_loss_chooses_the_best_round(capsys: pytest.Capture
         Progress(),
     )
     first, second = (
-        SimpleNamespace(r_g=r_g, loss=loss, validation=SimpleNamespace(masked_rmse=rmse, rmse=rmse))
+        SimpleNamespace(
+            r_g=r_g, loss=loss, lowest=r_g == 1, validation=SimpleNamespace(masked_rmse=rmse, rmse=rmse)
+        )
         for r_g, loss, rmse in ((1, 226.8, 15.05), (2, 230.3, 15.037))
     )
     watcher.round_done(second, first, 2.0)  # type: ignore[arg-type]

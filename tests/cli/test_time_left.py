@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cnfgnn.algorithm.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.cli.progress import Outlook, quicker
 from cnfgnn.cli.time_left import Pace
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.simulation import simulate
+from cnfgnn.runs.training_loop import Progress, Round
 from tests.commands import said
 from tests.conftest import small
 
@@ -29,7 +33,7 @@ class Training:
     def __init__(self, rounds: int, held_up: Sequence[int] = ()) -> None:
         self.now, self.rounds, self.held_up = 100.0, rounds, held_up
         self.outlook = Outlook(
-            preset("cnfgnn").with_changes({"training.rounds": rounds}), 0, PHASES, lambda: self.now
+            preset("cnfgnn").with_changes({"training.rounds": rounds}), Progress(), PHASES, lambda: self.now
         )
         self.pace: Pace = self.outlook.pace
 
@@ -93,6 +97,15 @@ def test_the_time_left_falls_within_a_round_and_is_never_negative() -> None:
     assert training.pace.left() == 0.0
 
 
+def test_the_time_left_is_not_over_before_the_minibatches_are() -> None:
+    training = Training(3)
+    training.round(1)
+    training.round(2)
+    half = next(number for number in training.minibatches(3) if number == sum(PHASES) // 2)
+    training.now += 10 * ROUND_S  # other work is on the machine now
+    assert training.pace.left() == pytest.approx((1 - (half + 1) / sum(PHASES)) * ROUND_S, rel=0.02)
+
+
 def test_one_minibatch_is_enough_for_a_phase_that_has_no_more() -> None:
     now = [0.0]
     pace = Pace(10, 0, (1, 2), lambda: now[0])
@@ -127,7 +140,8 @@ def test_the_estimate_for_one_round_is_its_whole_duration() -> None:
 
 
 def test_nothing_is_announced_after_the_last_round() -> None:
-    outlook = Outlook(preset("cnfgnn").with_changes({"training.rounds": 1}), 0, PHASES, lambda: 0.0)
+    config = preset("cnfgnn").with_changes({"training.rounds": 1})
+    outlook = Outlook(config, Progress(), PHASES, lambda: 0.0)
     outlook.pace.round_done(13.0)
     assert outlook.announcement() is None
 
@@ -137,10 +151,23 @@ def test_the_time_left_is_also_given_without_improvement() -> None:
     for r_g in (1, 2, 3):
         training.round(r_g)
     minutes = ROUND_S / 60
-    assert training.outlook.left(3) == (
+    training.outlook.lowest = 3
+    assert training.outlook.left(early=True) == (
         f"at most {47 * minutes:.0f} min left ({20 * minutes:.0f} min without improvement)"
     )
-    assert training.outlook.left(40) == f"at most {47 * minutes:.0f} min left"
+    assert training.outlook.left() == f"at most {47 * minutes:.0f} min left"
+    training.outlook.lowest = 40
+    assert training.outlook.left(early=True) == f"at most {47 * minutes:.0f} min left"
+
+
+def test_patience_counts_from_the_lowest_loss_also_after_a_resumption() -> None:
+    first, best = (Round(r_g, 1.0, Errors(*[0.0] * 5), Bytes(0, 0), True, r_g == 1) for r_g in (1, 2))
+    outlook = Outlook(preset("cnfgnn-plus"), Progress([first, best]), PHASES, lambda: 0.0)
+    assert outlook.lowest == 1
+    outlook.round_done(replace(best, r_g=3), 10.0)
+    assert outlook.lowest == 1
+    outlook.round_done(replace(first, r_g=4), 10.0)
+    assert outlook.lowest == 4
 
 
 def test_suggested_options_are_quicker() -> None:

@@ -63,7 +63,7 @@ class BarWatcher:
             best="",
             left="",
         )
-        self.outlook = Outlook(experiment.config, done, experiment.strategy.phases)
+        self.outlook = Outlook(experiment.config, progress, experiment.strategy.phases)
         self.bar.start()
         if experiment.memory_plan.state_format != "full":
             self.bar.print(str(experiment.memory_plan))
@@ -76,13 +76,13 @@ class BarWatcher:
         self._announce()
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
-        self.outlook.pace.round_done(seconds)
+        self.outlook.round_done(done, seconds)
         self._announce()
         rmse = getattr(best.validation, self.kind)
         self.bar.update(
             self.task,
             completed=done.r_g * self.per_round,
-            left=self.outlook.left(best.r_g),
+            left=self.outlook.left(early=True),
             r_g=f"{min(done.r_g + 1, self.rounds)}/{self.rounds}",
             best=f"best RMSE {rmse:.3f} (round {best.r_g})",
         )
@@ -102,7 +102,7 @@ class LineWatcher:
         self.kind = experiment.config.data.metric
         self.rounds, self.per_round = experiment.config.training.rounds, experiment.strategy.minibatches
         self.done, self.ticks, self.printed_at = len(progress.history), 0, time.monotonic()
-        self.outlook = Outlook(experiment.config, self.done, experiment.strategy.phases)
+        self.outlook = Outlook(experiment.config, progress, experiment.strategy.phases)
         if experiment.memory_plan.state_format != "full":
             self._print(str(experiment.memory_plan))
         if self.done:
@@ -119,11 +119,11 @@ class LineWatcher:
 
     def round_done(self, done: Round, best: Round, seconds: float) -> None:
         self.done, self.ticks = done.r_g, 0
-        self.outlook.pace.round_done(seconds)
+        self.outlook.round_done(done, seconds)
         self._announce()
         rmse, least = getattr(done.validation, self.kind), getattr(best.validation, self.kind)
         kind = "RMSE" if self.kind == "rmse" else "masked RMSE"
-        left = self.outlook.left(best.r_g)
+        left = self.outlook.left(early=True)
         # The loss chooses the best round, and a round with a lower RMSE may have a higher loss.
         now = f"round {done.r_g}/{self.rounds}: validation {kind} {rmse:.3f}, loss {done.loss:.3f}"
         chosen = f"best by its loss: round {best.r_g} ({kind} {least:.3f})"
@@ -145,11 +145,22 @@ class Outlook:
     """How long training will take, in words: one line as soon as there is an estimate, then the time left."""
 
     def __init__(
-        self, config: Config, done: int, phases: Sequence[int], clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        progress: TrainingProgress,
+        phases: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.done = config, done
+        self.config, self.done = config, (done := len(progress.history))
         self.pace = Pace(config.training.rounds, done, phases, clock)
         self.announced = False
+        self.lowest = progress.lowest.r_g if progress.history else 0  # the round that patience counts from
+
+    def round_done(self, done: Round, seconds: float) -> None:
+        """Take in the end of a round."""
+        self.pace.round_done(seconds)
+        if done.lowest:
+            self.lowest = done.r_g
 
     def announcement(self) -> str | None:
         """The estimate, once: how long training takes, what ends it earlier, and what would be quicker."""
@@ -169,17 +180,17 @@ class Outlook:
         ways = quicker(self.config) if left > LONG_S and is_new else []
         return f"{line}; quicker: {', or '.join(ways)}" if ways else line
 
-    def left(self, best: int | None = None) -> str:
-        """The time left at most, and if no later round is better than the best one.
+    def left(self, early: bool = False) -> str:
+        """The time left at most; with `early`, also the time if no later round has a lower loss.
 
         Empty while there is no estimate, and at the end.
         """
         if (seconds := self.pace.left()) is None or self.pace.done >= self.pace.rounds:
             return ""
         text, training = f"at most {duration(seconds)} left", self.config.training
-        last = training.rounds if best is None else best + training.patience
-        if last < training.rounds and (early := self.pace.left(last)) is not None:
-            text += f" ({duration(early)} without improvement)"
+        last = self.lowest + training.patience if early else training.rounds
+        if last < training.rounds and (seconds := self.pace.left(last)) is not None:
+            text += f" ({duration(seconds)} without improvement)"
         return text
 
 

@@ -71,7 +71,11 @@ class Pace:
         if (each := self.a_round()) is None:
             return None
         rounds = (self.rounds if until is None else until) - self.done
-        return max(0.0, rounds * each - min(self.clock() - self.begun, each))
+        minibatches = sum(self.phases)
+        share_left = 1 - self.ticks / minibatches if minibatches else 0.0
+        # A round that is slower than those before is not over when they would have been.
+        in_this_one = max(each - (self.clock() - self.begun), share_left * each)
+        return max(0.0, (rounds - 1) * each + in_this_one)
 
     def _phase_of(self, minibatch: int) -> tuple[int, int]:
         """The phase of a minibatch and its position there; the last phase gets any that were not planned."""
