@@ -1,14 +1,19 @@
-"""Part of a site's parent process: asks the server about this site's connection and tells the owner."""
+"""Part of a site's parent process: sees that the site logs in, asks the server about it, tells the owner."""
 
 from __future__ import annotations
 
+import os
 import secrets
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import FLCommunicationError
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.flare import handshake
@@ -17,6 +22,7 @@ from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied
 
 ASK_INTERVAL = 60.0  # seconds
 ASK_AGAIN_AFTER = 10.0  # seconds, while something is wrong or the server has not heard this process yet
+UNANSWERED = "failed to challenge server"  # how the engine says that a login had no answer
 SAME_PROBLEM = 60  # two problems that agree in this many characters are the same: times and counts follow
 
 
@@ -32,12 +38,32 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.BEFORE_CLIENT_REGISTER:
             fl_ctx.set_prop(SITE_PROCESS, self.process, private=False, sticky=False)
+            self._log_in_again(fl_ctx.get_prop(FLContextKey.SITE_OBJ).communicator)
             kit = Path(fl_ctx.get_engine().args.workspace)
             threading.Thread(target=self._keep_asking, args=[kit], daemon=True).start()
         elif event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             fl_ctx.set_prop(SITE_PROCESS, self.process, private=False, sticky=False)
         elif event_type == EventType.SYSTEM_END:
             self.ended.set()
+
+    def _log_in_again(self, communicator: Any) -> None:
+        """Have the process begin again if the server does not answer its login, instead of ending for good.
+
+        A server that has just started, or is busy, may lose the first message of a connection, and then it
+        answers none of them. The process id stays the same, so that commands still find the process.
+        """
+        log_in = communicator.client_registration
+
+        def client_registration(*args: Any) -> Any:
+            try:
+                return log_in(*args)
+            except FLCommunicationError as error:
+                if UNANSWERED in str(error):
+                    self.logger.error("the server does not answer the login of this site: beginning again")
+                    os.execv(sys.executable, sys.orig_argv)
+                raise
+
+        communicator.client_registration = client_registration
 
     def _keep_asking(self, kit: Path) -> None:
         status = SiteStatus(kit)

@@ -1,0 +1,91 @@
+"""A site logs in to its server, however long that takes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_exception import FLCommunicationError
+
+from cnfgnn.federation import processes
+from cnfgnn.federation.flare.connection_monitor import ConnectionMonitor
+from tests.federation.two_site_federation import connected, federation
+from tests.waiting import wait_for
+
+
+class BeganAgain(Exception):
+    """In place of the new program of this process."""
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> ConnectionMonitor:
+    def begin_again(program: str, arguments: list[str]) -> None:
+        assert (program, arguments) == (sys.executable, sys.orig_argv)
+        raise BeganAgain
+
+    monkeypatch.setattr(os, "execv", begin_again)
+    return ConnectionMonitor()
+
+
+def logging_in(monitor: ConnectionMonitor, outcome: Exception | str) -> Any:
+    """What comes of a login with this outcome."""
+
+    def client_registration(*asked: str) -> str:
+        assert asked == ("north", "city", "context")
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    communicator = SimpleNamespace(client_registration=client_registration)
+    monitor._log_in_again(communicator)
+    return communicator.client_registration("north", "city", "context")
+
+
+def test_a_login_without_an_answer_is_tried_again(monitor: ConnectionMonitor) -> None:
+    with pytest.raises(BeganAgain):
+        logging_in(monitor, FLCommunicationError("failed to challenge server: timeout: "))
+
+
+def test_a_login_that_is_refused_is_not_tried_again(monitor: ConnectionMonitor) -> None:
+    assert logging_in(monitor, "token") == "token"
+    refusal = FLCommunicationError("expected server identity is 'server' but got 'other'")
+    with pytest.raises(FLCommunicationError, match="expected server identity"):
+        logging_in(monitor, refusal)
+
+
+UNANSWERED_ONCE = """
+import os, sys
+from pathlib import Path
+
+tried = Path(os.environ["LOGIN_TRIED"])
+if "client_train" in " ".join(sys.orig_argv) and not tried.exists():
+    from nvflare.apis.fl_exception import FLCommunicationError
+    from nvflare.private.fed.authenticator import Authenticator
+
+    def unanswered(self):
+        tried.touch()
+        raise FLCommunicationError("failed to challenge server: timeout: ")
+
+    Authenticator._challenge_server = unanswered
+"""
+
+
+@pytest.mark.slow
+def test_a_site_whose_first_login_is_not_answered_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "sitecustomize.py").write_text(UNANSWERED_ONCE)
+    with federation(tmp_path / "project") as (_, made):
+        monkeypatch.setenv("LOGIN_TRIED", str(tmp_path / "tried"))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'faults'}{os.pathsep}{os.environ['PYTHONPATH']}")
+        north = made["north"]
+        pid = processes.up(north)
+        wait_for(lambda: connected(made["server"]) == {"north"}, "north to log in")
+        assert (tmp_path / "tried").exists()
+        assert "beginning again" in (north / "log.txt").read_text()
+        assert processes.running(north) == pid
