@@ -36,6 +36,9 @@ pytestmark = [
 Kits = Mapping[str, Path]
 
 
+ASKED_EVERY = 0.3  # seconds between questions to the server, each on a connection of its own
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Kits]]:
     """A server and the site north; each test leaves north connected."""
@@ -55,6 +58,7 @@ def copied(running: tuple[Project, Kits], tmp_path: Path) -> Iterator[Path]:
 def hears(kit: Path, other_than: str = "") -> bool:
     """Whether the server receives heartbeats from the process of this kit."""
     process = recorded_process(kit)
+    time.sleep(ASKED_EVERY)
     try:
         return process != other_than and handshake.ask_server(kit, process).connection["heard"] is not None
     except RunError:  # a busy server may take too long for one answer; callers ask again
