@@ -74,7 +74,7 @@ class LiveFederation(InMemoryFederation):
 
         def joined() -> bool:
             engine, told = self.nodes[name].engine, (self.live_status.get("sites") or {}).get(name, {})
-            return engine is not None and engine.joined and told.get("quality", ABSENT) != ABSENT
+            return engine is not None and engine.joined and told.get("quality") not in (None, ABSENT)
 
         wait_for(joined, f"{name} to join")
 

@@ -16,14 +16,11 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import jobs
+from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation
 from tests.waiting import wait_for
 
-pytestmark = [
-    # The engine leaves the sockets of a session to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = ENGINE_WARNINGS
 
 
 @pytest.mark.chaos

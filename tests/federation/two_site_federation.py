@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -74,6 +75,7 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
     finally:
         for kit in made.values():
             processes.down(kit)
+        gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
 
 
 def connected(server: Path) -> set[str]:

@@ -23,15 +23,11 @@ from cnfgnn.federation.project import KEEP_TASKS, Project
 from cnfgnn.federation.server_status import read_server_status
 from cnfgnn.federation.site_status import connection_problem, read_site_status, recorded_process
 from tests.commands import said
+from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import Echo, connected, federation
 from tests.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.slow,
-    # The engine leaves the sockets of a session to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
 
 Kits = Mapping[str, Path]
 

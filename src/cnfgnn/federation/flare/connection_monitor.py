@@ -14,6 +14,7 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import FLCommunicationError
+from nvflare.fuel.f3.cellnet.defs import ReturnCode
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.flare import handshake
@@ -22,7 +23,7 @@ from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied
 
 ASK_INTERVAL = 60.0  # seconds
 ASK_AGAIN_AFTER = 10.0  # seconds, while something is wrong or the server has not heard this process yet
-UNANSWERED = "failed to challenge server"  # how the engine says that a login had no answer
+UNANSWERED = f"failed to challenge server: {ReturnCode.TIMEOUT}"  # how the engine says that nobody answered
 SAME_PROBLEM = 60  # two problems that agree in this many characters are the same: times and counts follow
 
 
