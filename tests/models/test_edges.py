@@ -69,6 +69,7 @@ def test_hand_written_gradients_are_the_numerical_ones(absent: Tensor | None) ->
         Incidence.of(torch.tensor([2, 0, 2, 1, 2]), 4),
         Incidence.of(torch.tensor([0, 1, 1, 3, 3]), 4),
         random(5, 1, 1),
+        torch.tensor([1, 2, 0, 2])[:, None, None],
     )
     inputs = [random(*s, seed=k).requires_grad_() for k, s in enumerate([(4, 2, 3), (4, 2, 3), (3,)])]
     more = [random(*s, seed=9 + k).requires_grad_() for k, s in enumerate([(5, 2, 2), (3, 2), (4, 3), (4,)])]

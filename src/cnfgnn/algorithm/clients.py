@@ -242,14 +242,14 @@ class Clients:
         return grad_h_G[..., : self.settings.model.learned_width]
 
     def _grad_h_G(self, windows: Tensor, h_c: Tensor, h_G: Tensor, truth: Tensor | None) -> Tensor:
-        grad_h_G = torch.empty_like(h_G)
+        parts: list[Tensor] = []
         for nodes in self.memory.within(*h_G.shape[:2]):
             theta = rows(self.theta, nodes, self.compute.device)
             batch, _ = self.data.of_nodes(nodes).batch("train", windows, h_G[nodes])
             own_h_G = h_G[nodes].detach().requires_grad_()
             losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c[nodes])
-            grad_h_G[nodes] = torch.autograd.grad(losses.sum(), own_h_G)[0]
-        return grad_h_G
+            parts += torch.autograd.grad(losses.sum(), own_h_G)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:
         """Finish a `backward(learn=True)` with the server's part of the gradient at the encoder's output."""

@@ -73,7 +73,9 @@ class GraphLearner:
 
         `grad_h_G` has no columns for the means of levels, which depend on no weights.
         """
-        return self._passes.backward(torch.nn.functional.pad(grad_h_G, (0, 2 * self.levels)))
+        if self.levels:
+            grad_h_G = torch.nn.functional.pad(grad_h_G, (0, 2 * self.levels))
+        return self._passes.backward(grad_h_G)
 
     def network(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G (n b h) of h_c (n b h), differentiable for both h_c and `weights`."""

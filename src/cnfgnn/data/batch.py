@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import l1_loss, mse_loss
 
 from cnfgnn.config.settings import Loss as Loss
 
@@ -73,8 +74,8 @@ class Batch:
 
         `y_hat` is (n b t); axes before these three stay in the result.
         """
-        error = y_hat.to(self.y.dtype) - self.y
-        error = error.square() if kind == "square" else error.abs()
+        y_hat = y_hat.to(self.y.dtype)
+        error = (mse_loss if kind == "square" else l1_loss)(y_hat, self.y.expand_as(y_hat), reduction="none")
         if self.weight is None:
             return error.mean(dim=(-2, -1))
         return (error * self.weight).sum(dim=(-2, -1)) / self.weight.sum(dim=(1, 2)).clamp(min=1)

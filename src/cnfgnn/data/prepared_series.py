@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -221,20 +221,21 @@ class PreparedSeries:
 
     def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
         """The windows that start at these rows, without linear forecasts."""
-        inputs, clock = self._cut(self.inputs, starts), self._cut(self.clock[None], starts)[0]
+        cut = self._cutter(starts)
+        inputs, clock = cut(self.inputs), cut(self.clock[None])[0]
         x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
         weight = None
         if self.masked:
-            observed = self._cut(self.observed, starts)[:, :, self.history :]
+            observed = cut(self.observed)[:, :, self.history :]
             weight = (observed if available is None else observed & available[:, :, None]).to(x.dtype)
         elif available is not None:
             weight = available[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
-        y = self._cut(self.targets, starts)[:, :, self.history :]
-        moment = self.moments[starts + self.history - 1]
-        gaps = None if self.gaps is None else self._cut(self.gaps, starts)[:, :, : self.history]
+        y = cut(self.targets)[:, :, self.history :]
+        moment = self.moments[starts + (self.history - 1)]
+        gaps = None if self.gaps is None else cut(self.gaps)[:, :, : self.history]
         profile_change = None
         if self.profile is not None:
-            ahead = self._cut(self.profile, starts)[:, :, self.history :]
+            ahead = cut(self.profile)[:, :, self.history :]
             profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
         others = None if self.others is None else self.others.batch(starts[:, None] + self._steps)
         clock = clock[:, self.history :]
@@ -425,10 +426,8 @@ class PreparedSeries:
 
     def truth(self, split: Split, windows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """(n b t) each: the targets of some windows in the readings' unit, and which were observed."""
-        starts = self.starts[split][windows]
-        targets, observed = (
-            self._cut(rows, starts)[:, :, self.history :] for rows in (self.targets, self.observed)
-        )
+        cut = self._cutter(self.starts[split][windows])
+        targets, observed = (cut(rows)[:, :, self.history :] for rows in (self.targets, self.observed))
         return self.unscaled(targets), observed
 
     def unscaled(self, values: Tensor) -> Tensor:
@@ -439,15 +438,15 @@ class PreparedSeries:
         available = self.available[split]
         return None if available is None else available[:, windows]
 
-    def _cut(self, rows: Tensor, starts: Tensor) -> Tensor:
-        """(n T) -> (n b t)."""
-        if not rows.is_cuda and _in_a_row(starts):  # as they are outside training: ten times as fast
-            first = int(starts[0])
-            part = rows[:, first : first + len(starts) - 1 + self.length]
-            return part.unfold(1, self.length, 1).contiguous()
+    def _cutter(self, starts: Tensor) -> Callable[[Tensor], Tensor]:
+        """(n T) -> (n b t): cuts out the windows that start at these rows."""
+        if not starts.is_cuda and _in_a_row(starts):  # as they are outside training: ten times as fast
+            rows = slice(int(starts[0]), int(starts[-1]) + self.length)
+            return lambda series: series[:, rows].unfold(1, self.length, 1).contiguous()
         # By flat indices: on a CPU, selecting from overlapping windows takes a hundred times as long.
         steps = starts[:, None] + self._steps
-        return rows.index_select(1, steps.flatten()).view(len(rows), *steps.shape)
+        flat = steps.flatten()
+        return lambda series: series.index_select(1, flat).view(len(series), *steps.shape)
 
 
 def _in_a_row(starts: Tensor) -> bool:

@@ -54,11 +54,16 @@ class Incidence:
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A Graph as tensors on one device; weights (e 1 1) are the input edge features."""
+    """A Graph as tensors on one device.
+
+    weights  (e 1 1)  the input edge features
+    degree   (n 1 1)  the number of edges that end at each node
+    """
 
     senders: Incidence
     receivers: Incidence
     weights: Tensor
+    degree: Tensor
 
     @classmethod
     def of(cls, graph: Graph, device: torch.device, dtype: torch.dtype) -> Edges:
@@ -66,7 +71,9 @@ class Edges:
             return Incidence.of(torch.tensor(node, device=device), graph.nodes)
 
         weights = torch.tensor(graph.weights, device=device, dtype=dtype)
-        return cls(ends(graph.senders), ends(graph.receivers), weights[:, None, None])
+        receivers = ends(graph.receivers)
+        degree = receivers.offsets.diff()[:, None, None].to(dtype)
+        return cls(ends(graph.senders), receivers, weights[:, None, None], degree)
 
     def gathered(self, receiving: Tensor, sending: Tensor, by_weight: Tensor) -> Tensor:
         """receiving[receiver] + sending[sender] + weight * by_weight: (n b k), (n b k), (k,) -> (e b k)."""

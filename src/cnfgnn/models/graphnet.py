@@ -277,5 +277,5 @@ class Mask:
     def degree(self, graph: Edges) -> Tensor:
         """The number of edges that end at each node: (n 1 1), or (n b 1) if it depends on the window."""
         if self.edge is None:
-            return graph.receivers.offsets.diff()[:, None, None]
+            return graph.degree
         return graph.receivers.sum((~self.edge).to(graph.weights.dtype))

@@ -52,7 +52,7 @@ class EncoderDecoder(ABC):
     ) -> Tensor:
         """y_hat (n b t): the mean of what the members forecast."""
         y_hat = self.decoded(theta, batch, h_c, h_G, truth)
-        return y_hat[0] if len(y_hat) == 1 else y_hat.mean(dim=0)
+        return y_hat.squeeze(0) if len(y_hat) == 1 else y_hat.mean(dim=0)
 
     def forecast(
         self,

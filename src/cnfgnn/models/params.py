@@ -95,7 +95,8 @@ class Packing:
         sizes = []
         for shape, gap in zip(self.shapes, self.gaps, strict=True):
             sizes += [shape.numel(), gap]
-        weights = vector[0].split(sizes)[::2]  # every second piece is padding
+        # Not vector[0], whose gradient would be copied into a vector of zeros. Every second piece is padding.
+        weights = vector.squeeze(0).split(sizes)[::2]
         return [w.view(shape) for w, shape in zip(weights, self.shapes, strict=True)]
 
 

@@ -63,7 +63,7 @@ def _layer(
     if block.mean:
         incoming = incoming / mask.degree(graph).clamp(min=1).to(incoming.dtype)
         nodes = mask.count(len(v))
-    inputs = [incoming, v] if u is None else [incoming, v, u.expand(len(v), -1, -1)]
+    inputs = [incoming, v] if u is None else [incoming, v, _at_every_node(u, len(v))]
     v_new = mask.nodes(_rest(block.phi_v, w, "phi_v", _hidden(torch.cat(inputs, -1), w, "phi_v.layers.0")))
     u_new = None
     if block.phi_u is not None:
@@ -88,12 +88,13 @@ def _edges(
     *of_e, of_weight, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
     base = None
     if earlier:
-        through = torch.cat([columns @ e.weight for e, columns in zip(earlier, of_e, strict=True)], dim=1)
-        bias = bias + sum(columns @ e.bias for e, columns in zip(earlier, of_e, strict=True))
-        base = linear(earlier[0].r if len(earlier) == 1 else torch.cat([e.r for e in earlier], -1), through)
+        through = _side_by_side([columns @ e.weight for e, columns in zip(earlier, of_e, strict=True)])
+        for e, columns in zip(earlier, of_e, strict=True):
+            bias = torch.addmv(bias, columns, e.bias)
+        base = linear(_side_by_side([e.r for e in earlier]), through)
     at_nodes = linear(v, torch.cat([of_r, of_s]))  # copy slices: products with rows of odd lengths are slow
-    at_windows = bias[None] if u is None else linear(u[0], of_u.contiguous(), bias)
-    r: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight[:, 0], graph)
+    at_windows = bias[None] if u is None else linear(u.squeeze(0), of_u.contiguous(), bias)
+    r: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight.squeeze(1), graph)
     out = len(phi_e.layers) - 1
     for number in range(1, out - 1):
         r = _hidden(r, w, f"phi_e.layers.{number}")
@@ -121,6 +122,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return functional.linear(x, weight)
     y: Tensor = _Linear.apply(x, weight, bias)
     return y
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 def _hidden(x: Tensor, w: Weights, name: str) -> Tensor:
@@ -287,10 +292,31 @@ def _over_nodes(x: Tensor) -> Tensor:
     return out
 
 
+class _AtEveryNode(torch.autograd.Function):
+    """The same at all nodes: (1 b f) -> (n b f)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, nodes: int) -> Tensor:
+        return x.expand(nodes, -1, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad, (_, b, f) = grads[0], grads[0].shape
+        between = grad.stride(1)  # more than f in a part of what was concatenated
+        if grad.stride() != (b * between, between, 1):
+            grad = grad.contiguous()
+        return _sum_over_first(grad, f)[None], None
+
+
+def _at_every_node(x: Tensor, nodes: int) -> Tensor:
+    out: Tensor = _AtEveryNode.apply(x, nodes)
+    return out
+
+
 def _sum_over_first(x: Tensor, f: int) -> Tensor:
     """(n b .) -> (b f): the sum of the first f columns over n; PyTorch takes three times as long."""
-    (n, b, stride), out = x.shape, x.new_empty(x.shape[1], f)
-    kernels.sum_over_first[(b, -(-f // 64))](x, out, n, b, stride, F=f, COLUMNS=64, ROWS=64)
+    (n, b, _), out = x.shape, x.new_empty(x.shape[1], f)
+    kernels.sum_over_first[(b, -(-f // 64))](x, out, n, b, x.stride(1), F=f, COLUMNS=64, ROWS=64)
     return out
 
 
