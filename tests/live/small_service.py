@@ -101,6 +101,8 @@ class Client:
             connection.request(method, path, body, named)
             response = connection.getresponse()
             return Answer(response.status, response.read(), {k.lower(): v for k, v in response.getheaders()})
+        except http.client.HTTPException as error:  # the process was killed in the middle of its answer
+            raise ConnectionResetError(str(error)) from error
         finally:
             connection.close()
 

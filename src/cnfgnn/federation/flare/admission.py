@@ -27,6 +27,7 @@ from nvflare.fuel.f3.sfm.prefix import Prefix
 from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.federation import certificates
 from cnfgnn.federation.flare import handshake
+from cnfgnn.federation.flare.shared_sockets import share_sockets
 from cnfgnn.federation.flare.tls_handshakes import move_handshakes_to_threads
 from cnfgnn.federation.kits import read_server
 from cnfgnn.federation.server_status import ServerStatus
@@ -46,6 +47,7 @@ class AdmissionControl(FLComponent):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        share_sockets()
         self.ended = threading.Event()
         self.connections: SiteConnections | None = None
 

@@ -19,6 +19,7 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.flare import handshake
 from cnfgnn.federation.flare.admission import SITE_PROCESS
+from cnfgnn.federation.flare.shared_sockets import share_sockets
 from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied_kit_warning
 
 ASK_INTERVAL = 60.0  # seconds
@@ -32,6 +33,7 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
+        share_sockets()
         self.process = secrets.token_hex(8)
         self.ended = threading.Event()
         self.logged_problem = ""

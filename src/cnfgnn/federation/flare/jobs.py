@@ -103,10 +103,13 @@ def connect(kit: str | Path, timeout: float = 10.0) -> Iterator[Session]:
     """Open a session with the server of a kit; raise RunError if it does not answer."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+    from cnfgnn.federation.flare.shared_sockets import share_sockets
+
     operator = Path(kit).absolute() / OPERATOR_KIT
     if not (operator / "startup" / "fed_admin.json").is_file():
         raise ConfigError(str(kit), "this is not a server's kit: it contains no operator's kit")
     _silence_engine_log()
+    share_sockets()
     try:
         with contextlib.redirect_stdout(None):  # the engine prints its exceptions as well
             session = new_secure_session(OPERATOR, str(operator), timeout=timeout)
