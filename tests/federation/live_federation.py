@@ -100,6 +100,7 @@ class LiveFederation(InMemoryFederation):
         patience.setattr(live_transport, "LEFT_OUT_AFTER", 15.0)
         patience.setattr(live_engine, "GRACE", 30.0)
         patience.setattr(live_engine, "TOLD_WITHIN", 5.0)
+        patience.setattr(live_engine, "SILENT_AFTER", 12.0)
         task = Task("live", run, wait=20.0, live=LIVE)
         thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
         thread.start()

@@ -174,7 +174,8 @@ def wait_until_known(sites: LiveFederation) -> None:
         return engine is not None and NEW in engine.ready.ids and NEW in engine.ids and told_of
 
     wait_for(known, "the new sensor to be known")
-    sites.wait_until_joined("west")
+    for name in sites.sites:
+        sites.wait_until_joined(name)
 
 
 @pytest.mark.slow
