@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cnfgnn.errors import RunError
 from cnfgnn.federation import kits, processes
 from cnfgnn.federation.flare import jobs
@@ -76,6 +78,13 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
         for kit in made.values():
             processes.down(kit)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
+
+
+def have_processes_run(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the processes that start from now on run this code first; it is written into a new folder."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ['PYTHONPATH']}")
 
 
 def connected(server: Path) -> set[str]:

@@ -14,7 +14,7 @@ from nvflare.apis.fl_exception import FLCommunicationError
 from cnfgnn.federation import processes
 from cnfgnn.federation.flare.connection_monitor import ConnectionMonitor
 from tests.federation.running_federation import ENGINE_WARNINGS
-from tests.federation.two_site_federation import connected, federation
+from tests.federation.two_site_federation import connected, federation, have_processes_run
 from tests.waiting import wait_for
 
 pytestmark = ENGINE_WARNINGS
@@ -84,11 +84,9 @@ if "client_train" in " ".join(sys.orig_argv) and not tried.exists():
 def test_a_site_whose_first_login_is_not_answered_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "faults").mkdir()
-    (tmp_path / "faults" / "sitecustomize.py").write_text(UNANSWERED_ONCE)
     with federation(tmp_path / "project") as (_, made):
         monkeypatch.setenv("LOGIN_TRIED", str(tmp_path / "tried"))
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'faults'}{os.pathsep}{os.environ['PYTHONPATH']}")
+        have_processes_run(UNANSWERED_ONCE, tmp_path / "faults", monkeypatch)
         north = made["north"]
         pid = processes.up(north)
         wait_for(lambda: connected(made["server"]) == {"north"}, "north to log in")

@@ -23,7 +23,7 @@ from cnfgnn.federation.flare.connection_monitor import ConnectionMonitor
 from cnfgnn.federation.flare.shared_sockets import SharedSocket
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.socket_chatter import certificate
-from tests.federation.two_site_federation import Echo, connected, federation
+from tests.federation.two_site_federation import Echo, connected, federation, have_processes_run
 from tests.waiting import wait_for
 
 pytestmark = ENGINE_WARNINGS
@@ -100,13 +100,19 @@ def test_nothing_is_lost_while_both_ends_read_and_write(
             end.connection.close()
         for thread in threads:
             thread.join()
+        assert [end.received for end in ends] == [FRAMES, FRAMES]
 
 
 def test_a_thread_that_reads_ends_when_either_end_is_closed(pair: Pair) -> None:
     read: list[int] = []
-    threads = [
-        threading.Thread(target=lambda end=end: read.append(end.recv_into(bytearray(8)))) for end in pair
-    ]
+
+    def read_from(end: SharedSocket) -> None:
+        try:
+            read.append(end.recv_into(bytearray(8)))
+        except ConnectionResetError:  # the other end was closed with something left to read
+            read.append(0)
+
+    threads = [threading.Thread(target=read_from, args=[end]) for end in pair]
     for thread in threads:
         thread.start()
     pair[0].shutdown(socket.SHUT_RDWR)
@@ -193,12 +199,10 @@ ssl.SSLContext.wrap_socket = recorded
 def test_every_connection_of_the_engines_processes_is_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "sitecustomize.py").write_text(RECORDS_SOCKETS)
     monkeypatch.setenv("SOCKETS", str(tmp_path / "sockets.txt"))
     with federation(tmp_path / "project") as (_, made):
         processes.down(made["server"])
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'records'}{os.pathsep}{os.environ['PYTHONPATH']}")
+        have_processes_run(RECORDS_SOCKETS, tmp_path / "records", monkeypatch)
         for name in ("server", "north"):
             processes.up(made[name])
         wait_for(lambda: connected(made["server"]) == {"north"}, "north is connected")

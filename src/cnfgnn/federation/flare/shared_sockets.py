@@ -17,7 +17,7 @@ from typing import Any
 
 from nvflare.fuel.f3.drivers import tcp_driver
 
-SENT_WITHIN = 30.0  # seconds for a part of a message, if nobody reads at the other end
+SENT_WITHIN = 30.0  # seconds that a part of a message may wait for the other end to read
 LOOKS_AGAIN = 10.0  # seconds after which a thread that waits sees that the socket was closed
 
 _context_of_engine = tcp_driver.get_ssl_context
@@ -46,11 +46,12 @@ class SharedSocket(ssl.SSLSocket):
             return super().getpeercert(binary_form)
 
     def _repeated(self, call: Callable[[], int], until: float | None) -> int:
-        """The result of a call that is repeated whenever the socket is ready for it, `until` a moment."""
+        """The result of a call, which is repeated whenever the socket may be ready for it. `until` is when to
+        give up, by the monotonic clock; None means never."""
         while True:
             with self._calls:
                 if self.gettimeout() != 0:
-                    self.setblocking(False)  # from here on: a handshake may block
+                    self.setblocking(False)  # not before: the handshake has to block
                 try:
                     return call()
                 except (ssl.SSLWantReadError, BlockingIOError):
