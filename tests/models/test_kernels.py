@@ -171,10 +171,15 @@ def test_graph_network(
         assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + allowed * exact.norm()
 
 
-def test_adam_leaves_inactive_rows_unchanged() -> None:
+@pytest.mark.parametrize("shape", [(3, 5, 7), (3, 5)])
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "part of a larger tensor"])
+def test_adam_leaves_inactive_rows_unchanged(shape: tuple[int, ...], part: bool) -> None:
     from cnfgnn.models.kernels.adam import adam_step
 
-    theta, grads = {"w": drawn(1, 3, 5, 7)}, [drawn(k, 3, 5, 7) for k in range(2, 8)]
+    theta, grads = {"w": drawn(1, *shape)}, [drawn(k, *shape) for k in range(2, 8)]
+    if part:  # as the gradients of a GRU are
+        grads = [torch.stack([grad] * 2, dim=1)[:, 1] for grad in grads]
+        grads += [torch.stack([grad] * 2, dim=2)[:, :, 1] for grad in grads]
     plain = Adam(theta, 1e-2)
     w, mean, square = (x.clone() for x in (theta["w"], plain.mean["w"], plain.square["w"]))
     steps, rate = plain.steps.clone(), plain.rate

@@ -248,7 +248,7 @@ class Clients:
             batch, _ = self.data.of_nodes(nodes).batch("train", windows, h_G[nodes])
             own_h_G = h_G[nodes].detach().requires_grad_()
             losses = self.forecaster.losses(theta, batch, own_h_G, truth, h_c[nodes])
-            parts += torch.autograd.grad(losses.sum(), own_h_G)
+            parts += torch.autograd.grad(losses, own_h_G, torch.ones_like(losses))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def step(self, grad_h_c: Tensor, draw: Draw) -> None:

@@ -21,7 +21,7 @@ from cnfgnn.models.graphnet import Edges, GraphNetwork, GraphNetworks, Mask, mea
 from cnfgnn.models.params import Packing, part
 
 # (Edges + nodes) x windows in one pass without gradients: bounds memory and fits the caches of a CPU.
-ROWS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 20}
+ROWS_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 21}
 
 
 class _Inputs(NamedTuple):
@@ -58,6 +58,7 @@ class GraphLearner:
         self._windows = partial(network_windows, model)
         self._learning, self._propagating = RecordingPool(compute.device), RecordingPool(compute.device)
         self._passes = ReplayBoth(self._forward, self._descend, self._learning)
+        self._propagation: tuple[Edges, Replay] | None = None  # what was recorded for the last graph
 
     def __call__(self, h_c: Tensor, graph: Edges, present: Tensor | None) -> Tensor:
         """h_G of a minibatch: (n b h) -> (n b h); present is (n b), (n 1) or None."""
@@ -90,7 +91,7 @@ class GraphLearner:
     def _network_by_kernels(self, h_c: Tensor, graph: Edges, mask: Mask) -> Tensor:
         from cnfgnn.models.kernels.graph import graph_network
 
-        weights = self.packing.views(self.weights.bfloat16())
+        weights = self.packing.cast(self.weights, torch.bfloat16)
         if isinstance(self.gn, GraphNetwork):
             return graph_network(self.gn, weights, h_c, graph, mask)
         networks, inputs = self.gn.members, self.gn.inputs(h_c)
@@ -161,7 +162,10 @@ class GraphLearner:
         at_once = ROWS_AT_ONCE.get(self.compute.device.type, ROWS_AT_ONCE["cpu"])
         fitting = self._windows(len(h_c), len(graph.weights), self.compute)
         width = max(1, min(fitting, at_once // (len(graph.weights) + len(h_c))))
-        network = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
+        if self._propagation is None or self._propagation[0] is not graph:
+            replay = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
+            self._propagation = graph, replay
+        network = self._propagation[1]
         for start in range(0, h_c.shape[1], width):
             windows = slice(start, start + width)
             part_of_h_G = network(h_c[:, windows].to(self.compute.dtype), _at(present, windows, h_c.device))

@@ -223,14 +223,15 @@ class PreparedSeries:
         """The windows that start at these rows, without linear forecasts."""
         cut = self._cutter(starts)
         inputs, clock = cut(self.inputs), cut(self.clock[None])[0]
-        x = torch.stack(torch.broadcast_tensors(inputs, clock), dim=-1)[:, :, : self.history]
+        past, until_now = inputs[:, :, : self.history], clock[:, : self.history]
+        x = torch.stack(torch.broadcast_tensors(past, until_now), dim=-1)
         weight = None
         if self.masked:
             observed = cut(self.observed)[:, :, self.history :]
             weight = (observed if available is None else observed & available[:, :, None]).to(x.dtype)
         elif available is not None:
             weight = available[:, :, None].expand(-1, -1, self.horizon).to(x.dtype)
-        y = cut(self.targets)[:, :, self.history :]
+        y = (cut(self.targets) if self.masked else inputs)[:, :, self.history :]
         moment = self.moments[starts + (self.history - 1)]
         gaps = None if self.gaps is None else cut(self.gaps)[:, :, : self.history]
         profile_change = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,10 @@ class Packing:
             pieces += [part.flatten(), padding[:gap]]
         return torch.cat(pieces)[None]
 
+    def cast(self, vector: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """The weights in another type, differentiable: all gradients come back in one pass."""
+        return list(_Cast.apply(vector, self, dtype))  # type: ignore[no-untyped-call]
+
     def views(self, vector: Tensor) -> list[Tensor]:
         """The weights as views of a vector."""
         sizes = []
@@ -98,6 +103,25 @@ class Packing:
         # Not vector[0], whose gradient would be copied into a vector of zeros. Every second piece is padding.
         weights = vector.squeeze(0).split(sizes)[::2]
         return [w.view(shape) for w, shape in zip(weights, self.shapes, strict=True)]
+
+
+class _Cast(torch.autograd.Function):
+    """What `Packing.cast` does; by itself, PyTorch concatenates the gradients first and then casts them."""
+
+    @staticmethod
+    def forward(ctx: Any, vector: Tensor, packing: Packing, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        ctx.packing, ctx.kind = packing, (vector.shape, vector.dtype)
+        ctx.set_materialize_grads(False)
+        return tuple(packing.views(vector.to(dtype, copy=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:
+        shape, dtype = ctx.kind
+        came = [(k, grad.contiguous()) for k, grad in enumerate(grads) if grad is not None]
+        vector = torch.zeros(shape, dtype=dtype, device=came[0][1].device)
+        views = ctx.packing.views(vector)
+        torch._foreach_copy_([views[k] for k, _ in came], [grad for _, grad in came])
+        return vector, None, None
 
 
 def uniform(shape: tuple[int, ...], fan: int, generator: torch.Generator) -> Tensor:

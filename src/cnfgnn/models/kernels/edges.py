@@ -94,7 +94,7 @@ def undo_relu(
     it has no other.
     """
     unit = tl.arange(0, F)[None, :]
-    total = tl.zeros((F,), tl.float32)
+    total = tl.zeros((ROWS, F), tl.float32)
     for tile in range(TILES):
         rows = ((tl.program_id(0) * TILES + tile) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         within, at = rows < R, rows[:, None] * F + unit
@@ -107,8 +107,8 @@ def undo_relu(
             slope += tl.load(at_nodes + came[:, None] * F + unit, mask=inside, other=0.0).to(tl.float32)
         slope = tl.where(tl.load(y + at, mask=inside, other=0.0) > 0, slope, 0.0)
         tl.store(slopes + at, slope.to(slopes.dtype.element_ty), mask=inside)
-        total += tl.sum(slope, axis=0)
-    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), total)
+        total += slope
+    tl.store(columns + tl.program_id(0) * F + tl.arange(0, F), tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -118,22 +118,45 @@ def sum_over_first(
 ):  # fmt: skip
     """out (b f) = the sum of x (n b .)[:f] over n; a program takes one b and some columns."""
     window, unit = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((COLUMNS,), tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)  # summed up once at the end: its threads need not wait
     for begin in range(0, n, ROWS):
         node = (begin + tl.arange(0, ROWS)).to(tl.int64)
         inside = (node < n)[:, None] & (unit < F)[None, :]
         at = (node * b + window)[:, None] * row_stride + unit[None, :]
-        total += tl.sum(tl.load(x + at, mask=inside, other=0.0).to(tl.float32), axis=0)
-    tl.store(out + window * F + unit, total.to(out.dtype.element_ty), mask=unit < F)
+        total += tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + window * F + unit, tl.sum(total, axis=0).to(out.dtype.element_ty), mask=unit < F)
 
 
 @triton.jit
-def column_sums(x, columns, R, F: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
-    """Each program writes a row (f) with the sum of its rows of x (r f); f is padded to a power of two."""
+def column_sums(
+    x, times, columns, R, b, row_stride, t_n, t_b,
+    F: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, TIMES: tl.constexpr,
+):  # fmt: skip
+    """Each program writes a row (f) with the sum of its rows of x (r f); f is padded to a power of two.
+
+    With TIMES, each row is multiplied by the number of its node and window in `times` (n b).
+    """
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    unit = tl.arange(0, PADDED)
-    inside = (rows < R)[:, None] & (unit < F)[None, :]
-    total = tl.sum(
-        tl.load(x + rows[:, None] * F + unit[None, :], mask=inside, other=0.0).to(tl.float32), axis=0
-    )
-    tl.store(columns + tl.program_id(0) * F + unit, total, mask=unit < F)
+    within, unit = rows < R, tl.arange(0, PADDED)
+    inside = within[:, None] & (unit < F)[None, :]
+    values = tl.load(x + rows[:, None] * row_stride + unit[None, :], mask=inside, other=0.0).to(tl.float32)
+    if TIMES:
+        number = tl.load(times + rows // b * t_n + rows % b * t_b, mask=within, other=0.0).to(tl.float32)
+        values *= number[:, None]
+    tl.store(columns + tl.program_id(0) * F + unit, tl.sum(values, axis=0), mask=unit < F)
+
+
+@triton.jit
+def add_times(
+    y, times, bias, R, b, t_n, t_b,
+    F: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """y (r f) += times (n b) bias (f), in place."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    within, unit = rows < R, tl.arange(0, PADDED)
+    inside = within[:, None] & (unit < F)[None, :]
+    number = tl.load(times + rows // b * t_n + rows % b * t_b, mask=within, other=0.0).to(tl.float32)
+    add = number[:, None] * tl.load(bias + unit, mask=unit < F, other=0.0).to(tl.float32)[None, :]
+    at = y + rows[:, None] * F + unit[None, :]
+    total = tl.load(at, mask=inside, other=0.0).to(tl.float32) + add
+    tl.store(at, total.to(y.dtype.element_ty), mask=inside)

@@ -19,8 +19,8 @@ from cnfgnn.models.edges import Edges, Incidence
 from cnfgnn.models.graphnet import MLP, GraphNetwork, GraphNetworkLayer, Mask
 from cnfgnn.models.kernels import edges as kernels
 
-GATHERED, SUMMED, WINDOWS = 16, 64, 4  # rows and windows that one program handles
-TILE, PROGRAMS, TILES = 32, 512, 32  # rows at a time; programs that keep a GPU busy; the most tiles for one
+GATHERED, ADDED, SUMMED, WINDOWS = 4, 16, 64, 4  # rows and windows that one program handles
+TILE, PROGRAMS, TILES = 4, 2048, 64  # rows at a time; programs that keep a GPU busy; the most tiles for one
 Weights = dict[str, Tensor]
 
 
@@ -59,15 +59,15 @@ def _layer(
 ) -> tuple[Tensor, _EdgeState, Tensor | None]:
     """One block; `earlier` are the outputs of the blocks before it, latest first."""
     incoming, e_new = _edges(block.phi_e, w, v, earlier, u, graph, mask)
-    nodes: Tensor | int = 1
     if block.mean:
         incoming = incoming / mask.degree(graph).clamp(min=1).to(incoming.dtype)
-        nodes = mask.count(len(v))
     inputs = [incoming, v] if u is None else [incoming, v, _at_every_node(u, len(v))]
     v_new = mask.nodes(_rest(block.phi_v, w, "phi_v", _hidden(torch.cat(inputs, -1), w, "phi_v.layers.0")))
     u_new = None
     if block.phi_u is not None:
-        sums = [_over_nodes(incoming) / nodes, _over_nodes(v_new) / nodes]
+        sums = [_over_nodes(incoming), _over_nodes(v_new)]
+        if block.mean:
+            sums = [total / mask.count(len(v)) for total in sums]
         if u is not None:
             sums.append(u)
         u_new = _rest(block.phi_u, w, "phi_u", _hidden(torch.cat(sums, -1), w, "phi_u.layers.0"))
@@ -88,11 +88,13 @@ def _edges(
     *of_e, of_weight, of_r, of_s, of_u = first.split(phi_e.parts, dim=1)
     base = None
     if earlier:
+        # copy slices: products with rows of odd lengths are slow
+        of_e = [columns.contiguous() for columns in of_e]
         through = _side_by_side([columns @ e.weight for e, columns in zip(earlier, of_e, strict=True)])
         for e, columns in zip(earlier, of_e, strict=True):
             bias = torch.addmv(bias, columns, e.bias)
         base = linear(_side_by_side([e.r for e in earlier]), through)
-    at_nodes = linear(v, torch.cat([of_r, of_s]))  # copy slices: products with rows of odd lengths are slow
+    at_nodes = linear(v, torch.cat([of_r, of_s]))
     at_windows = bias[None] if u is None else linear(u.squeeze(0), of_u.contiguous(), bias)
     r: Tensor = _FirstLayer.apply(base, at_nodes, at_windows, of_weight.squeeze(1), graph)
     out = len(phi_e.layers) - 1
@@ -105,8 +107,7 @@ def _edges(
         r = r if mask.edge is None else r.masked_fill(mask.edge, 0)
         incoming = summed(r, graph.receivers)
     weight, bias = _of(w, f"phi_e.layers.{out}")
-    incoming = linear(incoming, weight) + mask.degree(graph).to(r.dtype) * bias
-    return incoming, _EdgeState(r, weight, bias)
+    return linear(incoming, weight, bias, mask.degree(graph)), _EdgeState(r, weight, bias)
 
 
 def _rest(mlp: MLP, w: Weights, name: str, x: Tensor) -> Tensor:
@@ -116,11 +117,11 @@ def _rest(mlp: MLP, w: Weights, name: str, x: Tensor) -> Tensor:
     return linear(x, *_of(w, f"{name}.layers.{len(mlp.layers) - 1}"))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W' + b."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, times: Tensor | None = None) -> Tensor:
+    """x W' + b, or x W' + times b."""
     if bias is None:
         return functional.linear(x, weight)
-    y: Tensor = _Linear.apply(x, weight, bias)
+    y: Tensor = _Linear.apply(x, weight, bias, times)
     return y
 
 
@@ -138,23 +139,50 @@ def _of(w: Weights, name: str) -> tuple[Tensor, Tensor]:
 
 
 class _Linear(torch.autograd.Function):
-    """x W' + b with a faster gradient of the bias: PyTorch takes four times as long to sum 100,000 rows."""
+    """x W' + b, or x W' + times b with `times` (n b 1).
+
+    PyTorch takes four times as long for the gradient of the bias, the sum of 100,000 rows.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, times: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return functional.linear(x, weight, bias)
+        ctx.times = None if times is None else times.expand(*x.shape[:2], 1)
+        if ctx.times is None:
+            return functional.linear(x, weight, bias)
+        y, f, rows = functional.linear(x, weight), len(weight), x.shape[0] * x.shape[1]
+        kernels.add_times[(-(-rows // ADDED),)](
+            y, ctx.times, bias, rows, x.shape[1], *ctx.times.stride()[:2], F=f, PADDED=_padded(f), ROWS=ADDED
+        )
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows = grads[0].reshape(-1, weight.shape[0]).contiguous()
-        r, f = rows.shape
+        rows = grads[0].reshape(-1, weight.shape[0])
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        (r, f), times = rows.shape, ctx.times
         columns = rows.new_empty(-(-r // SUMMED), f, dtype=torch.float32)
-        padded = 1 << (f - 1).bit_length()
-        kernels.column_sums[(len(columns),)](rows, columns, r, F=f, PADDED=padded, ROWS=SUMMED)
+        kernels.column_sums[(len(columns),)](
+            rows,
+            rows if times is None else times,
+            columns,
+            r,
+            x.shape[1],
+            rows.stride(0),
+            *((0, 0) if times is None else times.stride()[:2]),
+            F=f,
+            PADDED=_padded(f),
+            ROWS=SUMMED,
+            TIMES=times is not None,
+        )
         grad_x = (rows @ weight).view_as(x) if ctx.needs_input_grad[0] else None
-        return grad_x, rows.mT @ x.reshape(r, -1), _total(columns, weight.dtype)
+        return grad_x, rows.mT @ x.reshape(r, -1), _total(columns, weight.dtype), None
+
+
+def _padded(f: int) -> int:
+    """The next power of two."""
+    return 1 << (f - 1).bit_length()
 
 
 class _Hidden(torch.autograd.Function):
@@ -193,6 +221,7 @@ class _Hidden(torch.autograd.Function):
             TILES=tiles,
             DENSE=dense is not None,
             GATHER=at_nodes is not None,
+            num_warps=1,
         )
         grad_x = (slopes @ weight).view(ctx.shape) if ctx.needs_input_grad[0] else None
         return grad_x, slopes.mT @ x, _total(columns, weight.dtype), None
@@ -222,6 +251,7 @@ class _FirstLayer(torch.autograd.Function):
             F=f,
             ROWS=GATHERED,
             BASE=base is not None,
+            num_warps=2,
         )
         ctx.save_for_backward(x)
         ctx.graph, ctx.windows, ctx.base = graph, len(at_windows), base is not None
@@ -293,11 +323,11 @@ def _over_nodes(x: Tensor) -> Tensor:
 
 
 class _AtEveryNode(torch.autograd.Function):
-    """The same at all nodes: (1 b f) -> (n b f)."""
+    """The same at all nodes: (1 b f) -> (n b f); copied, because concatenating is slow otherwise."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, nodes: int) -> Tensor:
-        return x.expand(nodes, -1, -1)
+        return x.expand(nodes, -1, -1).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -316,14 +346,16 @@ def _at_every_node(x: Tensor, nodes: int) -> Tensor:
 def _sum_over_first(x: Tensor, f: int) -> Tensor:
     """(n b .) -> (b f): the sum of the first f columns over n; PyTorch takes three times as long."""
     (n, b, _), out = x.shape, x.new_empty(x.shape[1], f)
-    kernels.sum_over_first[(b, -(-f // 64))](x, out, n, b, x.stride(1), F=f, COLUMNS=64, ROWS=64)
+    kernels.sum_over_first[(b, -(-f // 32))](x, out, n, b, x.stride(1), F=f, COLUMNS=32, ROWS=64)
     return out
 
 
 def _total(columns: Tensor, dtype: torch.dtype) -> Tensor:
     """(r f) -> (f,): the sum of what programs have summed up each for itself."""
     (r, f), out = columns.shape, columns.new_empty(columns.shape[1], dtype=dtype)
-    kernels.sum_over_first[(1, -(-f // 16))](columns, out, r, 1, f, F=f, COLUMNS=16, ROWS=256)
+    kernels.sum_over_first[(1, -(-f // 8))](
+        columns, out, r, 1, f, F=f, COLUMNS=8, ROWS=min(512, _padded(r)), num_warps=8
+    )
     return out
 
 
