@@ -3,7 +3,7 @@
 With `--shapes`, one round of each method at each shape, NODESxSTEPSxEDGES, with the method's own model:
 seconds of the second round, phase by phase, peak memory of the device and of the process, and bytes that a
 node sends and receives. `--minibatches` cuts the epochs of long series short and scales their seconds up;
-`--profile` lists the kernels or operations that took longest.
+`--profile` lists the kernels or operations that took longest, and sums them up by kind, phase by phase.
 
     python benchmarks/scale.py --device cuda --precision bf16 \\
         --shapes 1000x288x7000 10000x288x70000 100000x288x700000
@@ -32,7 +32,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -137,41 +136,48 @@ def cut_short(minibatches: int) -> None:
     Batches.epoch, Batches.some = epoch, some  # type: ignore[method-assign]
 
 
-def phases(strategy: Server, r_g: int, device: torch.device, cut: int | None) -> dict[str, float]:
-    """Seconds of each phase of a round; where epochs were cut short, as if they had not been."""
-    marks = {"": clock(device)}
-
-    def mark(name: str) -> None:
-        strategy.nodes.flush()
-        marks[name] = clock(device)
-
+def steps(strategy: Server, r_g: int) -> Iterator[str]:
+    """A round with validation; yields the name of each phase when it is done."""
     if isinstance(strategy, Alternating):
         strategy.update(r_g)
-        mark("(1) update")
+        yield "(1) update"
         if strategy.gn is not None:
             encoded = strategy.encode()
-            mark("(2) encode")
+            yield "(2) encode"
             for draw, _ in strategy.server_batches(r_g):
                 h_c, present = encoded[draw]
                 h_G = strategy.gn(h_c, strategy.graph, present)
                 strategy.gn.descend(strategy.nodes.backward(h_G, draw, strategy.step))
-            mark("(3) split")
+            yield "(3) split"
             strategy.embed(encoded)
-            mark("(4) embed")
+            yield "(4) embed"
     else:
         strategy.round(r_g)
-        mark("(3) split")
+        yield "(3) split"
     strategy.score("validation")
-    mark("validate")
-    seconds = {name: marks[name] - before for before, name in zip(marks.values(), [*marks][1:], strict=False)}
-    if cut is not None:
-        of_nodes, of_server = len(strategy.client_batches), len(strategy.batches)
-        scale = {"(3) split": of_server / min(cut, of_server)}
-        if isinstance(strategy, Alternating):
-            taken = strategy.client_rounds * of_nodes
-            scale["(1) update"] = taken / min(cut, taken)
-        seconds = {name: value * scale.get(name, 1) for name, value in seconds.items()}
+    yield "validate"
+
+
+def phases(strategy: Server, r_g: int, device: torch.device) -> dict[str, float]:
+    """Seconds of each phase of a round."""
+    seconds, begun = {}, clock(device)
+    for name in steps(strategy, r_g):
+        strategy.nodes.flush()
+        done = clock(device)
+        seconds[name], begun = done - begun, done
     return seconds
+
+
+def as_if_whole(strategy: Server, seconds: dict[str, float], cut: int | None) -> dict[str, float]:
+    """The same where epochs were cut short, as if they had not been."""
+    if cut is None:
+        return seconds
+    of_nodes, of_server = len(strategy.client_batches), len(strategy.batches)
+    scale = {"(3) split": of_server / min(cut, of_server)}
+    if isinstance(strategy, Alternating):
+        taken = strategy.client_rounds * of_nodes
+        scale["(1) update"] = taken / min(cut, taken)
+    return {name: value * scale.get(name, 1) for name, value in seconds.items()}
 
 
 def one_shape(options: argparse.Namespace) -> dict[str, Any]:
@@ -189,11 +195,14 @@ def one_shape(options: argparse.Namespace) -> dict[str, Any]:
     forget_peak(place)
     if isinstance(strategy, Alternating):
         strategy.inform()
-    phases(strategy, 1, place, None)
+    phases(strategy, 1, place)
     before = experiment.ledger.total("training").per_node
-    with profiled(place) if options.profile else nullcontext():
-        seconds = phases(strategy, 2, place, options.minibatches)
+    measured = phases(strategy, 2, place)
+    seconds = as_if_whole(strategy, measured, options.minibatches)
     clients = experiment.owners[0][1].nodes
+    bytes_per_node = (experiment.ledger.total("training").per_node - before) // nodes
+    if options.profile:
+        print(profiled(strategy, 3, place, measured), file=sys.stderr)
     return {
         "method": method,
         "nodes": nodes,
@@ -207,20 +216,46 @@ def one_shape(options: argparse.Namespace) -> dict[str, Any]:
         "round": sum(seconds.values()),
         "device_gib": peak_bytes(place) / GIB,
         "host_gib": peak_bytes(torch.device("cpu")) / GIB,
-        "bytes_per_node": (experiment.ledger.total("training").per_node - before) // nodes,
+        "bytes_per_node": bytes_per_node,
     }
 
 
-@contextmanager
-def profiled(device: torch.device) -> Iterator[None]:
-    """Print the kernels (on a CPU, operations) that take longest, on stderr."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as profile:
-        yield
-    by = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    print(profile.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=70), file=sys.stderr)
+KINDS = {
+    "encoder and decoder": ("encode_", "decode_"),
+    "matrix products": ("nvjet", "cutlass", "splitK", "gemm", "gemv", "::mm", "::bmm", "::addmm"),
+    "gathering, summing, backward of ReLU": ("first_layer", "segment_sum", "undo_"),
+    "Adam": ("_adam",),
+}
+REST, IDLE = "copies, concatenations, sums, the loss", "nothing to do, between kernels"
+
+
+def profiled(strategy: Server, r_g: int, device: torch.device, seconds: dict[str, float]) -> str:
+    """Milliseconds of kernels (on a CPU, operations) by kind and phase, as a table; what took longest is
+    listed on stderr. `seconds` are those of a round without the profiler, which slows down what it watches.
+    """
+    on_gpu, activity = device.type == "cuda", torch.profiler.ProfilerActivity
+    by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    found, phase = {}, steps(strategy, r_g)
+    for name, took in seconds.items():
+        with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
+            assert next(phase) == name
+            strategy.nodes.flush()
+            clock(device)
+        averages = profile.key_averages()
+        longest = averages.table(sort_by=by, row_limit=25, max_name_column_width=70)
+        print(f"{name}\n{longest}", file=sys.stderr)
+        of_kinds = found[name] = dict.fromkeys([*KINDS, REST], 0.0)
+        for event in averages:
+            kinds = (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
+            of_kinds[next(kinds, REST)] += (
+                event.self_device_time_total if on_gpu else event.self_cpu_time_total
+            ) / 1e3
+        of_kinds |= {IDLE: 1e3 * took - sum(of_kinds.values()), "all": 1e3 * took}
+    lines = ["| ms | " + " | ".join([*found, "round"]) + " |", "|---" * (len(found) + 2) + "|"]
+    for kind in [*KINDS, REST, IDLE, "all"]:
+        row = [of_kinds[kind] for of_kinds in found.values()]
+        lines.append(f"| {kind} | " + " | ".join(f"{ms:.0f}" for ms in [*row, sum(row)]) + " |")
+    return "\n".join(lines)
 
 
 PHASES = ("(1) update", "(2) encode", "(3) split", "(4) embed", "validate")
