@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from cnfgnn.algorithm.store import MemoryStore
@@ -55,6 +57,19 @@ def test_errors_that_are_not_finite_are_not_told(data: Dataset) -> None:
     assert not owner.errors.isfinite().all()
     assert not sums.told.any()
     assert sums.of_copy.isfinite().all()
+
+
+def test_the_lowest_reading_is_that_of_the_readings_at_hand(data: Dataset) -> None:
+    """It says whether ranges may reach below zero, and is remembered from one validation to the next."""
+    owner = simulate(data, small("at-fedavg")).owners[0][1]
+    other = copy.copy(owner.truth)
+    other.values, other.missing = owner.truth.values.copy(), owner.truth.missing.copy()
+    other.values[0, 2], other.values[1, 3], other.values[2, 40], other.missing[0, 2] = -9.0, -5.0, -7.0, True
+    for truth in (other, owner.truth):
+        owner.truth = truth
+        for row in (40, 41, 0):
+            known = truth.values[:, :row][~truth.missing[:, :row]]
+            assert owner._lowest_before(row) == known.min(initial=np.inf)
 
 
 def test_personal_weights_that_diverge_start_again_from_zero(data: Dataset) -> None:
