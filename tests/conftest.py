@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Before torch is imported: tests are tiny and run side by side. `torch.set_num_threads` holds for one
@@ -25,6 +27,8 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.train import Unwatched, train_run
 from cnfgnn.transports.in_process import InProcess
 
 # Runs on a tiny city, for tests of the page, tables and commands; a browser, for tests of pages.
@@ -120,3 +124,19 @@ def transport(experiment: Experiment) -> InProcess:
     carrier = server(experiment).nodes.transport
     assert isinstance(carrier, InProcess)
     return carrier
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs on `network()`, by method and settings; each is trained once for the tests of a module."""
+    data = network()
+    made: dict[str, Path] = {}
+
+    def of(method: str, **changes: object) -> Run:
+        key = f"{method}-{sorted(changes.items())}"
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("run") / "run"
+            train_run(Run.create(made[key], small(method, **changes), data), data, Unwatched())
+        return Run.open(made[key])
+
+    return of

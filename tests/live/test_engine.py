@@ -17,24 +17,9 @@ from cnfgnn.privacy.copies import SimulatedCopies
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
-from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
 
 DATA = network()
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    made: dict[str, Path] = {}
-
-    def of(method: str, **changes: object) -> Run:
-        key = f"{method}-{sorted(changes.items())}"
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("run") / "run"
-            train_run(Run.create(made[key], small(method, **changes), DATA), DATA, Unwatched())
-        return Run.open(made[key])
-
-    return of
 
 
 def until(data: Dataset, rows: int) -> Dataset:

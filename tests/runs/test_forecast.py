@@ -21,25 +21,10 @@ from cnfgnn.errors import DataError
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import ADAPTING, adapting_steps, forecast_frame, forecast_run
-from cnfgnn.runs.train import Unwatched, train_run
-from tests.conftest import HISTORY, HORIZON, network, small
+from tests.conftest import HISTORY, HORIZON, network
 
 DATA = network()
 ROWS = len(DATA.readings.times)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    made: dict[str, Path] = {}
-
-    def of(method: str, **changes: object) -> Run:
-        key = f"{method}-{sorted(changes.items())}"
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp("run") / "run"
-            train_run(Run.create(made[key], small(method, **changes), DATA), DATA, Unwatched())
-        return Run.open(made[key])
-
-    return of
 
 
 def cut(data: Dataset, rows: int) -> Dataset:
