@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.compute import Compute, slices
-from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay, ReplayBoth
+from cnfgnn.algorithm.cuda_graphs import Function, RecordingPool, Replay, ReplayBoth
 from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.algorithm.working_memory import network_windows
 from cnfgnn.config.settings import ModelConfig
@@ -162,13 +162,19 @@ class GraphLearner:
         at_once = ROWS_AT_ONCE.get(self.compute.device.type, ROWS_AT_ONCE["cpu"])
         fitting = self._windows(len(h_c), len(graph.weights), self.compute)
         width = max(1, min(fitting, at_once // (len(graph.weights) + len(h_c))))
-        if self._propagation is None or self._propagation[0] is not graph:
-            replay = Replay(lambda h_c, present: self.network(h_c, graph, present), self._propagating)
-            self._propagation = graph, replay
-        network = self._propagation[1]
+
+        def network(h_c: Tensor, present: Tensor | None) -> Tensor:
+            return self.network(h_c, graph, present)
+
+        run: Function = network
+        # Few windows are not recorded: a live service asks for them while another thread may use the GPU.
+        if h_c.shape[1] > width:
+            if self._propagation is None or self._propagation[0] is not graph:
+                self._propagation = graph, Replay(network, self._propagating)
+            run = self._propagation[1]
         for start in range(0, h_c.shape[1], width):
             windows = slice(start, start + width)
-            part_of_h_G = network(h_c[:, windows].to(self.compute.dtype), _at(present, windows, h_c.device))
+            part_of_h_G = run(h_c[:, windows].to(self.compute.dtype), _at(present, windows, h_c.device))
             assert part_of_h_G is not None
             h_G[:, windows] = part_of_h_G
         return h_G
