@@ -357,7 +357,8 @@ import resource, sys
 import numpy, torch, cnfgnn.api
 from cnfgnn.cli.main import main
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
+limit = size + (256 << 20)  # enough to begin: what is to fail is the city, which takes more
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 large = ["--set", "city.sensors=5000", "--set", "city.days=60"]
 sys.argv = ["cnfgnn", "train", *large, "--out", sys.argv[1]]
 main()
