@@ -134,8 +134,8 @@ class RunningFederation:
         lags behind, and a short absence may never show in it."""
 
         def rejoined() -> bool:
-            status = self.status
-            return bool(status["exchanges"] > since + 3 and status["sites"][name]["present"])
+            # at first the status says nothing of exchanges and sites
+            return bool(self.status.get("exchanges", 0) > since + 3 and self.site(name).get("present"))
 
         self.until(rejoined, f"{name} rejoins")
 
