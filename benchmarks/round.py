@@ -27,6 +27,7 @@ import torch
 
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.hidden_states import Encodings
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.algorithm.server import Alternating
 from cnfgnn.config.settings import ComputeConfig, Config
@@ -62,10 +63,7 @@ def steps(experiment: Experiment, r_g: int, split_epochs: int) -> Iterator[str]:
     encoded = s.encode()
     yield "(2) encode"
     s.server_rounds = split_epochs
-    for draw, _ in s.server_batches(r_g):
-        h_c, present = encoded[draw]
-        h_G = s.gn(h_c, s.graph, present)
-        s.gn.descend(s.nodes.backward(h_G, draw, s.step))
+    split_learning(s, encoded, r_g)
     s.server_rounds = experiment.config.training.server_rounds
     yield "(3) split"
     s.embed(encoded)
@@ -73,6 +71,15 @@ def steps(experiment: Experiment, r_g: int, split_epochs: int) -> Iterator[str]:
     yield "(4) embed"
     s.score("validation")
     yield "validate"
+
+
+def split_learning(s: Alternating, encoded: Encodings, r_g: int) -> None:
+    """Phase (3)."""
+    assert s.gn is not None
+    for draw, _ in s.server_batches(r_g):
+        h_c, present = encoded[draw]
+        h_G = s.gn(h_c, s.graph, present)
+        s.gn.descend(s.nodes.backward(h_G, draw, s.step))
 
 
 def phases(experiment: Experiment, r_g: int, split_epochs: int) -> dict[str, float]:

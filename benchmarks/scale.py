@@ -45,6 +45,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
 from machine import GIB, clock, forget_peak, peak_bytes
+from round import split_learning
 from shapes import LENGTH, OneSentence, random_network
 
 SWEEPS = ("nodes", "edges", "windows")
@@ -136,7 +137,7 @@ def cut_short(minibatches: int) -> None:
     Batches.epoch, Batches.some = epoch, some  # type: ignore[method-assign]
 
 
-def steps(strategy: Server, r_g: int) -> Iterator[str]:
+def in_phases(strategy: Server, r_g: int) -> Iterator[str]:
     """A round with validation; yields the name of each phase when it is done."""
     if isinstance(strategy, Alternating):
         strategy.update(r_g)
@@ -144,10 +145,7 @@ def steps(strategy: Server, r_g: int) -> Iterator[str]:
         if strategy.gn is not None:
             encoded = strategy.encode()
             yield "(2) encode"
-            for draw, _ in strategy.server_batches(r_g):
-                h_c, present = encoded[draw]
-                h_G = strategy.gn(h_c, strategy.graph, present)
-                strategy.gn.descend(strategy.nodes.backward(h_G, draw, strategy.step))
+            split_learning(strategy, encoded, r_g)
             yield "(3) split"
             strategy.embed(encoded)
             yield "(4) embed"
@@ -161,7 +159,7 @@ def steps(strategy: Server, r_g: int) -> Iterator[str]:
 def phases(strategy: Server, r_g: int, device: torch.device) -> dict[str, float]:
     """Seconds of each phase of a round."""
     seconds, begun = {}, clock(device)
-    for name in steps(strategy, r_g):
+    for name in in_phases(strategy, r_g):
         strategy.nodes.flush()
         done = clock(device)
         seconds[name], begun = done - begun, done
@@ -235,7 +233,7 @@ def profiled(strategy: Server, r_g: int, device: torch.device, seconds: dict[str
     """
     on_gpu, activity = device.type == "cuda", torch.profiler.ProfilerActivity
     by = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-    found, phase = {}, steps(strategy, r_g)
+    found, phase = {}, in_phases(strategy, r_g)
     for took in seconds.values():
         with torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU]) as profile:
             name = next(phase)

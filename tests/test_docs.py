@@ -24,6 +24,7 @@ LITERALS = re.findall(r"^\| `(\w+)` \| (.*?) \|", API, re.MULTILINE)
 def test_the_examples_of_the_api_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
+    assert EXAMPLES
     for example in EXAMPLES:
         exec(compile(example, "docs/api.md", "exec"), names)
 

@@ -299,8 +299,7 @@ class Owner:
         return Calibration(joined, stride, self._lowest_before(int(self.data.starts["validation"][0])))
 
     def _lowest_before(self, row: int) -> float:
-        """The lowest reading before a row; remembered, because it takes longer than the rest of a validation
-        on a GPU."""
+        """The lowest reading before a row; looked up once, because a GPU would wait for it in every round."""
         truth, before, lowest = self._lowest
         if truth is not self.truth or before != row:
             observed = ~self.truth.missing[:, :row]
