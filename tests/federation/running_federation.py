@@ -24,6 +24,7 @@ from cnfgnn.federation.example import write_example
 from cnfgnn.federation.flare.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
+from cnfgnn.federation.refusals import read_refusals
 from cnfgnn.federation.server_task import RUNS, Task, settings_of
 from cnfgnn.federation.status import read_status, request_stop
 from cnfgnn.federation.task_client import run_task
@@ -193,6 +194,8 @@ def running_federation(
             for kit in made.values():
                 processes.up(kit)
         yield RunningFederation(folder, made)
+        refused = {name: read_refusals(kit) for name, kit in made.items() if read_refusals(kit)}
+        assert not refused, "parties that keep to the protocol are refused nothing"
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))

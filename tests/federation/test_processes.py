@@ -149,7 +149,7 @@ def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None
         try:
             processes.up(renamed)
             processes.up(stranger)
-            problem = "authenticated as 'north' but claimed endpoint 'south'"
+            problem = "refused north: it claims to be south"
             wait_for(lambda: problem in logged(made["server"]), "a false name is refused")
             wait_for(lambda: "CERTIFICATE_VERIFY_FAILED" in logged(stranger), "another authority is refused")
             assert connected(made["server"]) == {"north"}
@@ -174,9 +174,13 @@ def test_jobs_with_code_or_foreign_classes_are_refused(tmp_path: Path) -> None:
             tmp_path / "foreign", "foreign", CONTROLLER, args, "tests.federation.echo_job.Unlisted", {}
         )
         job = session.submit(foreign)
-        wait_for(lambda: session.state(job).startswith("FINISHED"), "a class that is not ours is refused")
-        assert session.state(job) != "FINISHED:COMPLETED"
-        assert "is not in allow_list" in (made["north"] / job / "log.txt").read_text()
+        file, problem = made["north"] / job / "log.txt", "is not in allow_list"
+        wait_for(lambda: file.exists() and problem in file.read_text(), "a class that is not ours is refused")
+        ended = "site north has ended its part of a task"  # and only its own
+        wait_for(lambda: ended in logged(made["server"]), "the server's log says so")
+        assert session.state(job) == "RUNNING"
+        (tmp_path / "log.stop").touch()
+        wait_for(lambda: session.state(job).startswith("FINISHED"), "the job ends")
         assert not trace.exists()
 
 

@@ -64,9 +64,9 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, Path]]]:
     """The project and its kits, with the server and the sites `names` running."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT / "src"), str(ROOT)]
-    )  # sites import the tests' classes
+    # sites import the tests' classes
+    if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     project = read_project(write_project(folder))
     made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, REQUESTING, FORGING])
     try:

@@ -18,7 +18,7 @@ def status(
     kit: KitArgument = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show the state of a kit: the sites and task of a server, or the connection and forecast of a site."""
-    from cnfgnn.federation.kit_status import server_report, site_report
+    from cnfgnn.federation.kit_status import refusal_lines, server_report, site_report
     from cnfgnn.federation.kits import role
     from cnfgnn.federation.processes import running
 
@@ -36,6 +36,8 @@ def status(
         working = ", working on a task" if report["task"] else ""
         print(f"site {report['site']}: {process}{working}")
         _print_site(report)
+    for line in refusal_lines(report["refused"]):
+        print(f"refused: {line}")
     for problem in report["problems"]:
         print(f"problem: {problem}")
 

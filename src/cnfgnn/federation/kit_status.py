@@ -18,6 +18,7 @@ from cnfgnn.federation.live_relay import LIVE, MODEL, live_service_runs
 from cnfgnn.federation.live_state import live_state
 from cnfgnn.federation.ports import closed_ports
 from cnfgnn.federation.processes import jobs_of
+from cnfgnn.federation.refusals import read_refusals
 from cnfgnn.federation.server_status import read_server_status, scheduler_ended
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import (
@@ -46,6 +47,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "evaluation": recorded.get("evaluation"),
         "live": _live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
         "failed": recorded.get("problems", []),
+        "refused": read_refusals(kit),
         "heard": None,
     }
     problems = _certificate_problems(kit)
@@ -64,6 +66,7 @@ def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
     """The server's sites with their connections and certificates, its latest task, and its problems."""
     task = read_status(kit)
     report: dict[str, Any] = {"sites": sensors_per_site(kit), "task": task, "connected": {}}
+    report["refused"] = read_refusals(kit)
     problems = _certificate_problems(kit)
     if pid is not None:
         problems += _process_problems(kit, pid)
@@ -160,3 +163,8 @@ def _certificate_problems(kit: Path) -> list[str]:
 def failure_lines(failed: list[Mapping[str, Any]]) -> list[str]:
     """What a site could not do, one line each."""
     return [f"{local_time(item.get('time'))} {item.get('verb')}: {item.get('problem')}" for item in failed]
+
+
+def refusal_lines(refused: list[Mapping[str, Any]]) -> list[str]:
+    """What other parties tried and were refused, one line each, with the name in their certificate."""
+    return [f"{local_time(item['time'])} {item['who']}: {item['what']}" for item in refused]

@@ -17,7 +17,7 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.certificates import check_valid
 from cnfgnn.federation.certificates import read as read_certificate
-from cnfgnn.federation.flare.engine_files import read_startup
+from cnfgnn.federation.flare.engine_files import LARGEST_STREAM, read_startup
 from cnfgnn.federation.kits import allow_training_beside, check_current, role
 from cnfgnn.federation.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.process_identity import identity, is_running
@@ -173,6 +173,7 @@ def _environment(kit: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in places if place),
         "NVFL_JOB_STORE_ROOT": str(kit / "jobs"),
         "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",
+        "NVFLARE_STREAMING_MAX_BLOB_SIZE": str(LARGEST_STREAM),
         "PYTHONUNBUFFERED": "1",
     }
 

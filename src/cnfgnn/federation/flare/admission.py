@@ -109,7 +109,7 @@ class SiteConnections:
 
         `admit` passes the frame on to the engine.
         """
-        hello, certificate = handshake.decode_frame(frame), _certificate(connection)
+        hello, certificate = handshake.decode_frame(frame), handshake.peer_certificate(connection.conn)
         owner = handshake.common_name(certificate)
         name = str(hello.get(HandshakeKeys.ENDPOINT_NAME))
         if owner not in self.names or FQCN.get_root(name) != owner:
@@ -214,7 +214,7 @@ class SiteConnections:
         if not self.revoked:
             return
         for connection in list(self.connections.sfm_conns.values()):
-            certificate = _certificate(connection)
+            certificate = handshake.peer_certificate(connection.conn)
             site = handshake.common_name(certificate)
             if site in self.names and certificates.serial_of(certificate) in self.revoked:
                 self._refuse(connection, site, REVOKED)
@@ -238,14 +238,6 @@ def _scheduler_probe() -> Callable[[], bool | None]:
         return all(thread.is_alive() for thread in threads) if threads else None
 
     return alive
-
-
-def _certificate(connection: Any) -> dict[str, Any]:
-    """The peer's certificate as Python shows it; empty if there is none or the connection is closed."""
-    try:
-        return dict(connection.conn.sock.getpeercert() or {})
-    except (AttributeError, OSError, ValueError):
-        return {}
 
 
 def _address(connection: Any) -> str:

@@ -14,10 +14,10 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation.flare.guard import CHANNEL, ONLY_THE_SERVER
+from cnfgnn.federation.flare.allowed import CHANNEL, TOPIC
 from cnfgnn.transports.remote.messages import Unreachable
 
-TOPIC = "request"
+ONLY_THE_SERVER = "only the server of the job may send requests"
 
 
 class CellChannel:

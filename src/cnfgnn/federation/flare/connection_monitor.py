@@ -1,4 +1,7 @@
-"""Part of a site's parent process: sees that the site logs in, asks the server about it, tells the owner."""
+"""Part of a site's processes: guards what other parties send them.
+
+In the parent process it also sees that the site logs in, asks the server about it, and tells the owner.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.f3.cellnet.defs import ReturnCode
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation.flare import handshake
+from cnfgnn.federation.flare import handshake, message_checks, site_commands
 from cnfgnn.federation.flare.admission import SITE_PROCESS
 from cnfgnn.federation.flare.shared_sockets import share_sockets
 from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied_kit_warning
@@ -34,6 +37,8 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         share_sockets()
+        message_checks.install()
+        site_commands.install()
         self.process = secrets.token_hex(8)
         self.ended = threading.Event()
         self.logged_problem = ""

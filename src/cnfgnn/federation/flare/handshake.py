@@ -153,5 +153,23 @@ def _read_exactly(secure: ssl.SSLSocket, size: int) -> bytes:
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:
     """The party that a certificate was issued to; empty if it names none."""
+    return _in_subject(certificate, "commonName")
+
+
+def role(certificate: Mapping[str, Any] | None) -> str:
+    """What the engine lets the holder of a certificate do; empty for a server or a site."""
+    return _in_subject(certificate, "unstructuredName")
+
+
+def _in_subject(certificate: Mapping[str, Any] | None, key: str) -> str:
     subject = (certificate or {}).get("subject", ())
-    return str(dict(part[0] for part in subject).get("commonName", ""))
+    return str(dict(part[0] for part in subject).get(key, ""))
+
+
+def peer_certificate(connection: Any) -> dict[str, Any]:
+    """The certificate at the other end of one of the engine's connections, as Python shows it; empty if there
+    is none or the connection is closed."""
+    try:
+        return dict(connection.sock.getpeercert() or {})
+    except (AttributeError, OSError, ValueError):
+        return {}

@@ -41,7 +41,7 @@ def provision(project: Project, workspace: Path, authority: str | Path | None) -
     parties.add_admin(OPERATOR, server.organisation, {"role": "project_admin"})
     builders = [
         WorkspaceBuilder(),
-        StaticFileBuilder(config_folder="config", scheme="tcp"),
+        StaticFileBuilder(config_folder="config", scheme="tcp", require_signed_jobs=True),
         LongerCertificates(root_valid_days=AUTHORITY_DAYS),
     ]
     workspace.mkdir(parents=True)

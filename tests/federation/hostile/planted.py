@@ -1,0 +1,256 @@
+"""Code that a test plants in every process of a federation, as a hostile party would, with a look inside.
+
+Each process listens on a Unix socket of its own, named after it. A test asks it what the engine would answer
+in this process, to send a message with any headers, and which handlers have run. It is loaded before the
+engine, so the guards come on top of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+FOLDER, UNGUARDED = "CNFGNN_PLANTED", "CNFGNN_UNGUARDED"
+KEY = b"of tests"
+ATTACK = "cnfgnn_attack"  # a header that every attack has, whatever else it claims
+ENGINE = "nvflare.private.fed.app."
+handled: list[tuple[str, str, bool]] = []  # the kind of handler, what it was asked, whether by an attack
+frames = {"processed": 0}
+Content = tuple[Any, ...]  # see `_made`
+
+
+def plant() -> None:
+    """To be called when Python starts, in whichever process."""
+    if not any(word.startswith(ENGINE) for word in sys.orig_argv):
+        return
+    if os.environ.get(UNGUARDED):
+        _leave_doors_open()
+    _note_handlers()
+    threading.Thread(target=_serve, daemon=True).start()
+
+
+def _leave_doors_open() -> None:
+    from cnfgnn.federation.flare import message_checks, site_commands
+
+    message_checks.install = site_commands.install = lambda: None
+    if not _at_a_site():
+        from cnfgnn.federation.flare import site_reports
+
+        site_reports.install = lambda: None
+
+
+def _at_a_site() -> bool:
+    return any(word.startswith(f"{ENGINE}client") for word in sys.orig_argv)
+
+
+# ---- which handlers run ------------------------------------------------------------------------------
+
+
+def _note_handlers() -> None:
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+    from nvflare.fuel.f3.sfm.conn_manager import ConnManager
+    from nvflare.fuel.f3.streaming.byte_receiver import ByteReceiver
+    from nvflare.private.aux_runner import AuxRunner
+    from nvflare.private.fed.client.admin import FedAdminAgent
+
+    def noting(kind: str, handler: Callable[..., Any], what: Callable[..., tuple[str, bool]]) -> Any:
+        def noted(*args: Any, **named: Any) -> Any:
+            handled.append((kind, *what(*args, **named)))
+            return handler(*args, **named)
+
+        noted.__name__ = getattr(handler, "__name__", kind)
+        return noted
+
+    def of_message(message: Any, *rest: Any, **named: Any) -> tuple[str, bool]:
+        get = message.get_header
+        return f"{get('cn__channel')}:{get('cn__topic')}", bool(get(ATTACK))
+
+    def of_stream(future: Any, *rest: Any, **named: Any) -> tuple[str, bool]:
+        get = future.headers.get
+        return f"{get('sm__ch')}:{get('sm__tp')}", bool(get(ATTACK))
+
+    register, register_stream = CoreCell.register_request_cb, ByteReceiver.register_callback
+    register_aux = AuxRunner.register_aux_message_handler
+    register_processor, process = FedAdminAgent.register_processor, ConnManager.process_frame_task
+
+    def register_request_cb(cell: Any, channel: str, topic: str, cb: Any, *args: Any, **named: Any) -> None:
+        register(cell, channel, topic, noting("request", cb, of_message), *args, **named)
+
+    def register_callback(receiver: Any, channel: str, topic: str, cb: Any, *args: Any, **named: Any) -> None:
+        register_stream(receiver, channel, topic, noting("stream", cb, of_stream), *args, **named)
+
+    def register_aux_message_handler(runner: Any, topic: str, message_handle_func: Any) -> None:
+        noted = noting("aux", message_handle_func, lambda *args, **named: (topic, False))
+        register_aux(runner, topic, noted)
+        AUX_RUNNERS.append(runner)
+
+    def register_one(agent: Any, processor: Any) -> None:
+        processor.process = noting(
+            "command", processor.process, lambda request, engine: (request.topic, False)
+        )
+        register_processor(agent, processor)
+
+    def process_frame_task(manager: Any, connection: Any, frame: Any) -> None:
+        process(manager, connection, frame)
+        frames["processed"] += 1
+
+    CoreCell.register_request_cb = register_request_cb
+    ByteReceiver.register_callback = register_callback
+    AuxRunner.register_aux_message_handler = register_aux_message_handler
+    FedAdminAgent.register_processor = register_one
+    ConnManager.process_frame_task = process_frame_task
+
+
+AUX_RUNNERS: list[Any] = []
+
+
+# ---- what a test asks --------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    cell = _cell()
+    place = Path(os.environ[FOLDER]) / cell.my_info.fqcn
+    place.unlink(missing_ok=True)  # of a process before this one
+    with Listener(str(place), authkey=KEY) as listener:
+        while True:
+            try:
+                threading.Thread(target=_answer, args=[listener.accept(), cell], daemon=True).start()
+            except Exception:
+                time.sleep(0.01)
+
+
+def _cell() -> Any:
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+
+    while not (cells := list(CoreCell.ALL_CELLS.values())):
+        time.sleep(0.02)
+    return cells[0]
+
+
+def _answer(connection: Connection, cell: Any) -> None:
+    with connection:
+        question, *args = connection.recv()
+        try:
+            connection.send(QUESTIONS[question](cell, *args))
+        except Exception:
+            connection.send(RuntimeError(traceback.format_exc()))
+
+
+def _inventory(cell: Any) -> dict[str, list[str]]:
+    """Everything that the engine answers in this process, by the way that it is asked."""
+    from nvflare.private.fed.client.admin_commands import AdminCommands
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+    from nvflare.private.fed.server.server_commands import ServerCommands
+
+    at_site, job = _at_a_site(), "." in cell.my_info.fqcn
+    processors = ClientRequestProcessors.request_processors if at_site and not job else []
+    commands = (AdminCommands.commands if at_site else ServerCommands.commands) if job else []
+    return {
+        "requests": sorted(cell.req_reg.reg),
+        "streams": sorted(cell.fobs_ctx["cell"].byte_receiver.registry.reg),
+        "site commands": sorted(topic for one in processors for topic in one.get_topics()),
+        "job commands": sorted(command.get_command_name() for command in commands),
+        "aux": sorted({topic for runner in AUX_RUNNERS for topic in runner.topic_table}),
+        "operator's commands": _operators_commands(),
+    }
+
+
+def _operators_commands() -> list[str]:
+    import gc
+
+    from nvflare.fuel.hci.server.hci import AdminServer
+
+    servers = [one for one in gc.get_objects() if isinstance(one, AdminServer)]
+    return sorted(name for server in servers if server.cmd_reg for name in server.cmd_reg.cmd_map)
+
+
+def _send(cell: Any, headers: dict[str, Any], content: Content, seconds: float) -> tuple[str, Any]:
+    """Send a message with any headers; returns the code and the content of the reply, if one is awaited."""
+    from nvflare.fuel.f3.cellnet.core_cell import _Waiter
+    from nvflare.fuel.f3.cellnet.utils import encode_payload
+    from nvflare.fuel.f3.message import Message
+
+    destination = headers["cn__destination"]
+    waiter = _Waiter([destination])
+    cell.waiters[waiter.id] = waiter
+    usual = {
+        "cn__msg_type": "req",
+        "cn__req_id": waiter.id,
+        "cn__reply_expected": seconds > 0,
+        "cn__origin": cell.my_info.fqcn,
+        "cn__from": cell.my_info.fqcn,
+        "cn__route": [(cell.my_info.fqcn, time.time())],
+        ATTACK: True,
+    }
+    message = Message(usual | {"cn__destination": destination}, _made(content))
+    for installed in cell.out_req_filter_reg.find("*", "*") or []:  # the engine adds its token
+        installed.cb(message, *installed.args, **installed.kwargs)
+    message.add_headers(headers)
+    encode_payload(message, fobs_ctx=cell.get_fobs_context())
+    next_leg = cell._find_endpoint(destination, message)[1]
+    if next_leg is None:
+        return "no way", None
+    message.set_header("cn__to", next_leg.name)
+    problem = cell._send_to_endpoint(next_leg, message)
+    if not problem and seconds > 0:
+        waiter.wait(seconds)
+    cell.waiters.pop(waiter.id, None)
+    reply = waiter.received_replies.get(destination)
+    if problem or reply is None:
+        return str(problem) or "silence", None
+    return str(reply.get_header("cn__return_code")), _shown(reply.payload)
+
+
+def _send_all(cell: Any, attacks: list[tuple[dict[str, Any], Content, float]]) -> list[tuple[str, Any]]:
+    return [_send(cell, *attack) for attack in attacks]
+
+
+def _made(content: Content) -> Any:
+    """What a message carries: one of the engine's own objects, or anything else."""
+    from nvflare.apis.shareable import Shareable
+    from nvflare.fuel.f3.cellnet.utils import encode_payload
+    from nvflare.fuel.f3.message import Message
+    from nvflare.private.admin_defs import Message as Command
+
+    kind, *parts = content
+    if kind == "command":
+        topic, headers, body = parts
+        command = Command(topic=topic, body=body)
+        command.headers.update(headers)
+        return command
+    if kind == "shareable":
+        return Shareable(parts[0])
+    if kind == "bulk":
+        target, channel, topic, inner = parts
+        message = Message({}, _made(inner))
+        encode_payload(message)
+        packed = message.payload
+        payload = b"".join(bytes(one) for one in packed) if isinstance(packed, list) else packed
+        carried = {"headers": dict(message.headers), "payload": payload}
+        return [{"target": target, "channel": channel, "topic": topic, "message": carried}]
+    return parts[0]
+
+
+def _shown(payload: Any) -> Any:
+    """A reply's content, as text or bytes in which a test can search."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    if hasattr(payload, "body"):
+        return repr((payload.topic, payload.headers, payload.body))
+    return repr(payload)
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "who": lambda cell: os.getpid(),
+    "inventory": _inventory,
+    "handled": lambda cell: list(handled),
+    "frames": lambda cell: frames["processed"],
+    "send": _send_all,
+}
