@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.x509.oid import NameOID
 from nvflare.fuel.f3.message import Message
-from nvflare.lighter.utils import (
-    Identity,
-    generate_cert,
-    generate_keys,
-    load_crt_bytes,
-    load_private_key,
-    serialize_cert,
-    sign_folders,
-)
+from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.admin_defs import Message as Command
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
@@ -34,6 +25,7 @@ from cnfgnn.federation.flare.site_commands import (
 )
 from cnfgnn.federation.kits import make_kits
 from cnfgnn.federation.project import read_project
+from tests.federation.issued_certificates import issue
 from tests.federation.two_site_federation import write_project
 
 JOB, ANOTHER = "0f8fad5b-d9cb-469f-a165-70867728950e", "7c9e6679-7425-40de-944b-e07fc1f90ae7"
@@ -138,18 +130,8 @@ def test_our_own_tasks_pass_and_others_do_not(made: Mapping[str, Path], tmp_path
 
 def sign(job: Path, made: Mapping[str, Path], folder: Path, name: str, role: str | None) -> None:
     """Sign a task with a new certificate of the federation's own authority."""
-    authority = json.loads((made["server"].parent / "authority" / "cert.json").read_text())
-    issuer = load_crt_bytes(authority["root_cert"].encode()).subject
-    key, public = generate_keys()
-    certificate = generate_cert(
-        subject=Identity(name, "org", role),
-        issuer=Identity(str(issuer.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)),
-        signing_pri_key=load_private_key(authority["root_pri_key"]),
-        subject_pub_key=public,
-    )
-    file = folder / f"{role}.crt"
-    file.write_bytes(serialize_cert(certificate))
-    sign_folders(str(job / "app"), key, str(file))
+    certificate, key = issue(made["server"].parent / "authority", folder, name, role)
+    sign_folders(str(job / "app"), load_private_key_file(key), str(certificate))
 
 
 @pytest.mark.parametrize(

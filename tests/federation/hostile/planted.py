@@ -214,6 +214,7 @@ def _send_all(cell: Any, attacks: list[tuple[dict[str, Any], Content, float]]) -
 
 def _made(content: Content) -> Any:
     """What a message carries: one of the engine's own objects, or anything else."""
+    from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
     from nvflare.fuel.f3.cellnet.utils import encode_payload
     from nvflare.fuel.f3.message import Message
@@ -227,6 +228,11 @@ def _made(content: Content) -> Any:
         return command
     if kind == "shareable":
         return Shareable(parts[0])
+    if kind == "in the name of":
+        peer, shareable = FLContext(), Shareable()
+        peer.set_prop("__identity_name__", parts[0], private=False)
+        shareable.set_peer_context(peer)
+        return shareable
     if kind == "bulk":
         target, channel, topic, inner = parts
         message = Message({}, _made(inner))

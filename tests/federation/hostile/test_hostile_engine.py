@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import socket
+import ssl
+import time
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -17,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 
+from cnfgnn.federation.flare import handshake
 from cnfgnn.federation.flare.allowed import (
     FROM_ITSELF,
     FROM_SERVER,
@@ -28,11 +32,14 @@ from cnfgnn.federation.flare.allowed import (
     SITE_JOB,
     Door,
 )
+from cnfgnn.federation.flare.provisioning import OPERATOR
 from cnfgnn.federation.flare.site_commands import COMMANDS
 from cnfgnn.federation.refusals import MOST_REFUSALS, read_refusals
 from tests.commands import said
 from tests.federation.hostile.parties import Parties, Process, parties
+from tests.federation.issued_certificates import issue
 from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.test_unauthorised_requests import listening
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, *ENGINE_WARNINGS]
@@ -273,6 +280,48 @@ def test_nobody_is_talked_into_a_connection(federation: Parties) -> None:
         assert code == "ok"
         with pytest.raises(TimeoutError):
             listening.accept()
+
+
+@pytest.mark.parametrize(
+    ("whose", "named", "victim"),
+    [
+        ("south", "south", "north"),  # a direct connection to another site
+        ("south", "north.job", "north"),
+        ("south", "server", "north"),
+        ("south", "north", "server"),
+        ("south", f"_admin_{uuid.uuid4()}", "server"),  # as the operator
+        ("super", f"_admin_{uuid.uuid4()}", "server"),
+    ],
+)
+def test_connections_in_another_name_are_closed(
+    federation: Parties, tmp_path: Path, whose: str, named: str, victim: str
+) -> None:
+    startup = federation.kits["south"] / "startup"
+    files = startup / "client.crt", startup / "client.key"
+    if whose == "super":
+        files = issue(federation.kits["server"].parent / "authority", tmp_path, OPERATOR, "super")
+    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+    context.check_hostname = False
+    context.load_cert_chain(*files)
+    hello = {HandshakeKeys.ENDPOINT_NAME: named, HandshakeKeys.TIMESTAMP: time.time()}
+    for port in set(listening(federation.kits[victim])):
+        with (
+            socket.create_connection(("127.0.0.1", port), 10.0) as plain,
+            context.wrap_socket(plain) as secure,
+        ):
+            secure.sendall(handshake.encode_frame(Types.HELLO, hello))
+            while secure.recv(4096):  # the engine names itself, and then it closes
+                pass
+    who = OPERATOR if whose == "super" else whose
+    assert who in {entry["who"] for entry in read_refusals(federation.kits[victim])}
+
+
+def test_a_heartbeat_is_the_senders_own(federation: Parties) -> None:
+    heartbeat = {"cn__channel": "task", "cn__topic": "heart_beat", "cn__destination": "server"}
+    send = federation["south"].send
+    [(honest, _)] = send((heartbeat, ("in the name of", "south"), ANSWERED_WITHIN))
+    [(forged, _)] = send((heartbeat, ("in the name of", "north"), ANSWERED_WITHIN))
+    assert (honest, forged) == ("ok", "authentication_error")
 
 
 def test_a_site_cannot_end_a_task_for_the_others(federation: Parties) -> None:
