@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.cli.privacy import _table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, FederatedData
+from cnfgnn.data.export import write_folder
+from cnfgnn.data.folder import load_readings
 from cnfgnn.data.series import Scaler
+from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError
 from cnfgnn.privacy.explanation import Measures, explain
 from cnfgnn.runs.folder import Run
@@ -175,3 +179,79 @@ def test_the_blur_of_a_run_is_that_of_its_settings(city_data: Dataset, tmp_path:
     (guarantee,) = json.loads(said("privacy", tmp_path / "run", "--out", out, "--json"))["guarantees"]
     assert guarantee["blur"] == 2.5
     assert "What the server can learn from run" in out.read_text(encoding="utf-8")
+
+
+# ---- what a smoother makes of the owner's copies -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Readings of four sensors over three days."""
+    written = tmp_path_factory.mktemp("owner")
+    write_folder(city(4, days=3, seed=3), written)
+    return written
+
+
+def test_an_owner_sees_by_how_much_a_smoother_would_miss(folder: Path) -> None:
+    told = json.loads(said("privacy", "--data", folder, "--blur", 5, "--hide", 2, "--json"))
+    assert told["step_seconds"] == 300
+    smoothing = told["smoothing"]
+    assert [row["blur"] for row in smoothing["rows"]] == [5, 10, 20, 40]
+    for row in smoothing["rows"]:
+        assert 0 < row["together"] <= row["alone"] < min(row["blur"], 1.02 * smoothing["guess"])
+    readings = load_readings(folder)
+    found = SmoothedCopies.of(readings.values, readings.missing)
+    assert found is not None
+    assert smoothing["blur"] == found.blur_that_hides(2.0)
+    printed = one_line(said("privacy", "--data", folder, "--blur", 5, "--unit", "mph", "--hide", 2))
+    row = smoothing["rows"][1]
+    assert f"10 mph {row['alone']:.3g} {row['together']:.3g}" in printed
+    assert f"Guessing each sensor's mean misses by {smoothing['guess']:.3g} mph." in printed
+    assert f"To make a smoother miss by 2 mph or more, set a blur of {smoothing['blur']:g} mph." in printed
+    assert printed.index("learns at most") < printed.index("smoother of your copies")
+
+
+def test_readings_alone_are_enough_to_choose_a_blur(folder: Path) -> None:
+    printed = said("privacy", "--data", folder)
+    assert printed.startswith("By how much a smoother of your copies would miss your readings (RMSE):")
+    assert "learns at most" not in printed
+
+
+def test_what_follows_from_readings_is_in_no_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pages = []
+    for data in ((), ("--data", folder, "--hide", 2)):
+        said(*ASKED, "--out", "page.html", *data)
+        pages.append(Path("page.html").read_bytes())
+    assert pages[0] == pages[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert sorted(path.name for path in folder.iterdir()) == ["edges.csv", "readings.csv", "sensors.csv"]
+
+
+def test_readings_are_read_as_the_settings_say(folder: Path, tmp_path: Path) -> None:
+    marked = tmp_path / "readings.csv"
+    lines = (folder / "readings.csv").read_text().splitlines()
+    for row in range(3, len(lines), 7):
+        lines[row] = f"{lines[row].split(',', 1)[0]},-999,-999,-999,-999"
+    marked.write_text("\n".join(lines) + "\n")
+    plain, cleaned = (
+        json.loads(said("privacy", "--data", marked, "--json", *option))["smoothing"]["guess"]
+        for option in ((), ("--set", "data.missing_value=-999"))
+    )
+    assert plain > 10 * cleaned
+
+
+def test_too_few_readings_and_options_that_need_some_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+    short = tmp_path / "readings.csv"
+    short.write_text("\n".join((folder / "readings.csv").read_text().splitlines()[:300]) + "\n")
+    told = said("privacy", "--data", short, fails=True)
+    assert told.startswith(f"{short}: too few readings to say what a smoother would make of their copies")
+    for option, value in (("--hide", 2), ("--set", "data.missing_value=-999")):
+        problem = f"{option}: needs your readings: add --data with their file or folder"
+        assert said("privacy", "--blur", 5, option, value, fails=True) == problem
+    assert said("privacy", "--data", folder, "--hide", 0, fails=True) == "--hide: must be above 0, not 0.0"
+    assert said("privacy", "--data", folder, "--out", tmp_path / "page.html", fails=True) == (
+        "--out: the page is about a blur: add --blur"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
@@ -197,11 +198,11 @@ def test_a_lost_key_or_copy_stops_the_site(kit: Path, lost: str) -> None:
     assert sorted(path.name for path in folder.iterdir()) == kept
 
 
-def check_site_alone(kit: Path) -> Iterator[str]:
+def check_site_alone(kit: Path, hide: float | None = None) -> Iterator[str]:
     """The checks of `federation check` that need no server."""
     (kit / "startup").mkdir(exist_ok=True)
     (kit / "startup" / "fed_client.json").touch()
-    return check_site(kit)
+    return check_site(kit, hide)
 
 
 def test_readings_that_moved_need_their_copies(kit: Path) -> None:
@@ -341,6 +342,28 @@ def test_only_the_owner_learns_the_value_of_an_outlier(kit: Path) -> None:
     assert data.truth.missing[60].all()
     assert data.copy.missing[60].all()  # it is so far away that it is one in the copy, too
     assert [finding.kind for finding in data.findings] == ["outlier"]
+
+
+def smoothing_in_check(kit: Path, hide: float | None = None) -> list[str]:
+    said: list[str] = []
+    with pytest.raises(CnfgnnError):  # the kit has no certificate
+        said.extend(check_site_alone(kit, hide))
+    return [line.removeprefix("smoothing: ") for line in said if line.startswith("smoothing: ")]
+
+
+def test_check_tells_the_owner_what_a_smoother_would_make_of_the_copies(kit: Path) -> None:
+    [few] = smoothing_in_check(kit)
+    assert few.startswith("too few readings to say")
+    write_folder(network(n=2, rows=700, dropout=0.05), kit.parent / "readings")
+    [line] = smoothing_in_check(make_kit(kit, blur=2.0))
+    truth = site_data(kit).truth
+    found = SmoothedCopies.of(truth.values, truth.missing)
+    assert found is not None
+    assert f"misses them by {found.at(2.0).together:.3g} at a blur of 2, " in line
+    assert line.endswith(f"guessing each sensor's mean misses by {found.guess:.3g}")
+    before = {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
+    assert smoothing_in_check(kit, hide=1.0) == [line, found.hiding(1.0)]
+    assert before == {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
 
 
 def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:

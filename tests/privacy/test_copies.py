@@ -33,6 +33,7 @@ from cnfgnn.privacy.copies import (
     CopyStore,
     SimulatedCopies,
 )
+from cnfgnn.privacy.noise import grid
 
 ROWS, SENSORS = 40, 3
 SIGMAS = st.just(0.0) | st.floats(1e-3, 50)
@@ -96,6 +97,21 @@ def test_the_first_copy_is_final(tmp_path: Path) -> None:
     np.testing.assert_array_equal(CopyStore(tmp_path).blur(in_kmh, 5.0).values, first)
     for sigma in (0.0, 1.0, 50.0):
         np.testing.assert_array_equal(CopyStore(tmp_path).blur(true, sigma).values, first)
+
+
+def test_copies_that_were_drawn_by_another_formula_stay_as_they_are(tmp_path: Path) -> None:
+    """A store from a machine whose logarithm rounded differently, or from another version."""
+    true, store = some_readings(), CopyStore(tmp_path)
+    drawn = store.blur(true, 5.0).values
+    with closing(sqlite3.connect(tmp_path / COPIES_FILE)) as database, database:
+        for sensor, block, blob in database.execute("SELECT * FROM copies").fetchall():
+            kept = np.frombuffer(blob, dtype=READING).copy()
+            kept["copy"] += grid(5.0)
+            row = (kept.tobytes(), sensor, block)
+            database.execute("UPDATE copies SET readings = ? WHERE sensor = ? AND block = ?", row)
+    for used in (store, CopyStore(tmp_path)):
+        again = used.blur(true, 5.0).values
+        np.testing.assert_array_equal(again[~true.missing], drawn[~true.missing] + np.float32(grid(5.0)))
 
 
 def test_a_new_sigma_applies_to_new_readings(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def test_what_is_visible_what_adds_up_and_what_is_told_are_named() -> None:
         "a jam of an hour",
         "4 sensors for 3 readings each count as 12 readings",
         "averages a part of the noise away",
+        "reports only when its reading changes tells by its gaps",
+        "Two federations with two private folders have two copies of the same truth",
         "blurred once",
         "tell_errors",
         "blur of 0",

@@ -20,14 +20,14 @@ def smoothed_like(estimate: Tensor, example: Tensor, truth: Tensor) -> Tensor:
 
     Each series is measured from its own mean. NaN stays NaN.
     """
-    features, truth_level = _neighbours(_centred(example[None]))[0], _level(example[None])[0]
+    features, truth_level = neighbours(_centred(example[None]))[0], _level(example[None])[0]
     counts = ~(truth.isnan() | example.isnan())
     if not bool(counts.any()):
         return estimate
     wanted = truth[counts] - truth_level
     ones = torch.ones(len(wanted), 1, dtype=truth.dtype)
     weights = _least_squares(torch.cat([features[counts], ones], dim=1), wanted)
-    smooth = _neighbours(_centred(estimate)) @ weights[:-1] + weights[-1] + _level(estimate)[:, None]
+    smooth = neighbours(_centred(estimate)) @ weights[:-1] + weights[-1] + _level(estimate)[:, None]
     return smooth.masked_fill(estimate.isnan(), torch.nan)
 
 
@@ -49,7 +49,7 @@ def smoothed_by_noise(estimate: Tensor, sigma: Tensor) -> Tensor:
     matrix = matrix + ridge * torch.eye(len(lags), dtype=matrix.dtype)
     wanted = signal[:, (lags - REACH).abs()]
     weights: Tensor = torch.linalg.solve(matrix, wanted[..., None])  # (n 2R+1 1)
-    smooth = (_neighbours(centred) @ weights)[..., 0] + _level(estimate)[:, None]
+    smooth = (neighbours(centred) @ weights)[..., 0] + _level(estimate)[:, None]
     return smooth.masked_fill(estimate.isnan(), torch.nan)
 
 
@@ -77,7 +77,7 @@ def _centred(series: Tensor) -> Tensor:
     return torch.nan_to_num(series - _level(series)[:, None])
 
 
-def _neighbours(series: Tensor) -> Tensor:
+def neighbours(series: Tensor) -> Tensor:
     """(n T) -> (n T 2R+1): each reading with those around it; beyond the ends, the first and the last one."""
     padded = torch.nn.functional.pad(series[:, None], (REACH, REACH), mode="replicate")[:, 0]
     return padded.unfold(1, 2 * REACH + 1, 1)

@@ -10,6 +10,7 @@ import typer
 
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_arguments import KitArgument, ServerArgument
+from cnfgnn.cli.privacy import HideOption, check_hide
 
 
 def init(
@@ -99,13 +100,17 @@ def clean(
     print(f"removed the files of {removed.tasks} tasks, {progress.size(removed.bytes)}")
 
 
-def check(kit: KitArgument = Path()) -> None:
-    """At a site, before it joins: check its readings, clock, certificate and connection to the server."""
+def check(kit: KitArgument = Path(), hide: HideOption = None) -> None:
+    """At a site, before it joins: check its readings, clock, certificate and connection to the server.
+
+    It also says, to the owner alone, by how much a smoother of the site's copies would miss its readings.
+    """
     from cnfgnn.federation.kits import record_program, role
     from cnfgnn.federation.preflight import check_site
 
     role(kit)  # refuses a folder that is not a kit
+    check_hide(hide)
     record_program(kit)
-    for line in check_site(kit):
+    for line in check_site(kit, hide):
         print(line)
     print("this site can join")

@@ -1,4 +1,4 @@
-"""The command that says what a blur guarantees."""
+"""The command that says what a blur guarantees, and what a smoother would make of an owner's copies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -16,10 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from cnfgnn.cli import progress
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.cli.settings import ChangesOption
+from cnfgnn.config import toml
+from cnfgnn.config.settings import Config
+from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.files import check_can_be_written, write_whole
 
 if TYPE_CHECKING:
+    from cnfgnn.attack.smoothed_copies import Smoothed, SmoothedCopies
+    from cnfgnn.data.readings import Readings
     from cnfgnn.privacy.explanation import Guarantee
     from cnfgnn.runs.folder import Run
 
@@ -28,6 +34,26 @@ SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "day": 86400, "days": 86400
     ("week", "weeks"), 7 * 86400
 )
 MOST_READINGS = 10**9  # more in one event can only be a mistake
+StepOption = Annotated[
+    str | None,
+    typer.Option(help="Without a run: the time between two readings, such as 5min, to show times."),
+]
+DurationsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How long changes last: readings (1,3,12), or times (15min,1h,1d) if the step is known."
+    ),
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Your readings: compute, here, how near a smoother of their copies would come."),
+]
+HideOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Name the blur at which even a smoother misses the readings by so much, in their unit."
+    ),
+]
 
 
 def privacy(
@@ -38,33 +64,33 @@ def privacy(
         float | None, typer.Option(help="Without a run: the blur, in the unit of the readings.")
     ] = None,
     unit: Annotated[str, typer.Option(help="The unit of the readings, such as mph, to show it.")] = "",
-    step: Annotated[
-        str | None,
-        typer.Option(help="Without a run: the time between two readings, such as 5min, to show times."),
-    ] = None,
+    step: StepOption = None,
     changes: Annotated[
         str | None, typer.Option(help="Sizes of the changes to show, in the unit of the readings: 1,5,10,20")
     ] = None,
-    durations: Annotated[
-        str | None,
-        typer.Option(
-            help="How long changes last: readings (1,3,12), or times (15min,1h,1d) if the step is known."
-        ),
-    ] = None,
+    durations: DurationsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     out: Annotated[Path | None, typer.Option(help="An HTML file to write, too.")] = None,
+    data: DataOption = None,
+    hide: HideOption = None,
+    settings: ChangesOption = None,
 ) -> None:
     """Say what a blur guarantees: which changes of the readings a server can tell, whatever it does.
 
     The table has, for changes of several sizes and durations, the probability with which the best possible
-    attacker is right, and the figures of differential privacy. It needs no readings.
+    attacker is right, and the figures of differential privacy. It needs no readings. With --data, a second
+    table says how near a smoother would come to your own readings; it is shown to you and kept nowhere.
     """
     from cnfgnn.privacy.explanation import Measures, explain
     from cnfgnn.privacy.explanation import as_json as all_as_json
 
     if out is not None:
         check_can_be_written(out)
-    blurs, seconds = _blurs_and_step(run, blur, step)
+    readings = _readings(data, hide, settings)
+    blurs, seconds = _blurs_and_step(run, blur, step, readings)
+    if out is not None and not blurs:
+        raise ConfigError("--out", "the page is about a blur: add --blur")
+    smoothing = None if readings is None else _smoothing(readings)
     measures = Measures(unit, seconds)
     guarantees = explain(blurs, measures, _changes(changes), _durations(durations, seconds))
     if out is not None:
@@ -72,10 +98,16 @@ def privacy(
 
         about = "your readings" if run is None else run.absolute().name
         write_whole(out, guarantee_page(about, guarantees).encode())
+    least = min(filter(None, blurs.values()), default=0.0)
     if as_json:
-        print(json.dumps(all_as_json(guarantees, measures), allow_nan=False))
+        told = all_as_json(guarantees, measures)
+        if smoothing is not None:
+            told["smoothing"] = _smoothing_as_json(smoothing, least, hide)
+        print(json.dumps(told, allow_nan=False))
         return
     _print(guarantees)
+    if smoothing is not None:
+        _print_smoothing(smoothing, least, hide, unit)
     if out is not None:
         print(f"page {out}")
 
@@ -99,13 +131,18 @@ def blurs_of(run: Run) -> dict[str, float]:
 
 
 def _blurs_and_step(
-    folder: Path | None, blur: float | None, step: str | None
+    folder: Path | None, blur: float | None, step: str | None, readings: Readings | None
 ) -> tuple[dict[str, float], float | None]:
-    """The blur of each site and the seconds between two readings, from a run or from options."""
+    """The blur of each site and the seconds between two readings, from a run, from options or readings."""
     if folder is None:
-        if blur is None:
+        seconds = None if step is None else _seconds("--step", step)
+        if readings is not None and step is None:
+            seconds = float(readings.step.astype("timedelta64[s]").astype(int))
+        if blur is not None:
+            return {"": _checked(blur)}, seconds
+        if readings is None:
             raise ConfigError("--blur", "give the blur in the unit of your readings, or a run folder")
-        return {"": _checked(blur)}, None if step is None else _seconds("--step", step)
+        return {}, seconds
     for option, value in (("--blur", blur), ("--step", step)):
         if value is not None:
             raise ConfigError(option, "a run has its own: leave out this option, or the run")
@@ -119,6 +156,37 @@ def _blurs_and_step(
     if not blurs:
         raise RunError(folder, "no site has told its blur")
     return blurs, float(run.data.step_seconds)
+
+
+def _readings(path: Path | None, hide: float | None, settings: list[str] | None) -> Readings | None:
+    """An owner's readings as a run would use them; None if there is nothing to compute from them."""
+    from cnfgnn.data.folder import load_readings
+    from cnfgnn.data.options import ReadingOptions
+    from cnfgnn.data.quality import clean
+
+    if path is None:
+        for option, value in (("--hide", hide), ("--set", settings)):
+            if value:
+                raise ConfigError(option, "needs your readings: add --data with their file or folder")
+        return None
+    check_hide(hide)
+    d = Config().with_changes(dict(toml.parse_change(text) for text in settings or [])).data
+    return clean(load_readings(path, ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs)), d)
+
+
+def check_hide(hide: float | None) -> None:
+    """Refuse an error that no estimate can have."""
+    if hide is not None and not 0 < hide < math.inf:
+        raise ConfigError("--hide", f"must be above 0, not {hide}")
+
+
+def _smoothing(readings: Readings) -> SmoothedCopies:
+    from cnfgnn.attack.smoothed_copies import TOO_FEW, SmoothedCopies
+
+    found = SmoothedCopies.of(readings.values, readings.missing)
+    if found is None:
+        raise DataError(readings.source, TOO_FEW)
+    return found
 
 
 def _checked(blur: float) -> float:
@@ -217,3 +285,36 @@ def _table(guarantee: Guarantee) -> Table:
         if row.readings == guarantee.durations[-1]:
             table.add_section()
     return table
+
+
+def _print_smoothing(smoothing: SmoothedCopies, blur: float, hide: float | None, unit: str) -> None:
+    from cnfgnn.attack.smoothed_copies import ABOUT
+
+    console = progress.out()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False)
+
+    say("By how much a smoother of your copies would miss your readings (RMSE):")
+    console.print(_smoothing_table(smoothing.for_blurs(blur), unit))
+    say(f"Guessing each sensor's mean misses by {smoothing.guess:.3g} {unit}".rstrip() + f". {ABOUT}")
+    if hide is not None:
+        say(smoothing.hiding(hide, unit))
+
+
+def _smoothing_table(rows: Sequence[Smoothed], unit: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("blur", "each sensor\nby itself", "all sensors\ntogether"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        cells = (f"{row.blur:g} {unit}".rstrip(), f"{row.alone:.3g}", f"{row.together:.3g}")
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _smoothing_as_json(smoothing: SmoothedCopies, blur: float, hide: float | None) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "guess": smoothing.guess,
+        "rows": [asdict(row) for row in smoothing.for_blurs(blur)],
+    }
+    return told if hide is None else told | {"hide": hide, "blur": smoothing.blur_that_hides(hide)}

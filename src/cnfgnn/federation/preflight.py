@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cnfgnn.attack.smoothed_copies import TOO_FEW, SmoothedCopies
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.windows import fewest_rows
 from cnfgnn.errors import ConfigError, DataError, RunError
@@ -28,8 +29,11 @@ MOST_MISSING = 0.95  # share of a sensor's readings
 FEW_CORRECTIONS = 10  # readings that may have changed since they were copied, without a warning
 
 
-def check_site(kit: Path) -> Iterator[str]:
-    """Yield a line for each check that passes or warns; raise an error at the first one that fails."""
+def check_site(kit: Path, hide: float | None = None) -> Iterator[str]:
+    """Yield a line for each check that passes or warns; raise an error at the first one that fails.
+
+    `hide` is by how much a smoother should miss the readings.
+    """
     if role(kit) != "site":
         raise ConfigError(str(kit), "this is the server's kit: run the check on a site's kit")
     plan = read_site(kit)
@@ -38,7 +42,8 @@ def check_site(kit: Path) -> Iterator[str]:
     yield f"sensors: all {len(plan.sensors)} of site {plan.name} are in {source}"
     if readings.notes:
         yield f"format: {'; '.join(readings.notes)}"
-    missing = readings.missing[(data.seconds >= data.first) & (data.seconds <= data.last)]
+    within = (data.seconds >= data.first) & (data.seconds <= data.last)
+    missing = readings.missing[within]
     if len(missing) < FEWEST_ROWS:
         raise DataError(source, f"{len(missing)} time steps are too few: at least {FEWEST_ROWS} are needed")
     span = f"from {format_time(data.first)} to {format_time(data.last)}"
@@ -50,8 +55,9 @@ def check_site(kit: Path) -> Iterator[str]:
     if share[worst] > MOST_MISSING:
         raise DataError(source, f"{share[worst]:.0%} of its readings are missing", column=readings.ids[worst])
     most = f"at most {share[worst]:.1%} (sensor {readings.ids[worst]})"
-    yield f"missing: {missing.mean():.1%} of all readings, {most}"
+    yield f"missing: {missing.mean():.1%} of all readings, {most}; the server sees which"
     yield from _blur(data, plan, kit)
+    yield from _smoothing(SmoothedCopies.of(readings.values[within], missing), plan.blur, hide)
     yield from _inputs(data, plan)
     for finding in data.findings:
         yield f"note: {finding}"
@@ -94,6 +100,20 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
             "note: live.tell_coverage is true: while the federation is live, the server also gets how many of"
             " this site's true readings lay within their ranges"
         )
+
+
+def _smoothing(smoothing: SmoothedCopies | None, blur: float, hide: float | None) -> Iterator[str]:
+    """What a smoother would make of the site's copies; for its owner alone."""
+    if smoothing is None:
+        yield f"smoothing: {TOO_FEW}"
+        return
+    found = ", ".join(f"{row.together:.3g} at a blur of {row.blur:g}" for row in smoothing.for_blurs(blur))
+    yield (
+        f"smoothing: whoever smooths copies of these readings misses them by {found} (RMSE); guessing each"
+        f" sensor's mean misses by {smoothing.guess:.3g}"
+    )
+    if hide is not None:
+        yield f"smoothing: {smoothing.hiding(hide)}"
 
 
 def _inputs(data: SiteData, plan: SitePlan) -> Iterator[str]:

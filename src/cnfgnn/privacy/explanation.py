@@ -163,18 +163,21 @@ def caveats(guarantees: Sequence[Guarantee]) -> dict[str, str]:
     several = " Where sites have different blurs, the squares of their mu add up."
     return {
         "What stays visible": "Which readings are missing, the names and positions of your sensors, the times"
-        " of their readings, and when and how fast your site answers. The guarantee takes these as known.",
+        " of their readings, and when and how fast your site answers. The guarantee takes these as known. A"
+        " sensor that reports only when its reading changes tells by its gaps when that was.",
         "What a blur cannot hide": "It hides fine values and short events. Four times as many readings reveal"
         " as much as a change of twice the size: a jam of an hour is usually plain to see.",
         "Several sensors add up": "An event that several sensors see changes more readings: 4 sensors for 3"
         f" readings each count as 12 readings.{several if len(guarantees) > 1 else ''}",
         "Neighbouring readings help": "The table is about telling two given histories apart. Readings that"
         " change slowly can be estimated better than one by one: whoever smooths the copy averages a part of"
-        " the noise away and comes closer to the readings than the blur.",
+        " the noise away and comes closer to the readings than the blur. cnfgnn privacy --data computes how"
+        " close, from your own readings.",
         "One copy for ever": "The guarantee needs every reading to be blurred once and never again, and the"
         " key of the copies to stay secret: a second copy of a reading reveals more, and whoever has the key"
         " can remove the noise. After a change of the blur, readings that have a copy keep it, and the table"
-        " of their own blur applies to them.",
+        " of their own blur applies to them. Two federations with two private folders have two copies of the"
+        " same truth, also if one has hourly means of what the other has: use one folder for both.",
         "What you tell on top": "The guarantee covers what your site sends by itself. Where its owner has set"
         " tell_errors, the server also learns sums of the true errors, and with live.tell_coverage how many"
         " readings lay within their ranges; no figure here bounds what they reveal. The guarantee does not"

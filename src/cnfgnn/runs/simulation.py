@@ -33,7 +33,8 @@ from cnfgnn.transports.processes import Processes
 
 HOW_TO_CHOOSE = (
     f"{PRIVATE} needs it, in the readings' unit. A sixteenth of the range that such a sensor can show is a"
-    " good start (0 to 80 mph: 5 mph): it is known before the first reading, so that it reveals nothing"
+    " start (0 to 80 mph: 5 mph); quantities that change slowly need more, and cnfgnn privacy --data says how"
+    " much"
 )
 
 
