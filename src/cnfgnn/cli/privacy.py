@@ -75,7 +75,7 @@ def privacy(
     hide: HideOption = None,
     settings: ChangesOption = None,
 ) -> None:
-    """Say what a blur guarantees: which changes of the readings a server can tell, whatever it does.
+    """Say what a blur guarantees: which changes of the readings a server can tell, whatever it asks.
 
     The table has, for changes of several sizes and durations, the probability with which the best possible
     attacker is right, and the figures of differential privacy. It needs no readings. With --data, a second

@@ -15,7 +15,7 @@ from cnfgnn.files import read_json_or_empty, write_whole
 
 REFUSED = "refused.json"
 LOCK = ".refused.lock"
-MOST_REFUSALS = 20  # a hostile party could make up any number of different ones
+MOST_REFUSALS = 10  # of one party, which could make up any number of different ones
 
 
 def record_refusal(kit: Path, who: str, what: str) -> None:
@@ -25,7 +25,8 @@ def record_refusal(kit: Path, who: str, what: str) -> None:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)  # several processes of a kit write this file
             known = read_refusals(kit)
-            if len(known) >= MOST_REFUSALS or any((one["who"], one["what"]) == (who, what) for one in known):
+            of_party = [entry["what"] for entry in known if entry["who"] == who]
+            if what in of_party or len(of_party) >= MOST_REFUSALS:
                 return
             entry = {"time": time.time(), "who": who, "what": what}
             write_whole(kit / REFUSED, json.dumps({"refused": [*known, entry]}).encode())

@@ -71,7 +71,7 @@ class Guarantee:
             )
         return (
             "The server learns at most what it would learn if you handed it your readings with noise of"
-            f" {self.measures.amount(self.sigma)} added, whatever it does and however long it trains."
+            f" {self.measures.amount(self.sigma)} added, whatever it asks and however long it trains."
         )
 
     @property

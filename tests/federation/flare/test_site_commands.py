@@ -30,6 +30,7 @@ from tests.federation.two_site_federation import write_project
 
 JOB, ANOTHER = "0f8fad5b-d9cb-469f-a165-70867728950e", "7c9e6679-7425-40de-944b-e07fc1f90ae7"
 INVENTORY = Path(__file__).parents[1] / "hostile" / "engine_inventory.json"
+OURS = jobs.client_config("an.Executor", {"live": {"speed": 1}})
 ENGINES = sorted(topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics())
 
 
@@ -70,7 +71,7 @@ def test_every_command_of_the_engine_has_been_decided_about() -> None:
 
 @pytest.mark.parametrize("topic", ENGINES)
 def test_commands_that_no_task_needs_are_refused(topic: str) -> None:
-    body = packed({"config/config_fed_client.json": "{}"})
+    body = packed({"config/config_fed_client.json": json.dumps(OURS)})
     assert (command_problem(request(topic, usual(), body)) == "") == (topic in COMMANDS)
 
 
@@ -94,7 +95,7 @@ def test_commands_that_no_task_needs_are_refused(topic: str) -> None:
     ],
 )
 def test_what_becomes_a_path_or_a_right_is_checked(topic: str, changes: dict[str, Any]) -> None:
-    body = packed({"config/config_fed_client.json": "{}"})
+    body = packed({"config/config_fed_client.json": json.dumps(OURS)})
     assert command_problem(request(topic, usual(**changes), body))
 
 
@@ -126,6 +127,28 @@ def test_our_own_tasks_pass_and_others_do_not(made: Mapping[str, Path], tmp_path
     assert "too large" in command_problem(request("train.deploy", usual(), large))
     for damaged in (b"", b"PK", None, "text"):
         assert "cannot be read" in command_problem(request("train.deploy", usual(), damaged))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        {},
+        OURS | {"components": [{"id": "x", "path": "os.system", "args": {"command": "id"}}]},
+        OURS | {"task_data_filters": [{"tasks": ["*"], "filters": []}]},
+        OURS | {"executors": OURS["executors"] * 2},
+        OURS | {"executors": []},
+        OURS | {"executors": [OURS["executors"][0] | {"more": {"path": "os.system"}}]},
+        OURS | {"also": []},
+        jobs.client_config("an.Executor", {"live": {"path": "os.system", "args": {"command": "id"}}}),
+        jobs.client_config("an.Executor", {"live": {"deep": [{"class_path": "os.system"}]}}),
+        jobs.client_config("an.Executor", {"live": {"name": "Popen"}}),
+        jobs.client_config("an.Executor", {"class_attributes": {}}),
+    ],
+)
+def test_a_task_names_one_class(config: Any) -> None:
+    packed_config = packed({"config/config_fed_client.json": json.dumps(config)})
+    assert "more than one class" in command_problem(request("train.deploy", usual(), packed_config))
 
 
 def sign(job: Path, made: Mapping[str, Path], folder: Path, name: str, role: str | None) -> None:

@@ -258,5 +258,6 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "inventory": _inventory,
     "handled": lambda cell: list(handled),
     "frames": lambda cell: frames["processed"],
+    "peers": lambda cell: set(cell.agents),
     "send": _send_all,
 }

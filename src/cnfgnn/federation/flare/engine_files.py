@@ -26,8 +26,9 @@ MOST_SITES = 450  # two connections each, and the engine's select() takes 1,024 
 LARGEST_STREAM = 16 << 20  # bytes of a message that the engine sends in pieces; ours are not such messages
 MOST_JOBS = 2  # at a time: a live task, and a training beside it
 
-# A job must contain no code, nobody reads another party's files, and the server's operator cannot stop a
-# site's processes: those belong to the site's owner. There is one role; all others have no rights.
+# What the engine lets the operator do: a job must contain no code, and a site's processes are its owner's.
+# There is one role; all others have no rights. An honest server keeps to this; a hostile one is bound by
+# `allowed` and `site_commands`.
 OPERATOR_RIGHTS = {
     "submit_job": "any",
     "clone_job": "none",

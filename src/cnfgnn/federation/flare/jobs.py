@@ -16,6 +16,7 @@ from cnfgnn.files import make_folder, write_whole
 
 OPERATOR_KIT = "operator"
 APP = "app"
+NO_FILTERS: Mapping[str, Any] = {"components": [], "task_data_filters": [], "task_result_filters": []}
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,25 @@ def job_folder(
         "min_clients": min_clients,
         "mandatory_clients": [],
     }
-    no_filters: dict[str, Any] = {"components": [], "task_data_filters": [], "task_result_filters": []}
     server = {
         "format_version": 2,
         "workflows": [{"id": "controller", "path": server_class, "args": dict(server_args)}],
-        **no_filters,
+        **NO_FILTERS,
     }
-    executor = {"path": client_class, "args": dict(client_args)}
-    client = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}], **no_filters}
     config = make_folder(folder / APP / "config")
     for file, content in (
         (config / "config_fed_server.json", server),
-        (config / "config_fed_client.json", client),
+        (config / "config_fed_client.json", client_config(client_class, client_args)),
         (folder / "meta.json", meta),
     ):
         write_whole(file, json.dumps(content, indent=2).encode())
     return folder
+
+
+def client_config(client_class: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """What a job says to sites: which class to load, with which arguments."""
+    executor = {"path": client_class, "args": dict(args)}
+    return {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}], **NO_FILTERS}
 
 
 class Session:

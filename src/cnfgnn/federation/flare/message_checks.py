@@ -36,7 +36,7 @@ NOT_TAKEN = (MessageHeaderKey.CONN_URL, StreamHeaderKey.ERROR_TYPE)
 
 _process_message = CoreCell.process_message
 _update_endpoint = ConnManager.update_endpoint
-_recorded: set[tuple[str, str]] = set()
+_recorded: dict[str, set[str]] = {}  # what was refused to each party
 log = logging.getLogger(__name__)
 
 
@@ -48,8 +48,9 @@ def install() -> None:
 
 def record(who: str, what: str) -> None:
     """Log a refusal, and record it for the kit's owner: once, however often it is tried."""
-    if (who, what) not in _recorded and len(_recorded) < MOST_REFUSALS:
-        _recorded.add((who, what))
+    of_party = _recorded.setdefault(who, set())
+    if what not in of_party and len(of_party) < MOST_REFUSALS:
+        of_party.add(what)
         log.warning("refused %s: %s", who, what)
         record_refusal(Path.cwd(), who, what)  # the engine's processes run in the kit's folder
 

@@ -8,6 +8,7 @@ and of these everything that becomes a path, a program or a right is checked, af
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,7 +26,7 @@ from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.client.admin import FedAdminAgent
 
 from cnfgnn.federation.flare.allowed import STATUS_OF_JOB, UUID, printable
-from cnfgnn.federation.flare.jobs import APP
+from cnfgnn.federation.flare.jobs import APP, client_config
 from cnfgnn.federation.flare.message_checks import REFUSED, record
 from cnfgnn.federation.flare.provisioning import OPERATOR
 
@@ -43,7 +44,8 @@ JOB_ID_NEEDED = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.AB
 OPERATOR_ROLE = "project_admin"
 ROLES = (RequestHeader.USER_ROLE, RequestHeader.SUBMITTER_ROLE)
 # The files of our tasks. Others, such as code or a logging configuration, would be loaded by the engine.
-FILES = {"config/"} | {f"config/config_fed_{party}.json" for party in ("server", "client")}
+CLIENT_CONFIG = "config/config_fed_client.json"
+FILES = {"config/", CLIENT_CONFIG, "config/config_fed_server.json"}
 FILES |= {
     f"{folder}{name}" for folder in ("", "config/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 }
@@ -118,15 +120,36 @@ def _job_problem(packed: object) -> str:
     """Why the files of a task are refused; empty if they are such as ours."""
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as files:  # type: ignore[arg-type]
-            entries = files.infolist()
-    except (TypeError, ValueError, zipfile.BadZipFile):
+            names = [entry.filename for entry in files.infolist()]
+            if foreign := sorted({*names} - FILES):
+                return f"a task with the file {printable(foreign[0])}"
+            if len(names) > len(set(names)) or sum(one.file_size for one in files.infolist()) > LARGEST_JOB:
+                return "a task with too many or too large files"
+            config = json.loads(files.read(CLIENT_CONFIG))
+    except (TypeError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile):
         return "a task whose files cannot be read"
-    names = [entry.filename for entry in entries]
-    if foreign := sorted({*names} - FILES):
-        return f"a task with the file {printable(foreign[0])}"
-    if len(names) > len(set(names)) or sum(entry.file_size for entry in entries) > LARGEST_JOB:
-        return "a task with too many or too large files"
-    return ""
+    return "" if _names_one_class(config) else "a task that would load more than one class"
+
+
+def _names_one_class(config: Any) -> bool:
+    """Whether this is what our jobs say. The engine would make an object of each part that looks like a
+    class, and checks only that the kit lists it."""
+    try:
+        executor = config["executors"][0]["executor"]
+        ours = client_config(executor["path"], executor["args"])
+    except (LookupError, TypeError, ValueError):
+        return False
+    return bool(config == ours) and not any(map(_is_class, _parts(executor["args"])))
+
+
+def _parts(args: Any) -> Iterator[Any]:
+    yield args
+    for part in args.values() if isinstance(args, dict) else args if isinstance(args, list) else ():
+        yield from _parts(part)
+
+
+def _is_class(part: Any) -> bool:
+    return isinstance(part, dict) and bool(part.keys() & {"path", "class_path", "name", "class_attributes"})
 
 
 def is_signed_by_operator(folder: str, authority: str, *args: Any, **named: Any) -> bool:
