@@ -21,6 +21,14 @@ from cnfgnn.federation.flare.allowed import (
     printable,
     refusal,
 )
+from cnfgnn.federation.flare.connection_monitor import ConnectionMonitor
+from cnfgnn.federation.flare.engine_files import (
+    CONNECTION_MONITOR,
+    MESSAGE_GUARD,
+    SERVER_COMPONENTS,
+    SITE_COMPONENTS,
+)
+from cnfgnn.federation.flare.guard import MessageGuard
 from cnfgnn.federation.flare.provisioning import OPERATOR
 
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -146,6 +154,14 @@ def test_the_operator_reaches_the_server_and_nobody_else() -> None:
         assert refusal("server", HOST, OPERATOR, command | {"cn__destination": destination})
     assert refusal("north", HOST, OPERATOR, command | {"cn__destination": "north"})
     assert refusal("server", HOST, OPERATOR, command | {"cn__origin": "server"})
+
+
+def test_components_that_every_kit_loads_install_the_guards(installed: list[str]) -> None:
+    """So that kits of earlier versions are guarded, too."""
+    MessageGuard()
+    ConnectionMonitor()
+    assert installed == ["message_checks", "site_reports", "message_checks", "site_commands"]
+    assert {MESSAGE_GUARD, CONNECTION_MONITOR} <= {*SERVER_COMPONENTS, *SITE_COMPONENTS}
 
 
 def test_a_text_from_outside_stays_on_its_line_of_a_log() -> None:

@@ -25,7 +25,7 @@ class BeganAgain(Exception):
 
 
 @pytest.fixture
-def monitor(monkeypatch: pytest.MonkeyPatch) -> ConnectionMonitor:
+def monitor(monkeypatch: pytest.MonkeyPatch, installed: list[str]) -> ConnectionMonitor:
     def begin_again(program: str, arguments: list[str]) -> None:
         assert (program, arguments) == (sys.executable, sys.orig_argv)
         raise BeganAgain

@@ -173,7 +173,7 @@ def test_large_messages_arrive_whole(pair: Pair) -> None:
     assert received == sent
 
 
-def test_sites_share_their_sockets_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sites_share_their_sockets_too(monkeypatch: pytest.MonkeyPatch, installed: list[str]) -> None:
     monkeypatch.setattr(tcp_driver, "get_ssl_context", shared_sockets._context_of_engine)
     ConnectionMonitor()
     assert tcp_driver.get_ssl_context is shared_sockets._context_with_shared_sockets
