@@ -21,6 +21,7 @@ from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.runs.forecast import forecast_run
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 from tests.conftest import HISTORY
 from tests.live.small_service import KNOWN, SENSORS, SmallRun, readings_like
 from tests.waiting import WITHIN
@@ -51,8 +52,13 @@ class SetClock:
 
     def heard(self, seconds: int) -> None: ...
 
+    def told(self, seconds: int) -> None: ...
+
     def latest(self, step: int) -> float:
         return self.moment + step / 2
+
+    def furthest(self, step: int) -> float:
+        return self.moment + step
 
 
 class Bench:
@@ -300,6 +306,24 @@ def test_the_clock_of_a_recording_follows_it_and_waits_for_it() -> None:
     assert 1300 < clock.now() < 1600
     clock.heard(900)
     assert clock.now() > 1300
+
+
+def test_others_set_the_clock_of_a_recording_forward_a_few_steps_after_its_newest_reading() -> None:
+    clock: Clock = FeedClock(1000, step=300, speed=1e-9)
+    furthest = 1000 + FeedClock.LEAD * 300
+    for later in (10**9, furthest + 1, furthest - 300, 10**9, furthest, furthest + 300):
+        clock.told(later)
+    assert clock.furthest(300) == furthest == int(clock.now())
+    clock.heard(1300)
+    assert clock.furthest(300) == furthest + 300
+    assert int(clock.now()) == furthest
+
+
+def test_nobody_sets_the_clock_of_the_machine() -> None:
+    clock: Clock = SystemClock()
+    clock.told(10**12)
+    assert abs(clock.now() - time.time()) < 60
+    assert abs(clock.furthest(600) - time.time() - 600 - MOST_CLOCK_DIFFERENCE) < 60
 
 
 def test_times_are_converted_to_those_of_the_readings() -> None:

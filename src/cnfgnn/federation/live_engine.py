@@ -85,6 +85,7 @@ class SiteEngine:
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
+    furthest the latest step that the server can be at by the site's clock; later embeddings are not used
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class SiteEngine:
         self._fits: dict[str, NewcomerFits] = {}  # what was computed for new sensors, of nodes and owner
         self._completed: PreparedSeries | None = None  # whose new sensors have what was computed for them
         self.patience: Callable[[int], float] = lambda step: 0.0
+        self.furthest: Callable[[], float] = lambda: math.inf
         self.history, self.horizon = ready.data.history, ready.data.horizon
         self.has_network = ready.forecaster.model.embedding > 0
         self.closed = False
@@ -260,7 +262,7 @@ class SiteEngine:
         with self._changed:
             if asks:
                 self._wait_for(step)
-            newest = self._embedding
+            newest = self._newest_embedding()
         if newest is not None and newest.step >= step:
             return newest.h_G
         if newest is None or step - newest.step > OLDEST_EMBEDDING * step_seconds:
@@ -273,7 +275,7 @@ class SiteEngine:
         """Wait for the embedding of a step while the server may still send it."""
         begun = time.monotonic()
         until = begun + self.patience(step) + GRACE
-        while not self.closed and (self._embedding is None or self._embedding.step < step):
+        while not self.closed and ((newest := self._newest_embedding()) is None or newest.step < step):
             now = time.monotonic()
             left = until - now
             counted_on = self.joined or now < begun + TOLD_WITHIN
@@ -281,6 +283,11 @@ class SiteEngine:
             if left <= 0 or not comes:
                 return
             self._changed.wait(min(left, 0.25))
+
+    def _newest_embedding(self) -> Embedding | None:
+        """What the server sent last; None if it named a step that cannot be yet."""
+        newest = self._embedding
+        return None if newest is None or newest.step > self.furthest() else newest
 
     def _server_is_there(self) -> bool:
         return time.monotonic() - self._heard < SILENT_AFTER
@@ -317,7 +324,8 @@ class SiteEngine:
     def embed(self, step: int, h_G: Tensor | None) -> None:
         """The server has sent the embeddings of a step."""
         with self._changed:
-            if self._embedding is None or step >= self._embedding.step:
+            newest = self._newest_embedding()
+            if newest is None or step >= newest.step:
                 self._embedding = Embedding(step, h_G)
             self._changed.notify_all()
 

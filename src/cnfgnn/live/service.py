@@ -193,8 +193,8 @@ class LiveService:
             self._arrived.set()
 
     def pass_time(self, seconds: int) -> None:
-        """It is at least this late elsewhere: the clock of a recording goes on, also without a reading."""
-        self.clock.heard(seconds)
+        """It is this late elsewhere: the clock of a recording goes on, also without a reading."""
+        self.clock.told(seconds)
         self._arrived.set()
 
     # ---- forecasts out ------------------------------------------------------------------------------
