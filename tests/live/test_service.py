@@ -12,9 +12,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import StorageError
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine
+from cnfgnn.live.engine import KEPT_ROWS, Engine, Floats
 from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.recent import Arrived, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
@@ -292,6 +293,31 @@ def test_readings_that_cannot_be_written_are_not_taken(
         await bench.service.take(bench.cells(KNOWN), "test")
         await bench.forecast_of(KNOWN)
         assert "disk" not in bench.service.problems
+
+    on_bench(test)
+
+
+def test_the_model_is_asked_before_anything_that_may_fail(on_bench: OnBench) -> None:
+    """A site's engine tells the server that a step is due: that must not depend on the owner's profiles."""
+
+    async def test(bench: Bench) -> None:
+        engine, asked = bench.service.engine, []
+
+        class WithoutProfiles(Engine):
+            weekly_profiles = np.zeros((1, 2))  # of another shape than a profile has
+
+            def __init__(self) -> None:
+                self.__dict__.update(vars(engine))
+
+            def forecast(self, readings: Readings) -> Floats:
+                asked.append(readings.times[-1])
+                return super().forecast(readings)
+
+        bench.service.engine = WithoutProfiles()
+        bench.clock.moment = bench.time(KNOWN) + 1
+        await bench.service.take(bench.cells(KNOWN), "test")
+        await come_true(lambda: "forecast" in bench.service.problems, "the failure")
+        assert [int(time.astype("datetime64[s]").astype(int)) for time in asked] == [bench.time(KNOWN)]
 
     on_bench(test)
 
