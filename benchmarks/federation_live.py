@@ -101,7 +101,7 @@ def live(sensors: int, edges: int, count: int, steps: int) -> Iterator[Federatio
         )
         for name in sites:
             file = kits[name] / "local" / "site.toml"
-            file.write_text(file.read_text() + "\n[live]\nport = 0\n")
+            file.write_text(file.read_text() + '\n[live]\nport = 0\nclock = "feed"\n')
         try:
             for kit in kits.values():
                 processes.up(kit)

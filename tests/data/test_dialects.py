@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.data.adjacency import detected, read_edges, read_positions
@@ -20,6 +20,7 @@ from cnfgnn.data.folder import load, load_readings
 from cnfgnn.data.formats import read_readings
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.times import RowLocations, clock_to_utc
 from cnfgnn.errors import ConfigError, DataError
 
 FUZZ = settings(max_examples=80, deadline=None, derandomize=True)
@@ -208,6 +209,42 @@ def test_a_repeated_hour_needs_a_zone_and_rows_in_sequence(tmp_path):
     found = read(tmp_path, "\n".join(["time;a", *twice]).encode(), ReadingOptions(timezone="Europe/Paris"))
     assert found.values[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert str(found.times[0]) == "2024-10-26T23:30:00"
+
+
+@FUZZ
+@given(
+    zone=st.sampled_from(sorted(ZONES)),
+    step=st.sampled_from([10, 30, 60, 240]),
+    begin=st.integers(0, 47),
+    kept=st.sets(st.integers(0, 79), min_size=1),
+    until=st.integers(1, 80),
+)
+@example(zone="Europe/Paris", step=240, begin=21, kept=set(range(9)), until=2)
+def test_rows_that_are_added_later_change_no_time_before_them(zone, step, begin, kept, until):
+    """Whatever rows are missing: a reading that was sent as a copy of one time must not get another one."""
+    start = pd.Timestamp(ZONES[zone][0]) + pd.Timedelta(minutes=10 * begin)
+    times = pd.date_range(start, periods=80, freq=f"{step}min", tz=zone)[sorted(kept)]
+    clock = times.tz_localize(None).to_numpy("datetime64[s]")
+    options, locations = ReadingOptions(timezone=zone), RowLocations(Path("x.csv"))
+    try:
+        whole, _ = clock_to_utc(clock, options.zone, "time", options, locations)
+    except DataError:
+        return
+    before, _ = clock_to_utc(clock[:until], options.zone, "time", options, locations)
+    assert before.tolist() == whole[:until].tolist()
+
+
+def test_a_file_that_begins_in_a_repeated_hour_is_refused(tmp_path):
+    content, options = (
+        b"time,a\n2024-10-27 02:30,1\n2024-10-27 03:00,2\n",
+        ReadingOptions(timezone="Europe/Paris"),
+    )
+    with pytest.raises(
+        DataError, match=r"line 2 is in an hour that occurs twice, and no row before it tells"
+    ):
+        read(tmp_path, content, options)
+    found = read(tmp_path, content.replace(b",1", b"+01:00,1").replace(b",2", b"+01:00,2"), options)
+    assert str(found.times[0]) == "2024-10-27T01:30:00"
 
 
 def test_a_time_that_clocks_skip_is_refused_with_the_zone_of_a_clock_that_is_never_changed(tmp_path):

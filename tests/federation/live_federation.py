@@ -43,7 +43,7 @@ class LiveFederation(InMemoryFederation):
         self.data, self.row = data, known
         super().__init__(folder, replace(data, readings=first_rows(data.readings, known)), **more)
         for name in self.sites:
-            let_choose_port(self.kits[name])
+            let_play(self.kits[name])
         self.nodes: dict[str, LiveSiteNodes] = {}
         self.turn: dict[str, bytes] = {}  # the last census that each site was asked for
         self.said: dict[str, dict[object, object]] = {name: {} for name in self.sites}
@@ -178,10 +178,10 @@ class LiveFederation(InMemoryFederation):
         return found
 
 
-def let_choose_port(kit: Path) -> None:
-    """Have a site serve its forecasts on any free port."""
+def let_play(kit: Path) -> None:
+    """Have a site follow a recording, and serve its forecasts on any free port."""
     file = kit / "local" / "site.toml"
-    file.write_text(file.read_text() + "\n[live]\nport = 0\n")
+    file.write_text(file.read_text() + '\n[live]\nport = 0\nclock = "feed"\n')
 
 
 def row_of(data: Dataset, row: int, columns: Any) -> dict[str, Any]:

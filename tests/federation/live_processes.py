@@ -144,7 +144,9 @@ def live_processes(
         for name in SITES:
             file = federation.kits[name] / "local" / "site.toml"
             tells = "true" if name == TELLS else "false"
-            file.write_text(file.read_text() + f"\n[live]\nport = 0\ntell_coverage = {tells}\n")
+            file.write_text(
+                file.read_text() + f'\n[live]\nport = 0\nclock = "feed"\ntell_coverage = {tells}\n'
+            )
         live = LiveProcesses(federation, data, options)
         if up:
             go_live(live, method)

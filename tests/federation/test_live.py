@@ -15,6 +15,8 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import live_engine, live_task, task_context
+from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.live.clock import FeedClock
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
@@ -199,6 +201,51 @@ def test_a_site_whose_readings_are_late_is_not_waited_for_after_the_deadline(sit
     assert all(told["quality"] == "full" for told in made["south"]["sensors"].values())
     assert sites.live_status["sites"]["west"]["step"] != step
     assert sites.next_forecasts() == everywhere(sites, FULL)
+
+
+@pytest.mark.slow
+def test_a_server_that_names_steps_in_the_future_costs_no_site_its_readings(
+    trained: LiveFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither far ahead nor one after the other, each as far as a site may follow."""
+    notice_soon(monkeypatch)
+    trained.begin_again(trained.data, len(trained.readings("west")))
+    with trained.sites_are_live():
+        with trained.server_is_live(dies=True):
+            trained.wait_until_joined("west")
+            assert trained.next_forecasts() == everywhere(trained, FULL)
+            service = trained.nodes["west"].service
+            assert service is not None
+            assert service.process is not None
+            recent, clock = service.process.service.recent, service.process.service.clock
+            newest, lead = recent.newest, FeedClock.LEAD
+            times = newest - recent.step * np.arange(KNOWN)
+            before = recent.values_at(recent.ids, times)
+            assert np.isfinite(before).all()
+            for ahead in (lead // 2, lead, lead + 1, 2 * lead, 3 * lead, 2016, 10**6):
+                step = newest + ahead * recent.step
+                monkeypatch.setattr(live_task.SiteSteps, "common", lambda steps, step=step: (step, True))
+                said = str(np.datetime64(step, "s"))
+                wait_for(lambda said=said: trained.live_status["step"] == said, "the step")  # type: ignore[misc]
+            wait_for(lambda: clock.now() > newest + lead * recent.step - 1, "the clock")
+            assert clock.now() < newest + (lead + 1) * recent.step
+            np.testing.assert_array_equal(recent.values_at(recent.ids, times), before)
+            problems = read_site_status(trained.kits["west"])["problems"]
+            assert [told["problem"] for told in problems if told["verb"] == "clock"]
+        monkeypatch.undo()
+        with trained.server_is_live():
+            for name in trained.sites:
+                trained.wait_until_joined(name)
+            for _ in range(lead):
+                step = trained.send()
+            assert recent.present(recent.newest).all()
+            assert str(np.datetime64(recent.newest, "s")) == step
+            np.testing.assert_array_equal(recent.values_at(recent.ids, times), before)
+            assert trained.next_forecasts() == everywhere(trained, FULL)
+            engine = trained.nodes["west"].engine
+            assert engine is not None
+            assert engine._embedding is not None
+            assert engine._embedding.step == recent.newest  # and not the one that was sent for the future
 
 
 # ---- what a site serves ------------------------------------------------------------------------------------

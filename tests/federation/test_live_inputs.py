@@ -171,6 +171,7 @@ def test_copies_of_a_live_site_are_those_of_its_trainings(tmp_path: Path) -> Non
 def test_a_site_that_forecasts_a_variable_of_another_file_cannot_be_live(tmp_path: Path) -> None:
     write_folder(city(3), tmp_path)
     content = {"name": "west", "sensors": ["s0"], "readings": "..", "reading": {"target": "flow"}}
+    content["live"] = {"clock": "feed"}
     kit = tmp_path / "kit"
     (kit / "local").mkdir(parents=True)
     (kit / "local" / "site.toml").write_text(dump_table(content))

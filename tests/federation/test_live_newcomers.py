@@ -27,9 +27,10 @@ from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import with_rows_ahead
 from cnfgnn.runs.train import Unwatched, train_run
-from tests.conftest import network, server, small
+from tests.conftest import HISTORY, HORIZON, network, server, small
 from tests.federation.in_memory_federation import SITES
 from tests.federation.live_federation import ABSENT, LiveFederation, qualities
+from tests.federation.test_live import different
 from tests.privacy.test_by_construction import arrays_of, holds
 from tests.waiting import wait_for
 
@@ -236,6 +237,35 @@ def test_a_sensor_without_readings_begins_with_a_fallback_and_only_its_copy_is_k
         file.write_text(file.read_text() + "[new_sensors.s7]\nfrom = { s99 = 1 }\n")
         warning = "site west: the new sensor 's7' has an edge with 's99', which is unknown"
         wait_for(lambda: warning in sites.status["warnings"], "a warning")
+
+
+@pytest.mark.slow
+def test_the_server_sees_the_same_of_a_new_sensor_whatever_its_readings_are_if_its_copies_are_the_same(
+    tmp_path: Path, everything: Dataset
+) -> None:
+    """Also in the steps in which something is computed for it: outliers among its true readings do not count
+    for the owner, and the copy has none."""
+    sites = live_sites(tmp_path, everything, settings("cnfgnn-private"), blur=5.0)
+    file = settings_file(sites.kits["west"])
+    file.write_text(file.read_text() + TABLE.format(weight=0.7))
+    sites.data, sites.sites = everything, WITH_NEW
+    sites.copy_everything()
+    values = everything.readings.values[::-1].copy()
+    values[KNOWN + 1 : KNOWN + 3, 6] = 1e9
+    other = replace(everything, readings=replace(everything.readings, values=values))
+    said, made = [], []
+    for truth in (everything, other):
+        sites.begin_again(truth, KNOWN)
+        with sites.live():
+            wait_until_known(sites)
+            for _ in range(2 * (HISTORY + HORIZON) + 3):
+                forecasts = sites.forecasts(sites.send())
+            said.append(sites.said)
+            made.append(forecasts["west"]["sensors"][NEW])
+    for name in WITH_NEW:
+        assert different(said[0][name], said[1][name]) == {}
+    assert made[0]["values"] != made[1]["values"]
+    assert made[0]["quality"] == made[1]["quality"] == "full"
 
 
 def inductive(folder: Path, everything: Dataset, rows: int) -> Mapping[str, np.ndarray]:

@@ -12,10 +12,11 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.federation import live_relay
 from cnfgnn.federation.live_coverage import ToldCoverage
 from cnfgnn.federation.live_relay import Relay, read_service
-from cnfgnn.federation.live_site import LiveTerms, settings_of
+from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms, settings_of
 from cnfgnn.federation.live_sums import coverage_told
 from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site_status import read_site_status
 from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.transports.remote.messages import pack, unpack
 from tests.waiting import wait_for
@@ -46,6 +47,7 @@ def test_a_site_says_where_it_serves(tmp_path: Path) -> None:
         ("poll = 0", "from 0.05 to 3600"),
         ('mqtt_readings = "a"', "needed with mqtt_readings"),
         ('timezone = "Mars"', "live.timezone"),
+        ('clock = "sun"', r"live.clock: there is no clock 'sun' \(valid: system, feed\)"),
         ("tell_coverage = 1", "live.tell_coverage: it must be true or false"),
     ],
 )
@@ -77,6 +79,25 @@ def test_a_service_for_other_machines_needs_a_token(tmp_path: Path) -> None:
 )
 def test_a_server_cannot_have_a_site_wait_for_ever(sent: dict[str, Any], understood: LiveTerms) -> None:
     assert LiveTerms.of(sent) == understood
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "problem"),
+    [
+        ("system", {"feed": True}, "follows recordings, and this site's clock is 'system'"),
+        ("feed", {}, "follows the machines' clocks, and this site's clock is 'feed'"),
+    ],
+)
+def test_a_server_cannot_choose_the_clock_of_a_site(
+    own: str, told: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    site = LiveSiteNodes(site_with(tmp_path, f'clock = "{own}"'), LiveTerms.of(told))
+    wait_for(lambda: "live.clock" in site.problem, "the site to refuse it")
+    assert site.describe()["ready"] is False
+    assert site.describe()["problem"].startswith("local/site.toml: live.clock: the server's task")
+    assert problem in site.describe()["problem"]
+    [noted] = read_site_status(tmp_path)["problems"]
+    assert problem in noted["problem"]
 
 
 def test_a_site_whose_service_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

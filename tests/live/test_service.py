@@ -12,15 +12,17 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import StorageError
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine
+from cnfgnn.live.engine import KEPT_ROWS, Engine, Floats
 from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.recent import Arrived, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.runs.forecast import forecast_run
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 from tests.conftest import HISTORY
 from tests.live.small_service import KNOWN, SENSORS, SmallRun, readings_like
 from tests.waiting import WITHIN
@@ -51,8 +53,13 @@ class SetClock:
 
     def heard(self, seconds: int) -> None: ...
 
+    def told(self, seconds: int) -> None: ...
+
     def latest(self, step: int) -> float:
         return self.moment + step / 2
+
+    def furthest(self, step: int) -> float:
+        return self.moment + step
 
 
 class Bench:
@@ -290,6 +297,31 @@ def test_readings_that_cannot_be_written_are_not_taken(
     on_bench(test)
 
 
+def test_the_model_is_asked_before_anything_that_may_fail(on_bench: OnBench) -> None:
+    """A site's engine tells the server that a step is due: that must not depend on the owner's profiles."""
+
+    async def test(bench: Bench) -> None:
+        engine, asked = bench.service.engine, []
+
+        class WithoutProfiles(Engine):
+            weekly_profiles = np.zeros((1, 2))  # of another shape than a profile has
+
+            def __init__(self) -> None:
+                self.__dict__.update(vars(engine))
+
+            def forecast(self, readings: Readings) -> Floats:
+                asked.append(readings.times[-1])
+                return super().forecast(readings)
+
+        bench.service.engine = WithoutProfiles()
+        bench.clock.moment = bench.time(KNOWN) + 1
+        await bench.service.take(bench.cells(KNOWN), "test")
+        await come_true(lambda: "forecast" in bench.service.problems, "the failure")
+        assert [int(time.astype("datetime64[s]").astype(int)) for time in asked] == [bench.time(KNOWN)]
+
+    on_bench(test)
+
+
 # ---- clocks and times -------------------------------------------------------------------------------------
 
 
@@ -300,6 +332,24 @@ def test_the_clock_of_a_recording_follows_it_and_waits_for_it() -> None:
     assert 1300 < clock.now() < 1600
     clock.heard(900)
     assert clock.now() > 1300
+
+
+def test_others_set_the_clock_of_a_recording_forward_a_few_steps_after_its_newest_reading() -> None:
+    clock: Clock = FeedClock(1000, step=300, speed=1e-9)
+    furthest = 1000 + FeedClock.LEAD * 300
+    for later in (10**9, furthest + 1, furthest - 300, 10**9, furthest, furthest + 300):
+        clock.told(later)
+    assert clock.furthest(300) == furthest == int(clock.now())
+    clock.heard(1300)
+    assert clock.furthest(300) == furthest + 300
+    assert int(clock.now()) == furthest
+
+
+def test_nobody_sets_the_clock_of_the_machine() -> None:
+    clock: Clock = SystemClock()
+    clock.told(10**12)
+    assert abs(clock.now() - time.time()) < 60
+    assert abs(clock.furthest(600) - time.time() - 600 - MOST_CLOCK_DIFFERENCE) < 60
 
 
 def test_times_are_converted_to_those_of_the_readings() -> None:

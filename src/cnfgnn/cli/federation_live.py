@@ -32,7 +32,10 @@ def live(
         typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
     ] = None,
     clock: Annotated[
-        str, typer.Option(help="system: the sites' clocks; feed: the times of recordings set them.")
+        str,
+        typer.Option(
+            help="system: the sites' clocks; feed: recordings; [live] of each site must say the same."
+        ),
     ] = "system",
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
     host: Annotated[
@@ -56,7 +59,8 @@ def live(
     again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
     their blurred copies of the last days, and the new one goes live if it is better.
     """
-    from cnfgnn.cli.live import CLOCKS, check_installed, token_of
+    from cnfgnn.cli.live import check_installed, token_of
+    from cnfgnn.live.clock import CLOCKS
 
     check_installed()
     if clock not in CLOCKS:

@@ -21,6 +21,7 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written
+from cnfgnn.live.clock import CLOCKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +35,6 @@ NEEDED = {
     "paho": "paho-mqtt",
     "prometheus_client": "prometheus-client",
 }
-CLOCKS = ("system", "feed")
 TOKEN, MQTT_PASSWORD = "CNFGNN_LIVE_TOKEN", "CNFGNN_MQTT_PASSWORD"
 
 

@@ -33,6 +33,11 @@ NUMBERED = re.compile(  # three numbers, year first or last; unlike ISO 8601, on
 CLOCK_ALONE = re.compile(CLOCK, re.A)
 EARLIEST, LATEST = np.datetime64("1800-01-01", "s"), np.datetime64("2200-01-01", "s")
 EXAMPLE = "2024-01-31 08:05"
+STEPS_BEFORE = 100  # rows that tell how far apart rows are
+
+
+class RepeatedHour(DataError):
+    """A time that clocks show twice, without anything that tells which of the two is meant."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +241,8 @@ def clock_to_utc(
 
     When clocks are set back, an hour occurs twice. The order of the rows then tells which of two equal times
     is the earlier. `series` is the number of each row's sensor, if every sensor has its own sequence of rows.
+    The rows before a row decide, and never those after it: rows that are added to a file later change no time
+    before them, as the blurred copy of a reading belongs to its time.
     """
     clock = pd.DatetimeIndex(times)
     one, other = (
@@ -271,6 +278,18 @@ def _standard_offset(moment: pd.Timestamp, zone: tzinfo) -> str:
     return before.strftime("%z")[:3] + ":" + before.strftime("%z")[3:5]
 
 
+def occur_twice(times: Times, zone: tzinfo) -> npt.NDArray[np.bool_]:
+    """Which of these times, in UTC, are in an hour that the clocks of a zone show twice."""
+    clock = pd.DatetimeIndex(times, tz="UTC").tz_convert(zone).tz_localize(None)
+    return np.asarray(clock.tz_localize(zone, ambiguous="NaT").isna())
+
+
+def _usual_step(apart: Ints) -> float:
+    """The seconds between most rows; 0 if that is not known."""
+    apart = apart[apart > 0]
+    return float(np.median(apart)) if len(apart) else 0.0
+
+
 def _in_sequence(
     rows: Ints, early: Times, late: Times, chosen: Times, locations: RowLocations, column: str
 ) -> None:
@@ -283,12 +302,14 @@ def _in_sequence(
         raise DataError(locations.path, f"{problem}: sort them, or add the offset from UTC ({EXAMPLE}+01:00)")
     if early[rows[0]] > late[rows[-1]]:  # from the latest to the earliest
         rows, unsure = rows[::-1], unsure[::-1]
+    if unsure[0]:
+        problem = f"{locations.describe(int(rows[0]))} is in an hour that occurs twice, and no row before it"
+        remedy = f"begin with an earlier row, or add the offset from UTC ({EXAMPLE}+01:00)"
+        raise RepeatedHour(locations.path, f"{problem} tells which of the two is meant: {remedy}")
     apart = np.abs(np.diff(early[rows]).astype(np.int64))
-    step = np.median(apart[apart > 0]) if apart.any() else 0
     for k in np.flatnonzero(unsure).tolist():
-        if k == 0:
-            continue
         row, before = rows[k], rows[k - 1]
+        step = _usual_step(apart[max(0, k - STEPS_BEFORE) : k])
         since = [int((choice - chosen[before]).astype(np.int64)) for choice in (early[row], late[row])]
         if since[0] > 0:
             if since[0] != step and since[1] == step:  # it occurs once, and only the late time is one step on

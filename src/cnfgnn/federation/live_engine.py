@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -85,6 +85,7 @@ class SiteEngine:
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
+    furthest the latest step that the server can be at by the site's clock; later embeddings are not used
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class SiteEngine:
     ) -> None:
         self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
         self.ids, self.report, self.folder = tuple(ids), report, folder
-        self._fits: NewcomerFits | None = None
+        self._fits: dict[str, NewcomerFits] = {}  # what was computed for new sensors, of nodes and owner
         self._completed: PreparedSeries | None = None  # whose new sensors have what was computed for them
         self.patience: Callable[[int], float] = lambda step: 0.0
+        self.furthest: Callable[[], float] = lambda: math.inf
         self.history, self.horizon = ready.data.history, ready.data.horizon
         self.has_network = ready.forecaster.model.embedding > 0
         self.closed = False
@@ -112,7 +114,8 @@ class SiteEngine:
         self.joined = False  # whether the server counts on this site for the next step
         self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
-        self._last: tuple[Readings, Readings, Readings] | None = None
+        self._observed: tuple[Readings, Readings] | None = None  # readings, and the same without codes
+        self._cleaned: tuple[Readings, Readings] | None = None  # and without outliers
 
     def suits(self, ready: Ready) -> bool:
         """Whether forecasts of this run are as long, and need as many readings and the same inputs."""
@@ -155,29 +158,34 @@ class SiteEngine:
         return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
 
     def cleaned(self, readings: Readings) -> Readings:
-        return self._masked(readings)[1]
+        if self._cleaned is None or self._cleaned[0] is not readings:
+            self._cleaned = readings, masked_outliers(self._without_codes(readings), self.cleaning)
+        return self._cleaned[1]
 
-    def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
-        """Without codes, and without outliers either; those that were asked for last are remembered."""
-        if self._last is None or self._last[0] is not readings:
-            observed = masked_codes(readings, self.cleaning)
-            self._last = readings, observed, masked_outliers(observed, self.cleaning)
-        return self._last[1:]
+    def _without_codes(self, readings: Readings) -> Readings:
+        if self._observed is None or self._observed[0] is not readings:
+            self._observed = readings, masked_codes(readings, self.cleaning)
+        return self._observed[1]
 
     def forecast(self, readings: Readings) -> Floats:
-        observed, truth = self._masked(readings)
+        """What the server can notice comes first, from the copy alone; then the true readings are used."""
         step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
-        asks = self._show_copy(observed, truth)
+        asks = self._show_copy(readings)
         if asks:
             self._announce(step, int((~readings.missing[-1]).sum()))
+        truth = self.cleaned(readings)
+        self._complete_owner(truth)
         h_G = self._embedding_for(step, int(readings.step.astype("timedelta64[s]").astype(np.int64)), asks)
         return self._forecast(truth, h_G)
 
-    def _show_copy(self, observed: Readings, truth: Readings) -> bool:
+    def _show_copy(self, readings: Readings) -> bool:
         """Give the nodes the copy of the newest readings; False if it cannot be made."""
         try:
-            copy = truth if self.copies is None else masked_outliers(self.copies(observed), self.cleaning)
-            states = self._computed_for_new(truth, copy)
+            if self.copies is None:
+                copy = self.cleaned(readings)
+            else:
+                copy = masked_outliers(self.copies(self._without_codes(readings)), self.cleaning)
+            states = self._computed_for_nodes(copy)
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)
             return False
@@ -198,7 +206,7 @@ class SiteEngine:
         by_id = dict(zip(ready.ids, values.cpu().numpy(), strict=True))
         unknown = np.full(self.horizon, np.nan)
         for sensor in self._new:
-            if self._fits is None or not self._fits.is_known(sensor):
+            if not self._fits_of("owner", ready.run).is_known(sensor):
                 by_id[sensor] = unknown
         return np.stack([by_id.get(sensor, unknown) for sensor in truth.ids])
 
@@ -209,19 +217,35 @@ class SiteEngine:
         """The sensors that the server knows and no training does."""
         return self.ready.ids[len(self.ready.ids) - self.ready.added :]
 
-    def _computed_for_new(self, truth: Readings, copy: Readings) -> Sequence[State]:
-        """What new sensors need, from the readings there are; the owner's is used from now on, and the nodes'
-        is returned."""
+    def _fits_of(self, who: Literal["nodes", "owner"], run: str) -> NewcomerFits:
+        """What was computed for new sensors in a run, from the copy or from the true readings."""
+        found = self._fits.get(who)
+        if found is None or found.run != run:
+            found = self._fits[who] = NewcomerFits(self.folder, run, who, self.history + self.horizon)
+        return found
+
+    def _computed_for_nodes(self, copy: Readings) -> Sequence[State]:
+        """What the nodes need for new sensors, from the copy that there is."""
         ready, new = self.ready, self._new
         if not new:
             return ()
-        if self._fits is None or self._fits.run != ready.run:
-            self._fits = NewcomerFits(self.folder, ready.run, self.history + self.horizon)
-        changed = self._fits.update(new, truth, copy, ready.data, ready.settings)
-        if changed or self._completed is not ready.data:
-            use(ready.data, self._fits.of_owner(new))
-            self._completed = ready.data
-        return self._fits.of_nodes(new)
+        fits = self._fits_of("nodes", ready.run)
+        fits.update(new, copy, ready.data, ready.settings)
+        return fits.of(new)
+
+    def _complete_owner(self, truth: Readings) -> None:
+        """Have the owner use what it needs for new sensors, from the true readings that there are. The server
+        must not notice if that fails."""
+        ready, new = self.ready, self._new
+        if not new:
+            return
+        try:
+            fits = self._fits_of("owner", ready.run)
+            if fits.update(new, truth, ready.data, ready.settings) or self._completed is not ready.data:
+                use(ready.data, fits.of(new))
+                self._completed = ready.data
+        except Exception as error:  # the forecasts of these sensors are fallbacks for now
+            self.report("new sensors", error)
 
     # ---- embeddings ---------------------------------------------------------------------------------
 
@@ -238,7 +262,7 @@ class SiteEngine:
         with self._changed:
             if asks:
                 self._wait_for(step)
-            newest = self._embedding
+            newest = self._newest_embedding()
         if newest is not None and newest.step >= step:
             return newest.h_G
         if newest is None or step - newest.step > OLDEST_EMBEDDING * step_seconds:
@@ -251,7 +275,7 @@ class SiteEngine:
         """Wait for the embedding of a step while the server may still send it."""
         begun = time.monotonic()
         until = begun + self.patience(step) + GRACE
-        while not self.closed and (self._embedding is None or self._embedding.step < step):
+        while not self.closed and ((newest := self._newest_embedding()) is None or newest.step < step):
             now = time.monotonic()
             left = until - now
             counted_on = self.joined or now < begun + TOLD_WITHIN
@@ -259,6 +283,11 @@ class SiteEngine:
             if left <= 0 or not comes:
                 return
             self._changed.wait(min(left, 0.25))
+
+    def _newest_embedding(self) -> Embedding | None:
+        """What the server sent last; None if it named a step that cannot be yet."""
+        newest = self._embedding
+        return None if newest is None or newest.step > self.furthest() else newest
 
     def _server_is_there(self) -> bool:
         return time.monotonic() - self._heard < SILENT_AFTER
@@ -295,7 +324,8 @@ class SiteEngine:
     def embed(self, step: int, h_G: Tensor | None) -> None:
         """The server has sent the embeddings of a step."""
         with self._changed:
-            if self._embedding is None or step >= self._embedding.step:
+            newest = self._newest_embedding()
+            if newest is None or step >= newest.step:
                 self._embedding = Embedding(step, h_G)
             self._changed.notify_all()
 

@@ -50,8 +50,10 @@ from cnfgnn.federation.site_nodes import SiteNodes
 from cnfgnn.federation.site_owner import SiteClients, SiteOwner
 from cnfgnn.federation.site_settings import read_site, settings_file
 from cnfgnn.federation.site_status import SiteStatus
+from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.live import broker
+from cnfgnn.live.clock import FEED, SYSTEM
 from cnfgnn.live.engine import KEPT_ROWS, Floats, last_rows, rows_of, window_of
 from cnfgnn.live.folder_source import InputFile, state_of
 from cnfgnn.live.recent import RecentReadings
@@ -77,8 +79,8 @@ class LiveTerms:
     """What the server's operator chooses for all sites; it travels with the task.
 
     deadline  seconds after a step at which its forecast is made, whoever is missing; None: a fifth of a step
-    feed      whether the readings are a recording, whose times set each site's clock
-    speed     of the recording
+    feed      whether the readings are recordings; a site takes part if its own settings say the same
+    speed     of the recordings
     """
 
     deadline: float | None = None
@@ -262,7 +264,18 @@ class LiveSiteNodes(SiteNodes):
             return None
         return CopyOfNewest(plan, LiveCopies(plan, self.kit, data.observed))
 
+    def _check_clock(self, plan: SitePlan) -> None:
+        """Refuse a task whose clock is another than the one in the site's own settings."""
+        if self.live.feed != (plan.live.clock == FEED):
+            follows, wanted = ("recordings", FEED) if self.live.feed else ("the machines' clocks", SYSTEM)
+            problem = (
+                f"the server's task follows {follows}, and this site's clock is {plan.live.clock!r}: start"
+                f' the task with another --clock, or set clock = "{wanted}" under [live]'
+            )
+            raise ConfigError(f"{settings_file(self.kit)}: live.clock", problem)
+
     def _read(self, plan: SitePlan) -> SiteData:
+        self._check_clock(plan)
         more = [sensor.id for sensor in plan.new_sensors]
         if plan.readings is None:
             return SiteData(plan, self.kit, more)  # reports that it is not set
@@ -345,6 +358,7 @@ class SiteService(threading.Thread):
         engine.ids = data.truth.ids
         self.process: SiteProcess | None = None
         self.stopping = False
+        self._ignores = False  # whether the server's last step was ignored
 
     def run(self) -> None:
         try:
@@ -372,10 +386,18 @@ class SiteService(threading.Thread):
         await process.serve(started)
 
     def pass_time(self, step: int) -> None:
-        """The server is at this step; a recording may have no reading of this site for it."""
+        """The server is at this step; a recording may have no reading of this site for it. A step that
+        cannot be yet is ignored, and the owner is told once."""
         process = self.process
-        if self.site.live.feed and process is not None and hasattr(process, "loop"):
+        if process is None or not hasattr(process, "loop"):
+            return
+        ignored, self._ignores = self._ignores, step > process.furthest()
+        if not self._ignores:
             process.loop.call_soon_threadsafe(process.service.pass_time, step)
+        elif not ignored:
+            latest = format_time(int(process.furthest()))
+            problem = f"the server is at {format_time(step)}: steps after {latest} are ignored for now"
+            self.site._report("clock", RunError(self.site.kit, problem))
 
     def stop(self) -> None:
         self.stopping = True
@@ -395,6 +417,11 @@ class SiteProcess(ServiceProcess):
         super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
         clock, deadline = self.service.clock, self.service.schedule.deadline
         of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        of.engine.furthest = self.furthest
+
+    def furthest(self) -> float:
+        """The latest step that the server can be at, by the site's own clock."""
+        return self.service.clock.furthest(self.service.recent.step)
 
     def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
         try:
@@ -454,7 +481,7 @@ def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
     return LiveSettings(
         state=kit / LIVE,
         deadline=live.deadline,
-        feed=live.feed,
+        feed=chosen.clock == FEED,
         speed=live.speed,
         zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
         host=chosen.host,

@@ -1,10 +1,12 @@
 """What forecasts of a new sensor need and no training has computed: weekly profile, linear forecaster, and
 the scales of its further inputs.
 
-They come from the readings that there are, from the true ones for the owner and from the copy for the nodes,
-as if the run were evaluated on a sensor that it never saw. They are computed when the sensor has the readings
-of one window, and again whenever it has twice as many as the last time. In between they stay, also across
-restarts, so that forecasts do not change with a restart.
+They come from the readings that there are, as if the run were evaluated on a sensor that it never saw. They
+are computed when the sensor has the readings of one window, and again whenever it has twice as many as the
+last time. In between they stay, also across restarts, so that forecasts do not change with a restart.
+
+The owner computes them from the true readings, and the nodes from the copy. Each has an object and a folder
+of its own: when the nodes compute again must not depend on how many true readings are outliers.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,23 +29,25 @@ from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.site_data import columns_of
 from cnfgnn.live.engine import rows_of
-from cnfgnn.models.params import part
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.forecast import with_rows_ahead
 
 FOLDER = "new-sensors"  # in the folder of the site's live service
 TAG, COUNT = "computed", "count"
-OWNER, NODES = "owner.", "nodes."
 AGAIN_AFTER = 2  # times as many readings
 
 State = Mapping[str, Tensor]
 
 
 class NewcomerFits:
-    """What was computed for the new sensors of a site in one run; `least` is how many readings it takes."""
+    """What was computed for the new sensors of a site in one run, for its `nodes` or for their `owner`.
 
-    def __init__(self, folder: Path, run: str, least: int) -> None:
-        self.run, self.folder, self.least = run, folder / FOLDER / run, least
+    folder  that of the site's live service
+    least   how many readings it takes
+    """
+
+    def __init__(self, folder: Path, run: str, of: Literal["nodes", "owner"], least: int) -> None:
+        self.run, self.folder, self.least = run, folder / FOLDER / run / of, least
         self._kept: dict[str, State] = {}
 
     def is_known(self, sensor: str) -> bool:
@@ -50,24 +55,20 @@ class NewcomerFits:
         return bool(self._of(sensor))
 
     def update(
-        self, sensors: Sequence[str], truth: Readings, copy: Readings, like: PreparedSeries, s: NodeSettings
+        self, sensors: Sequence[str], readings: Readings, like: PreparedSeries, settings: NodeSettings
     ) -> bool:
         """Compute what is due; True if there is something new. `like` has the scale and the windows."""
-        due = [sensor for sensor in sensors if self._is_due(sensor, truth)]
+        due = [sensor for sensor in sensors if self._is_due(sensor, readings)]
         for sensor in due:
-            found = {OWNER + name: x for name, x in computed(truth, sensor, like, s).items()}
-            if copy is not truth:
-                found |= {NODES + name: x for name, x in computed(copy, sensor, like, s).items()}
-            found[COUNT] = torch.tensor(_count(truth, sensor))
-            self._kept[sensor] = found
+            count = torch.tensor(_count(readings, sensor))
+            found = {**computed(readings, sensor, like, settings), COUNT: count}
             self._store(sensor).write(TAG, found, ())
+            self._kept[sensor] = found
         return bool(due)
 
-    def of_owner(self, sensors: Sequence[str]) -> list[State]:
-        return [part(self._of(sensor), OWNER) for sensor in sensors]
-
-    def of_nodes(self, sensors: Sequence[str]) -> list[State]:
-        return [part(self._of(s), NODES) or part(self._of(s), OWNER) for s in sensors]
+    def of(self, sensors: Sequence[str]) -> list[State]:
+        """What is known of each sensor; an empty state if it is nothing."""
+        return [{name: x for name, x in self._of(sensor).items() if name != COUNT} for sensor in sensors]
 
     def _is_due(self, sensor: str, readings: Readings) -> bool:
         kept, count = self._of(sensor), _count(readings, sensor)

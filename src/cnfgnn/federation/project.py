@@ -53,6 +53,7 @@ class SiteLive:
     mqtt: str = ""  # a broker: mqtt://[user@]host[:port], mqtts:// with TLS
     mqtt_readings: str = ""  # the topic that readings are read from
     mqtt_forecasts: str = ""  # what the topics of forecasts begin with
+    clock: str = "system"  # the machine's, or "feed": the readings are a recording, whose times set it
     timezone: str = ""  # of the clock, if the times of the readings have none
     poll: float = 1.0  # seconds between looks at the folder of the readings
     positions: str = ""  # path of a file with the sensors' positions; empty: sensors.csv beside the readings

@@ -14,6 +14,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import new_sensors
 from cnfgnn.federation.project import KEEP_TASKS, MOST_TASKS, SiteLive, SitePlan, amount_of_blur
+from cnfgnn.live.clock import CLOCKS
 from cnfgnn.privacy.inputs import input_blur
 
 CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
@@ -141,7 +142,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 
 
 def _live(table: Any) -> SiteLive:
-    """The settings under [live]: where the site serves its forecasts, and what it tells the server."""
+    """The settings under [live]: its clock, where it serves its forecasts, and what it tells the server."""
     kinds = {field.name: type(field.default) for field in fields(SiteLive)}
     if not isinstance(table, dict):
         raise ConfigError("live", "it must be a table, [live]", list(kinds))
@@ -156,6 +157,8 @@ def _live(table: Any) -> SiteLive:
         raise ConfigError("live.port", "it must be from 0 to 65535; 0 chooses a free port")
     if not 0.05 <= found.poll <= 3600:
         raise ConfigError("live.poll", "it must be from 0.05 to 3600 seconds")
+    if found.clock not in CLOCKS:
+        raise ConfigError("live.clock", f"there is no clock {found.clock!r}", CLOCKS)
     if not found.mqtt and (found.mqtt_readings or found.mqtt_forecasts):
         raise ConfigError("live.mqtt", "it is needed with mqtt_readings and mqtt_forecasts")
     try:

@@ -10,6 +10,10 @@ import time
 from datetime import UTC, datetime, tzinfo
 from typing import Protocol
 
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
+
+SYSTEM, FEED = CLOCKS = ("system", "feed")
+
 
 class Clock(Protocol):
     """The time, and how fast it passes."""
@@ -22,8 +26,14 @@ class Clock(Protocol):
     def heard(self, seconds: int) -> None:
         """A reading of this time has arrived."""
 
+    def told(self, seconds: int) -> None:
+        """Another party is at this time."""
+
     def latest(self, step: int) -> float:
         """Readings after this time are from the future, for sensors with a reading every `step` seconds."""
+
+    def furthest(self, step: int) -> float:
+        """The latest time that another party can be at; what it says of later ones is ignored."""
 
 
 class SystemClock:
@@ -43,33 +53,49 @@ class SystemClock:
     def heard(self, seconds: int) -> None:
         """Readings do not set the machine's clock."""
 
+    def told(self, seconds: int) -> None:
+        """Nor do others."""
+
     def latest(self, step: int) -> float:
         return self.now() + step / 2  # clocks of sensors may be a little fast
+
+    def furthest(self, step: int) -> float:
+        return self.now() + step + MOST_CLOCK_DIFFERENCE
 
 
 class FeedClock:
     """The time of a recording: its readings set the clock, which passes at the speed of the recording.
 
     It never runs ahead of the feed by a whole step: while the feed pauses, time stands still, and no reading
-    is late only because the recording was started late.
+    is late only because the recording was started late. Where the readings of a site pause, the server's
+    steps set its clock forward, up to `LEAD` steps after its newest reading.
     """
 
     LONGEST_GAP = 7 * 86_400  # seconds; a reading further ahead is taken for a mistake
+    LEAD = 12  # steps
 
     def __init__(self, start: float, step: int, speed: float = 1.0) -> None:
         self.speed, self.step = speed, step
         self._time, self._since = start, time.monotonic()
+        self._newest = start  # the time of the newest reading
 
     def now(self) -> float:
         passed = (time.monotonic() - self._since) * self.speed
         return self._time + min(passed, 0.999 * self.step)
 
     def heard(self, seconds: int) -> None:
-        if seconds > self._time:
+        self._newest = max(self._newest, seconds)
+        self.told(seconds)
+
+    def told(self, seconds: int) -> None:
+        if self._time < seconds <= self.furthest(self.step):
             self._time, self._since = seconds, time.monotonic()
 
     def latest(self, step: int) -> float:
         return self._time + self.LONGEST_GAP
+
+    def furthest(self, step: int) -> float:
+        return self._newest + self.LEAD * step
 
 
 class Zone:

@@ -4,7 +4,8 @@ Files of further variables grow like it. A file of a covariate is read again as 
 
 Only whole lines are read, so that a line in the middle of being written is never taken for a reading; a last
 line without an end counts once its file has not changed for a moment. A line that cannot be read is refused,
-and the lines after it count.
+and the lines after it count. What new lines do not tell by themselves, the lines before them do: which of two
+hours is meant when clocks are set back. So a reading has the time that it has in the whole file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from cnfgnn.data.input_files import files_of_inputs, read_covariate
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.errors import DataError
 from cnfgnn.live.observations import by_variable, cells_of
 from cnfgnn.live.recent import Arrived, RecentReadings
@@ -191,7 +194,7 @@ class FolderSource:
         state = FileState(size, modified, max(start, len(header)) + len(added))
         if not added.strip() or not header.endswith(b"\n"):
             return (state if added else before), [], []
-        return state, *self._lines(file, header, added, variable)
+        return state, *self._lines(file, header, added, state.read, variable)
 
     def _whole(self, file: Path, state: FileState, variable: str) -> tuple[FileState, list[Found], list[str]]:
         try:
@@ -199,9 +202,12 @@ class FolderSource:
         except DataError as error:  # it may be in the middle of being written: look again when it changes
             return state, [], [str(error)]
 
-    def _lines(self, file: Path, header: bytes, added: bytes, variable: str) -> tuple[list[Found], list[str]]:
+    def _lines(
+        self, file: Path, header: bytes, added: bytes, end: int, variable: str
+    ) -> tuple[list[Found], list[str]]:
+        """The readings of the lines that were added before byte `end`, and what could not be read."""
         try:
-            return self._read(file, header + added, variable), []
+            return self._read_added(file, header + added, end, variable), []
         except DataError as error:
             lines = added.splitlines(keepends=True)
             if len(lines) > LINES_ALONE:
@@ -216,6 +222,16 @@ class FolderSource:
                 refused.append(f"{error}, in {line[:80]!r}")
         return found, refused
 
+    def _read_added(self, file: Path, content: bytes, end: int, variable: str) -> list[Found]:
+        """Read the lines of a file that were added before byte `end`, together with those before them if some
+        are in an hour that occurs twice."""
+        zone = self.options.zone
+        with suppress(RepeatedHour):
+            found = self._read(file, content, variable)
+            if zone is None or not any(occur_twice(one.times, zone).any() for _, one in found):
+                return found
+        return self._read(file, _first_bytes(file, end), variable)
+
     def _read(self, file: Path, content: bytes, variable: str) -> list[Found]:
         """Read a part of a file; messages name the file."""
         with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
@@ -224,7 +240,12 @@ class FolderSource:
             try:
                 return by_variable(part, self.options, self.service.recent.variables, variable)
             except DataError as error:
-                raise DataError(file, str(error).partition(": ")[2]) from None
+                raise type(error)(file, str(error).partition(": ")[2]) from None
+
+
+def _first_bytes(file: Path, count: int) -> bytes:
+    with file.open("rb") as opened:
+        return opened.read(count)
 
 
 def _first_line(file: Path) -> bytes:

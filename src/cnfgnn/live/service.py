@@ -193,8 +193,8 @@ class LiveService:
             self._arrived.set()
 
     def pass_time(self, seconds: int) -> None:
-        """It is at least this late elsewhere: the clock of a recording goes on, also without a reading."""
-        self.clock.heard(seconds)
+        """It is this late elsewhere: the clock of a recording goes on, also without a reading."""
+        self.clock.told(seconds)
         self._arrived.set()
 
     # ---- forecasts out ------------------------------------------------------------------------------
@@ -309,13 +309,13 @@ class LiveService:
         there is still a fallback."""
         engine, recent = self.engine, self.recent
         times = [step + recent.step * ahead for ahead in range(1, engine.horizon + 1)]
-        simple = fallback(readings, engine.weekly_profiles, times)
-        try:
+        try:  # first of all: a site's engine tells the server that the step is due, whatever else fails
             values = engine.forecast(readings)
             self.problems.pop("model", None)
         except Exception as error:  # the service goes on, whatever the readings did to the model
             self.failed("model", error)
-            values = np.full_like(simple, np.nan)
+            values = np.full((len(recent.ids), engine.horizon), np.nan)
+        simple = fallback(readings, engine.weekly_profiles, times)
         lacking = np.asarray(~np.isfinite(values).all(axis=1))
         by_model = np.where(lacking[:, None], np.nan, values)
         values = np.where(lacking[:, None], simple, values)
