@@ -109,8 +109,9 @@ class Owner:
         """Scale the true readings as the nodes scale their copy, and begin with personal weights of zero."""
         nodes = self.nodes
         s = nodes.settings
-        self.data = nodes.data
-        if self.truth is not nodes.series:
+        if self.truth is nodes.series:
+            self.data = nodes.data
+        else:  # if it fails, the nodes' series must not be in its place: owners add to what is theirs
             self.data = PreparedSeries(
                 self.truth,
                 nodes.data.scaler,
