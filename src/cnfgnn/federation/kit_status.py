@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.certificates import WARN_WITHIN, issued, revoked, validities
 from cnfgnn.federation.flare.handshake import ask_server
 from cnfgnn.federation.live_relay import LIVE, MODEL, live_service_runs
@@ -30,6 +30,7 @@ from cnfgnn.federation.site_status import (
 from cnfgnn.federation.status import read_status
 from cnfgnn.federation.task_client import FINAL_STATES, connected_sites, is_active, sensors_per_site
 from cnfgnn.files import read_json_or_empty
+from cnfgnn.live.token_file import read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
 SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging
@@ -87,22 +88,31 @@ def _live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] |
         return None
     known = read_json_or_empty(kit / LIVE / MODEL)
     last = (known.get("switches") or [None])[-1]
-    return {**told, "health": _health(str(told["address"])), "model": known.get("model"), "switch": last}
+    health = _health(str(told["address"]), Path(told["token_file"]))
+    return {**told, "health": health, "model": known.get("model"), "switch": last}
 
 
-def _health(address: str) -> dict[str, Any] | None:
+def _health(address: str, token_file: Path) -> dict[str, Any] | None:
     """What a service on this machine says of its health; None if it does not answer."""
     place = urlsplit(address)
     host = "127.0.0.1" if place.hostname in ("0.0.0.0", "::", None) else place.hostname
     connection = http.client.HTTPConnection(host, place.port, timeout=ANSWERS_WITHIN)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", "/health", headers=_authorization(token_file))
         found = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
     return found if isinstance(found, dict) else None
+
+
+def _authorization(token_file: Path) -> dict[str, str]:
+    """The header that a service asks for; without it, the service says no more than whether it works."""
+    try:
+        return {"Authorization": f"Bearer {read_token(token_file)}"}
+    except ConfigError:
+        return {}
 
 
 def site_notices(kit: Path, name: str) -> list[str]:
