@@ -45,7 +45,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "task": bool(pid and jobs_of(kit)),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
-        "live": _live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
+        "live": live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
         "failed": recorded.get("problems", []),
         "heard": None,
     }
@@ -82,7 +82,7 @@ def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
     return {**report, "problems": problems}
 
 
-def _live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Where the site's live service is, how it is, and which model it uses; the owner's own, and not sent."""
     if not told:
         return None
