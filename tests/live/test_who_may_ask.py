@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import pty
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +60,13 @@ def forged(small_run: SmallRun) -> str:
     return f'{{"sensor": "s0", "time": "{small_run.row(KNOWN - 1)["time"]}", "value": {FORGED}}}'
 
 
+def status_of(client: Client, path: str, headers: dict[str, str], method: str = "GET") -> int:
+    """How a request is answered, also if the answer has no end."""
+    with closing(http.client.HTTPConnection(client.host, timeout=240)) as connection:
+        connection.request(method, path, headers=client.headers | headers)
+        return connection.getresponse().status
+
+
 def is_stored(client: Client) -> bool:
     return str(FORGED) in client.get("/sensors?sensor=s0").body.decode()
 
@@ -71,11 +80,12 @@ def test_a_page_of_another_server_stores_nothing_and_reads_nothing(
 ) -> None:
     """Also with the token, which a proxy before the service may add to every request."""
     named = {name.replace("-", "_"): value for name, value in headers.items()}
-    answers = [client.post(forged(small_run), **named)]
-    answers += [client.get(path, **named) for path in ("/sensors", "/forecasts", "/events", "/metrics")]
+    answer = client.post(forged(small_run), **named)
     sentence = "this service does not answer web pages of other servers"
-    assert [(a.status, a.json) for a in answers] == [(403, {"error": sentence})] * len(answers)
+    assert (answer.status, answer.json) == (403, {"error": sentence})
     assert not is_stored(client)
+    for path in ("/sensors", "/forecasts", "/events", "/metrics"):
+        assert status_of(client, path, headers) == 403
 
 
 @pytest.mark.parametrize(
@@ -173,8 +183,7 @@ def test_without_the_token_no_route_tells_a_reading_or_takes_one(
     for given in ({}, {"Authorization": "Bearer not-the-token"}, {"Authorization": process.token}):
         for path in sorted(paths - set(ASSETS) - {"/health"}):
             for method in ("GET", "POST", "HEAD"):
-                answer = client.without_token().ask(method, path, **given)
-                assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert status_of(client.without_token(), path, given, method) == 401
         assert client.without_token().get("/health", **given).json == {"status": "ok"}
         assert client.without_token().post(forged(small_run), **given).status == 401
         assert client.without_token().get("/health?token=" + process.token).json == {"status": "ok"}
