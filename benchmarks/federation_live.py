@@ -36,6 +36,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server_task import Task, settings_of
@@ -46,8 +47,10 @@ from cnfgnn.live.engine import rows_of
 from cnfgnn.process_setup import keep_freed_memory
 
 if __package__:  # imported by tests
+    from benchmarks.live_place import Place
     from benchmarks.shapes import OneSentence, random_network
 else:
+    from live_place import Place
     from shapes import OneSentence, random_network
 
 METHOD, BLUR = "cnfgnn-private", 5.0
@@ -64,7 +67,7 @@ class Federation:
     kits: Mapping[str, Path]
     sites: Mapping[str, Sequence[int]]
     data: Dataset
-    addresses: Mapping[str, str]
+    places: Mapping[str, Place]
 
     def memory(self) -> dict[str, float]:
         """Resident memory in MiB: of the server's task, of the engine's process there, and of the largest
@@ -109,7 +112,7 @@ def live(sensors: int, edges: int, count: int, steps: int) -> Iterator[Federatio
             task = Task("train", "run", settings=settings_of(config), wait=STARTS_WITHIN)
             run_task(kits["server"], task, lambda status: None)
             with task_of(kits["server"]):
-                yield Federation(kits, sites, data, {name: address(kits[name]) for name in sites})
+                yield Federation(kits, sites, data, {name: place_of(kits[name]) for name in sites})
         finally:
             for kit in kits.values():
                 processes.down(kit)
@@ -144,9 +147,9 @@ def task_of(server: Path) -> Iterator[None]:
         raise problems[0]
 
 
-def address(kit: Path) -> str:
+def place_of(kit: Path) -> Place:
     told: dict[str, str] = wait_for(lambda: read_site_status(kit).get("live"), "the service of a site")
-    return told["address"].removeprefix("http://")
+    return Place.of(told["address"], kit / LIVE_FOLDER)
 
 
 def wait_for(condition: Any, what: str) -> Any:
@@ -161,9 +164,10 @@ def wait_for(condition: Any, what: str) -> Any:
 class Listener(threading.Thread):
     """The forecasts of a site as they are made: when each step arrived, and how complete it was."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, place: Place) -> None:
         super().__init__(daemon=True)
-        self.connection = http.client.HTTPConnection(host, timeout=STARTS_WITHIN)
+        self.headers = place.headers
+        self.connection = http.client.HTTPConnection(place.host, timeout=STARTS_WITHIN)
         self.arrived: dict[str, float] = {}
         self.full: dict[str, bool] = {}
         self.changed = threading.Condition()
@@ -172,7 +176,7 @@ class Listener(threading.Thread):
     def run(self) -> None:
         """Listen until the stream ends."""
         with closing(self.connection):
-            self.connection.request("GET", "/events")
+            self.connection.request("GET", "/events", headers=self.headers)
             with self.connection.getresponse() as lines:
                 self._hear(lines)
 
@@ -197,10 +201,10 @@ class Listener(threading.Thread):
             return self.arrived[step]
 
 
-def post(connection: http.client.HTTPConnection, body: str) -> float:
+def post(connection: http.client.HTTPConnection, headers: Mapping[str, str], body: str) -> float:
     """Send readings; returns when they were sent."""
     begun = time.perf_counter()
-    connection.request("POST", "/readings", body, {"Content-Type": "application/json"})
+    connection.request("POST", "/readings", body, headers)
     answer = connection.getresponse()
     text = answer.read().decode(errors="replace")
     if answer.status != 200:
@@ -211,9 +215,8 @@ def post(connection: http.client.HTTPConnection, body: str) -> float:
 def latencies(federation: Federation, rows: Sequence[int], heard: Mapping[str, Listener]) -> dict[str, Any]:
     """Seconds from each row's last upload to the last site's forecast, and how many forecasts were full."""
     readings, found, full = federation.data.readings, [], 0
-    connections = {
-        name: http.client.HTTPConnection(host, timeout=60) for name, host in federation.addresses.items()
-    }
+    places = federation.places
+    connections = {name: http.client.HTTPConnection(place.host, timeout=60) for name, place in places.items()}
     with ExitStack() as opened:
         for connection in connections.values():
             opened.enter_context(closing(connection))
@@ -223,7 +226,12 @@ def latencies(federation: Federation, rows: Sequence[int], heard: Mapping[str, L
             for name, columns in federation.sites.items():
                 values = {readings.ids[k]: float(readings.values[row, k]) for k in columns}
                 bodies[name] = json.dumps({"time": moment, "values": values})
-            sent = max(pool.map(lambda name: post(connections[name], bodies[name]), bodies))  # noqa: B023
+            sent = max(
+                pool.map(
+                    lambda name: post(connections[name], places[name].headers, bodies[name]),  # noqa: B023
+                    bodies,
+                )
+            )
             found.append(max(one.when(moment) for one in heard.values()) - sent)
             full += sum(one.full[moment] for one in heard.values())
     return {"seconds": found, "full": full}
@@ -232,7 +240,7 @@ def latencies(federation: Federation, rows: Sequence[int], heard: Mapping[str, L
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     sensors, edges = options.shape
     with live(sensors, edges, options.sites, WARM_UP + options.steps) as federation:
-        heard = {name: Listener(host) for name, host in federation.addresses.items()}
+        heard = {name: Listener(place) for name, place in federation.places.items()}
         latencies(federation, range(KNOWN, KNOWN + WARM_UP), heard)
         rows = np.arange(KNOWN + WARM_UP, KNOWN + WARM_UP + options.steps)
         memory, parts = {}, []

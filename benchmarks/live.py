@@ -42,6 +42,7 @@ from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
+from live_place import Place
 from shapes import OneSentence, random_network
 
 METHOD = "cnfgnn-plus"
@@ -57,7 +58,7 @@ class Service:
     run: Run
     data: Dataset
     begun_with: int
-    host: str
+    place: Place
     pid: int
 
     def memory(self) -> float:
@@ -76,8 +77,8 @@ def served(sensors: int, edges: int, steps: int) -> Iterator[Service]:
     """Train a run, write a week of its readings into a folder, and serve it."""
     rows = KEPT_ROWS + steps
     data = random_network(sensors, rows, edges)
-    with tempfile.TemporaryDirectory() as place:
-        folder, trained = Path(place) / "data", Path(place) / "run"
+    with tempfile.TemporaryDirectory() as parent:
+        folder, trained = Path(parent) / "data", Path(parent) / "run"
         folder.mkdir()
         write_folder(replace(data, readings=rows_of(data.readings, slice(0, TRAINED_ROWS))), folder)
         config = preset(METHOD).with_changes(
@@ -90,17 +91,17 @@ def served(sensors: int, edges: int, steps: int) -> Iterator[Service]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:
-            host = re.findall(r"http://([\d.:]+)", process.stdout.readline())[0]
-            yield Service(Run.open(trained), data, KEPT_ROWS, host, process.pid)
+            place = Place.of(process.stdout.readline(), trained / "live")
+            yield Service(Run.open(trained), data, KEPT_ROWS, place, process.pid)
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate()
 
 
-def events(host: str) -> Iterator[str]:
+def events(place: Place) -> Iterator[str]:
     """The steps of forecasts as they are made."""
-    connection = http.client.HTTPConnection(host, timeout=60)
-    connection.request("GET", "/events")
+    connection = http.client.HTTPConnection(place.host, timeout=60)
+    connection.request("GET", "/events", headers=place.headers)
     stream = connection.getresponse()
     kind = b""
     for line in stream:
@@ -112,14 +113,14 @@ def events(host: str) -> Iterator[str]:
 
 def latencies(service: Service, rows: Sequence[int], heard: Iterator[str]) -> list[float]:
     """Seconds from each row's upload to its forecast."""
-    connection = http.client.HTTPConnection(service.host, timeout=60)
+    connection = http.client.HTTPConnection(service.place.host, timeout=60)
     readings, found = service.data.readings, []
     for row in rows:
         moment = str(readings.times[row])
         values = dict(zip(readings.ids, readings.values[row].tolist(), strict=True))
         body = json.dumps({"time": moment, "values": values})
         begun = time.perf_counter()
-        connection.request("POST", "/readings", body, {"Content-Type": "application/json"})
+        connection.request("POST", "/readings", body, service.place.headers)
         connection.getresponse().read()
         while next(heard) != moment:
             pass
@@ -128,9 +129,9 @@ def latencies(service: Service, rows: Sequence[int], heard: Iterator[str]) -> li
     return found
 
 
-def ask(host: str, per_second: float, sensors: Sequence[str], stop: Any, told: Queue[Any]) -> None:
+def ask(place: Place, per_second: float, sensors: Sequence[str], stop: Any, told: Queue[Any]) -> None:
     """Ask for forecasts at a steady rate: mostly of one sensor, sometimes of all, or for the health."""
-    connection, seconds, failed = http.client.HTTPConnection(host, timeout=60), [], 0
+    connection, seconds, failed = http.client.HTTPConnection(place.host, timeout=60), [], 0
     begun = time.perf_counter()
     number = 0
     while not stop.is_set():
@@ -141,7 +142,7 @@ def ask(host: str, per_second: float, sensors: Sequence[str], stop: Any, told: Q
         if number % 10 == 0:
             path = "/forecasts" if number % 20 else "/health"
         asked = time.perf_counter()
-        connection.request("GET", path)
+        connection.request("GET", path, headers=place.headers)
         response = connection.getresponse()
         response.read()
         failed += response.status != 200
@@ -155,7 +156,7 @@ def asked(service: Service, per_second: float) -> Iterator[dict[str, Any]]:
     """Requests at this rate while the block runs; afterwards, how they were answered."""
     processes = multiprocessing.get_context("fork")
     stop, told = processes.Event(), processes.Queue()
-    arguments = (service.host, per_second, service.data.readings.ids, stop, told)
+    arguments = (service.place, per_second, service.data.readings.ids, stop, told)
     other = processes.Process(target=ask, args=arguments)
     other.start()
     answered: dict[str, Any] = {}
@@ -200,7 +201,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     sensors, edges = options.shape
     steps = WARM_UP + 2 * options.steps
     with served(sensors, edges, steps) as service:
-        heard = events(service.host)
+        heard = events(service.place)
         first = service.begun_with
         alone_from, beside_from = first + WARM_UP, first + WARM_UP + options.steps
         latencies(service, range(first, alone_from), heard)

@@ -15,7 +15,6 @@ import argparse
 import http.client
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -34,6 +33,7 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs.folder import Run
 from live import events
+from live_place import Place
 from machine import GIB
 from shapes import OneSentence
 
@@ -126,10 +126,10 @@ def served(run: Path, state: Path, threads: int) -> Iterator[dict[str, Any]]:
         line = next((line for line in process.stdout if "http://" in line), "")
         if not line:
             raise Failed(f"cnfgnn live {run}: ended before it was ready")
-        host = re.findall(r"http://([\d.:]+)", line)[0]
+        place = Place.of(line, state)
         ready = time.perf_counter() - begun
         until_ready = processor_of(process.pid)
-        seconds = one_step(host, run)
+        seconds = one_step(place, run)
         for_a_step = processor_of(process.pid) - until_ready
     finally:
         process.send_signal(signal.SIGTERM)
@@ -152,18 +152,18 @@ def processor_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def one_step(host: str, run: Path) -> float:
+def one_step(place: Place, run: Path) -> float:
     """Send the last readings again as those of the next step, and wait for the forecast. A sensor whose last
     reading is missing sends the mean: the service would wait for it."""
     readings = open_data(Run.open(run).config).readings
     moment = str(readings.times[-1] + readings.step)
     last, mean = readings.values[-1].astype(float), float(np.nanmean(readings.values))
     values = dict(zip(readings.ids, np.where(readings.missing[-1], mean, last).tolist(), strict=True))
-    heard = events(host)
-    connection = http.client.HTTPConnection(host, timeout=600)
+    heard = events(place)
+    connection = http.client.HTTPConnection(place.host, timeout=600)
     begun = time.perf_counter()
     body = json.dumps({"time": moment, "values": values})
-    connection.request("POST", "/readings", body, {"Content-Type": "application/json"})
+    connection.request("POST", "/readings", body, place.headers)
     answer = connection.getresponse()
     told = answer.read().decode()
     if answer.status >= 400:

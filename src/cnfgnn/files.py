@@ -103,10 +103,10 @@ def read_json_or_empty(path: Path) -> dict[str, Any]:
         return {}
 
 
-def make_folder(folder: Path) -> Path:
-    """Make a folder, and those above it, unless it exists."""
+def make_folder(folder: Path, mode: int = 0o777) -> Path:
+    """Make a folder with these permissions, and those above it, unless it exists."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(folder, error) from error
     return folder

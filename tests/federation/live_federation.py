@@ -16,7 +16,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.federation import live_engine, live_task
 from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
-from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
+from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms, SiteProcess
 from cnfgnn.federation.server_task import Task, serve
 from cnfgnn.federation.site_copies import LiveCopies
 from cnfgnn.federation.site_settings import read_site
@@ -129,12 +129,12 @@ class LiveFederation(InMemoryFederation):
         return answer
 
     def client(self, name: str) -> Client:
-        def address() -> str | None:
+        def process() -> SiteProcess | None:
             service = self.nodes[name].service
-            process = None if service is None else service.process
-            return None if process is None else process.address
+            return None if service is None else service.process
 
-        return Client(wait_for(address, f"the service of {name}"))
+        found = wait_for(process, f"the service of {name}")
+        return Client(found.address, found.token)
 
     def send(self, *names: str) -> str:
         """Send the next row of readings to these sites, or to all; returns its time."""

@@ -17,6 +17,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.live_relay import read_service
 from cnfgnn.federation.site_status import read_site_status
 from cnfgnn.live.engine import rows_of
+from cnfgnn.live.token_file import read_token
 from tests.commands import COMMAND
 from tests.conftest import network
 from tests.federation.live_federation import ABSENT, qualities, row_of
@@ -59,8 +60,8 @@ class LiveProcesses:
         )
         threading.Thread(target=self._listen, daemon=True).start()
         wait_for(lambda: any("page of this federation" in line for line in self.lines), "the page", TIMEOUT)
-        [address] = re.findall(r"http://[\d.:]+", "".join(self.lines))
-        self.page = Client(address)
+        [address, file] = re.findall(r"(http://[\d.:]+)/ \(its token is in (\S+)\)", "".join(self.lines))[0]
+        self.page = Client(address, read_token(Path(file)))
 
     def _listen(self) -> None:
         assert self.command.stdout is not None
@@ -97,7 +98,8 @@ class LiveProcesses:
         wait_for(joined, f"{names or 'all sites'} take part; {self.lines[-3:]}", TIMEOUT)
 
     def client(self, name: str) -> Client:
-        return Client(read_site_status(self.federation.kits[name])["live"]["address"])
+        live = read_site_status(self.federation.kits[name])["live"]
+        return Client(live["address"], read_token(Path(live["token_file"])))
 
     def assert_ranges_are_undisturbed(self, name: str) -> None:
         """The last forecast of a site has the ranges of a service that was never killed."""

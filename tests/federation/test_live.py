@@ -15,6 +15,7 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation import live_engine, live_task, task_context
+from cnfgnn.federation.kit_status import live_service
 from cnfgnn.federation.site_status import read_site_status
 from cnfgnn.live.clock import FeedClock
 from cnfgnn.models.params import is_personal
@@ -88,6 +89,27 @@ def test_live_forecasts_and_ranges_are_those_of_federation_forecast(trained: Liv
             for level, bounds in told["intervals"].items():
                 for end in ("low", "high"):
                     np.testing.assert_allclose(bounds[end], latest[f"{sensor} {end} {level}"], atol=3e-3)
+
+
+def test_a_site_answers_its_owner_and_neither_other_users_nor_web_pages(sites: LiveFederation) -> None:
+    """A forged value would also take the one copy that a reading ever gets."""
+    forged = row_of(sites.data, sites.row, sites.sites["west"])
+    forged["values"] = dict.fromkeys(forged["values"], 12.345)
+    client, kit = sites.client("west"), sites.kits["west"]
+    assert client.without_token().post(forged).status == 401
+    assert client.without_token().get("/sensors").status == 401
+    assert client.post(forged, Origin="https://evil.example").status == 403
+    assert client.post(forged, Sec_Fetch_Site="cross-site").status == 403
+    assert client.ask("POST", "/readings", json.dumps(forged)).status == 415
+    assert sites.next_forecasts() == everywhere(sites, FULL)
+    assert "12.345" not in client.get("/sensors").body.decode()
+    recorded = read_site_status(kit)["live"]
+    assert Path(recorded["token_file"]) == kit / LIVE_FOLDER / "token"
+    told = live_service(kit, recorded)
+    assert told is not None
+    assert told["health"]["quality"]["full"] == len(sites.sites["west"])  # `federation status` has the token
+    assert client.headers["Authorization"].removeprefix("Bearer ") not in json.dumps(told)
+    assert client.without_token().get("/health").json == {"status": told["health"]["status"]}
 
 
 @pytest.mark.slow

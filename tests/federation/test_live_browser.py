@@ -11,6 +11,7 @@ from cnfgnn.federation.live_page import LivePage
 from tests.browser import BrowserWindow, needs_browser
 from tests.conftest import network, small
 from tests.federation.live_federation import LiveFederation, wait_for
+from tests.live.small_service import Client
 from tests.live.test_page_browser import STARTING, Page
 
 pytest.importorskip("selenium.webdriver")
@@ -24,13 +25,13 @@ def test_a_site_shows_its_sensors_and_the_server_shows_its_sites(driver: Any, tm
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
     sites.set("west", tell_coverage=True)
     assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
-    with sites.live(), LivePage(sites.server, "127.0.0.1", 0, "") as federation:
+    with sites.live(), LivePage(sites.server, "127.0.0.1", 0) as federation:
         for _ in range(6):
             sites.forecasts(sites.send())
         page = Page(driver)
         page.complaints()  # of another test
         for width in (1280, 390):
-            page.open(f"http://{sites.client('west').host}/", width)
+            page.open(sites.client("west").link, width)
             page.until(lambda: page.state() == "live")
             step = sites.send()
             sites.forecasts(step)
@@ -38,7 +39,8 @@ def test_a_site_shows_its_sensors_and_the_server_shows_its_sites(driver: Any, tm
             site_page_is_complete(page, [data.readings.ids[column] for column in sites.sites["west"]])
             page.leave(STARTING)
             wait_for(lambda: sites.live_status["sites"]["west"]["coverage"], "coverage")
-            server_page_is_complete(BrowserWindow(driver), federation.address, list(sites.sites))
+            link = Client(federation.address, federation.token).link
+            server_page_is_complete(BrowserWindow(driver), link, list(sites.sites))
 
 
 def server_page_is_complete(page: BrowserWindow, address: str, sites: list[str]) -> None:

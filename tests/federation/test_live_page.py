@@ -17,7 +17,7 @@ from cnfgnn.federation.status import STATUS, read_status
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client
-from tests.live.test_web import TOKEN, next_event
+from tests.live.test_web import next_event
 
 WIDER_THAN_THE_WINDOW = "return document.documentElement.scrollWidth > innerWidth"
 
@@ -36,15 +36,16 @@ def status_of(kit: LiveKit) -> dict[str, Any]:
 
 
 def test_the_page_shows_the_status_and_needs_the_token(kit: LiveKit) -> None:
-    with LivePage(kit.folder, "127.0.0.1", 0, TOKEN) as page:
-        client, token = Client(page.address), {"Authorization": f"Bearer {TOKEN}"}
+    with LivePage(kit.folder, "127.0.0.1", 0) as page:
+        client = Client(page.address, page.token)
         for path in ("/status", "/events", "/metrics"):
-            assert client.get(path).status == 401
-        answer = client.get("/status", **token)
+            assert client.without_token().get(path).status == 401
+            assert client.get(path, Sec_Fetch_Site="cross-site").status == 403
+        answer = client.get("/status")
         assert answer.json["sites"]["north"]["quality"] == "full"
         assert str(SECRET) not in answer.body.decode()
-        assert client.get("/health").json == {"status": "ok"}
-        metrics = client.get("/metrics", **token).body.decode()
+        assert client.without_token().get("/health").json == {"status": "ok"}
+        metrics = client.get("/metrics").body.decode()
         assert str(SECRET) not in metrics
         for line in (
             "cnfgnn_federation_running 1.0",
@@ -60,7 +61,7 @@ def test_the_page_shows_the_status_and_needs_the_token(kit: LiveKit) -> None:
         ):
             assert line in metrics.splitlines()
         for path, (source, kind) in ASSETS.items():
-            found = client.get(path)
+            found = client.without_token().get(path)
             assert (found.status, found.body) == (200, source.read_bytes())
             assert found.headers["content-type"].startswith(kind)
             assert "default-src 'none'" in found.headers["content-security-policy"]
@@ -96,9 +97,9 @@ def test_the_state_tells_the_model_and_the_training_beside_it(kit: LiveKit) -> N
 
 
 def test_events_tell_the_state_as_it_changes_and_every_switch(kit: LiveKit) -> None:
-    with LivePage(kit.folder, "127.0.0.1", 0, "") as page:
+    with LivePage(kit.folder, "127.0.0.1", 0) as page:
         connection = http.client.HTTPConnection(page.address.removeprefix("http://"), timeout=240)
-        connection.request("GET", "/events")
+        connection.request("GET", "/events", headers=Client(page.address, page.token).headers)
         stream = connection.getresponse()
         assert next_event(stream, "status")["steps"] == 41
         kit.switch()
@@ -184,9 +185,9 @@ def test_the_page_follows_the_federation(driver: Any, kit: LiveKit, width: int, 
     pytest.importorskip("selenium.webdriver")
     page = BrowserWindow(driver)
     page.complaints()  # of another test
-    with LivePage(kit.folder, "127.0.0.1", 0, "", retrain_every=86_400.0) as served:
+    with LivePage(kit.folder, "127.0.0.1", 0, retrain_every=86_400.0) as served:
         page.resize(width, 900, dark)
-        page.driver.get(served.address)
+        page.driver.get(Client(served.address, served.token).link)
         page.until(lambda: len(page.texts(".site")) == len(SENSORS))
         tiles = "".join(page.texts(".tile"))
         for words in (
@@ -223,12 +224,12 @@ def test_the_page_follows_the_federation(driver: Any, kit: LiveKit, width: int, 
 def test_the_page_asks_for_the_token(driver: Any, kit: LiveKit) -> None:
     pytest.importorskip("selenium.webdriver")
     page = BrowserWindow(driver)
-    with LivePage(kit.folder, "127.0.0.1", 0, TOKEN) as served:
+    with LivePage(kit.folder, "127.0.0.1", 0) as served:
         page.driver.get(served.address)
         page.until(lambda: page.js("return document.getElementById('token-dialog').open"))
         page.find("#token").send_keys("not the token of this server\n")
         page.until(lambda: page.js("return !document.getElementById('token-wrong').hidden"))
-        page.find("#token").send_keys(f"{TOKEN}\n")
+        page.find("#token").send_keys(f"{served.token}\n")
         page.until(lambda: len(page.texts(".site")) == len(SENSORS))
     page.complaints()
     page.js("sessionStorage.clear()")

@@ -60,6 +60,9 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         assert told["state"] == "running"
         assert {name: site["sensors"] for name, site in told["sites"].items()} == dict.fromkeys(SITES, 2)
         assert live.page.get("/health").status == 200
+        for kit in live.federation.kits.values():
+            shown = said("federation", "status", kit)
+            assert ("newest forecast after" in shown) == (kit != live.federation.server), shown
 
         live.kill_service("south")  # the process of the task starts it again
         assert live.next_forecasts("north", "west") == {"north": FULL, "west": FULL}

@@ -18,6 +18,7 @@ from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site_settings import read_site
 from cnfgnn.federation.site_status import read_site_status
 from cnfgnn.live.watch import Numbers, Report
+from cnfgnn.privacy.copies import write_private
 from cnfgnn.transports.remote.messages import pack, unpack
 from tests.waiting import wait_for
 
@@ -56,15 +57,14 @@ def test_settings_that_cannot_be_meant_are_refused(live: str, problem: str, tmp_
         read_site(site_with(tmp_path, live))
 
 
-def test_a_service_for_other_machines_needs_a_token(tmp_path: Path) -> None:
-    kit = site_with(tmp_path, 'host = "0.0.0.0"\ntoken_file = "token"')
-    with pytest.raises(ConfigError, match="cannot be read"):
-        settings_of(read_site(kit), kit, LiveTerms())
-    (kit / "token").write_text("short")
-    with pytest.raises(ConfigError, match="at least 16"):
-        settings_of(read_site(kit), kit, LiveTerms())
-    (kit / "token").write_text(TOKEN)
-    settings_of(read_site(kit), kit, LiveTerms()).check()
+def test_a_site_may_choose_the_file_of_its_token(tmp_path: Path) -> None:
+    kit = site_with(tmp_path, 'token_file = "mine"')
+    settings = settings_of(read_site(kit), kit, LiveTerms())
+    with pytest.raises(ConfigError, match="mine: the token cannot be read"):
+        settings.check()
+    write_private(kit / "mine", TOKEN.encode())
+    settings.check()
+    assert settings.token_file == kit / "mine"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ STEP, HISTORY, HORIZON = 300, 288, 12
 START = 1_706_688_000  # 2024-01-31T08:00:00Z
 WIDTHS = {"80": 2.5, "95": 4.5}
 WITHIN = 240.0
+TOKEN = "the-token-of-a-page"
 
 
 def written(seconds: float) -> str:
@@ -182,7 +183,7 @@ class PageSource:
         finally:
             self._queues.discard(queue)
 
-    def app(self, token: str = "") -> Guard:
+    def app(self) -> Guard:
         async def sensors(request: Request) -> Response:
             steps = int(request.query_params.get("steps", HISTORY))
             return answer(self.sensors(request.query_params.getlist("sensor"), steps))
@@ -197,7 +198,7 @@ class PageSource:
         there = [path for path in ("watch", "model") if getattr(self, path) is not None]
         routes += [Route(f"/{path}", self._told(path)) for path in there]
         return Guard(
-            Starlette(routes=[*routes, *page_routes()]), token, False, Metrics(lambda: 0.0, lambda: False), []
+            Starlette(routes=[*routes, *page_routes()]), TOKEN, False, Metrics(lambda: 0.0, lambda: False), []
         )
 
     def _told(self, name: str) -> Any:
@@ -207,17 +208,15 @@ class PageSource:
         return told
 
     @contextmanager
-    def serving(self, port: int = 0, token: str = "") -> Iterator[str]:
-        """Serve on a port until the end of the block; yields the address."""
+    def serving(self, port: int = 0) -> Iterator[str]:
+        """Serve on a port until the end of the block; yields the address with the token."""
         socket = listening("127.0.0.1", port)
         ready = threading.Event()
         self.stopping = asyncio.Event()
 
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
-            config = uvicorn.Config(
-                self.app(token), log_config=None, lifespan="off", timeout_graceful_shutdown=2
-            )
+            config = uvicorn.Config(self.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=2)
             server = uvicorn.Server(config)
             server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
             task = asyncio.create_task(server._serve(sockets=[socket]))
@@ -232,7 +231,7 @@ class PageSource:
         thread.start()
         assert ready.wait(WITHIN)
         try:
-            yield "http://{}:{}".format(*socket.getsockname()[:2])
+            yield "http://{}:{}/#token={}".format(*socket.getsockname()[:2], TOKEN)
         finally:
             self.loop.call_soon_threadsafe(self.stopping.set)
             thread.join(WITHIN)

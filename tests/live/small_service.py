@@ -25,6 +25,7 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.readings import Readings
 from cnfgnn.live.engine import rows_of
 from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.token_file import read_token
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small
@@ -89,16 +90,21 @@ class Answer:
 
 
 class Client:
-    """Talks to a service over HTTP."""
+    """Talks to a service over HTTP, with its token or without one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str = "") -> None:
         self.host = address.removeprefix("http://")
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.link = f"{address}/#token={token}"  # for a browser
+
+    def without_token(self) -> Client:
+        return Client(f"http://{self.host}")
 
     def ask(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Answer:
         connection = http.client.HTTPConnection(self.host, timeout=WITHIN)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, named)
+            connection.request(method, path, body, self.headers | named)
             response = connection.getresponse()
             return Answer(response.status, response.read(), {k.lower(): v for k, v in response.getheaders()})
         except http.client.HTTPException as error:  # the process was killed in the middle of its answer
@@ -151,7 +157,7 @@ def serving(run: Run, settings: LiveSettings) -> Iterator[tuple[LiveProcess, Cli
         raise problems[0]
     process = made[0]
     try:
-        yield process, Client(process.address)
+        yield process, Client(process.address, process.token)
     finally:
         process.loop.call_soon_threadsafe(process.service.stopping.set)
         thread.join(WITHIN)
@@ -170,12 +176,12 @@ class LiveCommand:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.match(r"live on (http://\S+),", line)
+        lines = self.process.stdout.readline() + self.process.stdout.readline()
+        found = re.match(r"live on (http://\S+),.*\npage: \S+ \(its token is in (\S+)\)", lines)
         if not found:
             _, errors = self.process.communicate()
-            raise AssertionError(f"{line}{errors}")
-        self.client = Client(found[1])
+            raise AssertionError(f"{lines}{errors}")
+        self.client = Client(found[1], read_token(Path(found[2])))
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """End it by a signal; the exit code, and what it said on stderr."""

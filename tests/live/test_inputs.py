@@ -268,17 +268,21 @@ def test_recorded_variables_are_played_to_a_service_that_uses_them(
     ]
     rows = slice(KNOWN, KNOWN + 2)
     counts = [int((~np.isnan(of.values[rows])).sum()) for of in (readings, flow)]
+
+    def token_of(state: str) -> list[object]:
+        return ["--token-file", tmp_path / state / "token"]
+
     with serving(run, LiveSettings(data=growing, state=tmp_path / "a", feed=True, deadline=250)) as (
         _,
         client,
     ):
-        says = said("replay", folder, "--to", f"http://{client.host}", *played)
+        says = said("replay", folder, "--to", f"http://{client.host}", *played, *token_of("a"))
         assert says.splitlines()[-1] == f"{sum(counts)} readings were sent, {sum(counts)} were new"
         assert "not played: holiday, rain; the service reads covariates from its own files" in says
         compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
     without = trained(growing, tmp_path / "run", **{"data.inputs": "none"})
     settings = LiveSettings(data=growing, state=tmp_path / "b", feed=True, deadline=250)
     with serving(without, settings) as (_, client):
-        says = said("replay", folder, "--to", f"http://{client.host}", *played)
+        says = said("replay", folder, "--to", f"http://{client.host}", *played, *token_of("b"))
         assert "the service does not use: flow" in says
         assert f" readings were sent, {counts[0]} were new" in says

@@ -219,7 +219,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         client.forecast_after(own_run.row(170)["time"])
         before = client.get("/watch").json["alarms"]
         stream = http.client.HTTPConnection(client.host, timeout=240)
-        stream.request("GET", "/events")
+        stream.request("GET", "/events", headers=client.headers)
         events = stream.getresponse()
         models, training = retrained(own_run, state, replace(SETTINGS, data=own_run.folder))
         assert training.outcome == "better", training.text

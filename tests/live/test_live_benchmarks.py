@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.federation_live import Federation, Listener, latencies, resident
+from benchmarks.live_place import Place
 from benchmarks.watch import HOUR, planted, played
 
 from cnfgnn.live.start import LiveSettings
@@ -77,10 +78,11 @@ def test_the_latency_of_several_sites_is_that_of_the_last(small_run: SmallRun, t
             name: opened.enter_context(serving(small_run.run, replace(settings, state=tmp_path / name)))[1]
             for name in names
         }
-        addresses = {name: client.host for name, client in clients.items()}
-        heard = {name: Listener(host) for name, host in addresses.items()}
+        kind = {"Content-Type": "application/json"}
+        places = {name: Place(client.host, client.headers | kind) for name, client in clients.items()}
+        heard = {name: Listener(place) for name, place in places.items()}
         everybody = {name: range(len(ids)) for name in names}
-        federation = Federation({}, everybody, data, addresses)
+        federation = Federation({}, everybody, data, places)
         rows = range(KNOWN, KNOWN + 4)
         found = latencies(federation, rows, heard)
     for one in heard.values():

@@ -19,7 +19,6 @@ from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings
 from tests.conftest import network
 from tests.live.small_service import KNOWN, Client, SmallRun, serving
-from tests.live.test_web import TOKEN
 from tests.waiting import wait_for
 
 OWN = Path(routes.__file__).parent / "assets"
@@ -27,16 +26,15 @@ OWN = Path(routes.__file__).parent / "assets"
 
 @pytest.fixture(scope="module")
 def client(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A service that needs a token."""
     settings = LiveSettings(
-        data=small_run.folder, state=tmp_path_factory.mktemp("state"), feed=True, speed=100, token=TOKEN
+        data=small_run.folder, state=tmp_path_factory.mktemp("state"), feed=True, speed=100
     )
     with serving(small_run.run, settings) as (_, client):
         yield client
 
 
 def asked(client: Client, path: str) -> dict[str, object]:
-    answer = client.get(path, Authorization=f"Bearer {TOKEN}")
+    answer = client.get(path)
     assert answer.status == 200, answer.body
     return dict(answer.json)
 
@@ -46,7 +44,7 @@ def asked(client: Client, path: str) -> dict[str, object]:
 
 def test_the_page_and_its_files_need_no_token_and_bring_their_rules(client: Client) -> None:
     for path in routes.PAGE_PATHS:
-        answer = client.get(path)
+        answer = client.without_token().get(path)
         assert answer.status == 200
         rules = answer.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in rules
@@ -65,9 +63,9 @@ def test_what_is_no_file_of_the_page_needs_the_token(client: Client) -> None:
         "/page/%2e%2e/sensors.py",
         "/sensors",
     ):
-        assert client.get(path).status == 401
+        assert client.without_token().get(path).status == 401
         if path != "/sensors":
-            assert client.get(path, Authorization=f"Bearer {TOKEN}").status == 404
+            assert client.get(path).status == 404
 
 
 def test_every_file_is_served_and_every_file_that_is_asked_for_is_there() -> None:
@@ -129,12 +127,12 @@ def test_one_sensor_is_told_without_what_concerns_all(client: Client) -> None:
 
 @pytest.mark.parametrize("steps", ["0", "289", "-1", "many", "", "1e1", "9" * 40, "%C2%B2"])
 def test_a_wrong_number_of_steps_is_named(client: Client, steps: str) -> None:
-    answer = client.get(f"/sensors?steps={steps}", Authorization=f"Bearer {TOKEN}")
+    answer = client.get(f"/sensors?steps={steps}")
     assert (answer.status, answer.json["error"].split(",")[0]) == (400, "steps must be from 1 to 288")
 
 
 def test_an_unknown_sensor_is_named(client: Client) -> None:
-    answer = client.get("/sensors?sensor=s99", Authorization=f"Bearer {TOKEN}")
+    answer = client.get("/sensors?sensor=s99")
     assert (answer.status, answer.json["error"]) == (404, "there is no sensor 's99'")
 
 
@@ -170,7 +168,7 @@ def test_a_graph_with_too_many_edges_is_told_without_them(monkeypatch: pytest.Mo
 
 def test_a_sensor_that_sends_is_told_at_once(client: Client, small_run: SmallRun) -> None:
     sent = small_run.full_row(KNOWN)
-    assert client.post(sent, Authorization=f"Bearer {TOKEN}").status == 200
+    assert client.post(sent).status == 200
 
     def newest() -> object:
         told = asked(client, "/sensors?sensor=s2&steps=1")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,7 +16,6 @@ from cnfgnn.live.start import LiveSettings
 from tests.browser import BrowserWindow, needs_browser
 from tests.live.page_source import HORIZON, PageSource, told_model, watched
 from tests.live.small_service import KNOWN, Client, SmallRun, serving
-from tests.live.test_web import TOKEN
 
 webdriver = pytest.importorskip("selenium.webdriver")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -142,7 +142,7 @@ def showing(
 
 
 def test_the_page_moves_as_readings_arrive(feed: Client, page: Page, small_run: SmallRun) -> None:
-    page.open(f"http://{feed.host}/")
+    page.open(feed.link)
     page.until(lambda: page.js(SHOWN))
     page.find("#ahead").send_keys(Keys.HOME)
     curves: set[str] = set()
@@ -168,7 +168,7 @@ def test_the_page_moves_as_readings_arrive(feed: Client, page: Page, small_run: 
 
 @pytest.mark.slow
 def test_a_sensor_that_is_late_is_named(feed: Client, page: Page, small_run: SmallRun) -> None:
-    page.open(f"http://{feed.host}/")
+    page.open(feed.link)
     for row in (KNOWN, KNOWN + 1):
         sent = small_run.full_row(row)
         if row > KNOWN:
@@ -183,25 +183,37 @@ def test_a_sensor_that_is_late_is_named(feed: Client, page: Page, small_run: Sma
     page.leave(STARTING)
 
 
+def test_the_link_brings_the_token_and_the_address_bar_loses_it(feed: Client, page: Page) -> None:
+    token = feed.headers["Authorization"].removeprefix("Bearer ")
+    page.open(feed.link)
+    page.until(lambda: page.state() == "live" and page.js(SHOWN))
+    assert page.driver.current_url == f"http://{feed.host}/"
+    assert page.js("return Object.values(sessionStorage).includes(arguments[0])", token)
+    assert page.js("return [localStorage.length, document.cookie]") == [0, ""]
+    page.driver.refresh()
+    page.until(lambda: page.state() == "live")  # the tab remembers it
+    page.leave(STARTING)
+
+
 @pytest.mark.slow
-def test_with_a_token_the_page_asks_for_it(page: Page, small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, token=TOKEN)
-    with serving(small_run.run, settings) as (_, client):
-        page.open(f"http://{client.host}/")
-        page.until(lambda: page.find("#token-dialog").is_displayed())
-        assert page.state() == "token"
-        assert not page.find("#main").is_displayed()
-        page.find("#token").send_keys("not-the-right-token", Keys.ENTER)
-        page.until(lambda: page.texts("#token-wrong") == ["That is not the token of this service."])
-        page.until(lambda: page.find("#token-wrong").is_displayed())
-        page.find("#token").send_keys(TOKEN, Keys.ENTER)
-        page.until(lambda: page.state() == "live" and page.js(SHOWN))
-        assert page.js("return Object.values(sessionStorage).includes(arguments[0])", TOKEN)
-        assert page.js("return localStorage.length") == 0
-        assert TOKEN not in page.driver.current_url
-        page.driver.refresh()
-        page.until(lambda: page.state() == "live")  # the tab remembers it
-        page.leave(r"status of (401|404|503)")
+def test_without_the_link_the_page_asks_for_the_token(feed: Client, page: Page) -> None:
+    token = feed.headers["Authorization"].removeprefix("Bearer ")
+    page.open(f"http://{feed.host}/")
+    page.until(lambda: page.find("#token-dialog").is_displayed())
+    assert page.state() == "token"
+    assert not page.find("#main").is_displayed()
+    page.find("#token").send_keys("not-the-right-token", Keys.ENTER)
+    page.until(lambda: page.texts("#token-wrong") == ["That is not the token of this service."])
+    page.until(lambda: page.find("#token-wrong").is_displayed())
+    page.find("#token").send_keys(token, Keys.ENTER)
+    page.until(lambda: page.state() == "live" and page.js(SHOWN))
+    page.js("sessionStorage.clear()")
+    page.driver.refresh()
+    page.until(lambda: page.find("#token-dialog").is_displayed())
+    page.driver.get(feed.link)  # into the same tab: the page is not loaded anew by that
+    page.until(lambda: page.state() == "live" and page.js(SHOWN))
+    assert page.driver.current_url == f"http://{feed.host}/"
+    page.leave(r"status of (401|404|503)")
 
 
 # ---- with everything that a service may tell --------------------------------------------------------------
@@ -326,7 +338,7 @@ def test_a_lost_connection_is_said_and_comes_back_by_itself(page: Page, source: 
     page.until(lambda: "No connection to the service" in page.texts("#banner-text")[0])
     assert page.js("return document.title") == "(lost) Live forecasts"
     source.row += 1
-    with source.serving(int(address.rpartition(":")[2])):
+    with source.serving(urlsplit(address).port or 0):
         page.js("document.getElementById('retry').click()")  # the page may have tried by itself already
         page.until(lambda: page.state() == "live")
         page.shows(source.newest)

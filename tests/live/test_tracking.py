@@ -210,7 +210,7 @@ def test_a_silent_sensor_is_an_event_a_log_line_and_in_the_health(
     settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=100, speed=3000)
     with serving(small_run.run, settings) as (_, client):
         connection = http.client.HTTPConnection(client.host, timeout=240)
-        connection.request("GET", "/events")
+        connection.request("GET", "/events", headers=client.headers)
         stream = connection.getresponse()
         for row in range(KNOWN, KNOWN + 8):
             sent = small_run.full_row(row)

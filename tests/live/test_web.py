@@ -15,15 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.errors import RunError
 from cnfgnn.live.limits import Rate
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HORIZON
 from tests.live.small_service import KNOWN, Client, SmallRun, serving
 from tests.waiting import wait_for
-
-TOKEN = "a-token-of-some-length"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +121,7 @@ def test_events_tell_every_forecast_the_moment_it_is_made(
 ) -> None:
     client = served[1]
     connection = http.client.HTTPConnection(client.host, timeout=240)
-    connection.request("GET", "/events")
+    connection.request("GET", "/events", headers=client.headers)
     stream = connection.getresponse()
     assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
     first = next_event(stream)
@@ -270,7 +268,9 @@ def test_an_upload_is_bounded_in_size(small_run: SmallRun, tmp_path: Path) -> No
         assert client.post(b" " * 1001).status == 413
         host, port = client.host.split(":")
         with socket.create_connection((host, int(port)), timeout=240) as raw:  # its length is not declared
-            raw.sendall(b"POST /readings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            headers = {"Host": "localhost", "Transfer-Encoding": "chunked", "Content-Type": "text/csv"}
+            lines = [f"{name}: {value}" for name, value in (headers | client.headers).items()]
+            raw.sendall("\r\n".join(["POST /readings HTTP/1.1", *lines, "", ""]).encode())
             raw.sendall(b"3e9\r\n" + b" " * 1001 + b"\r\n0\r\n\r\n")
             assert raw.recv(1000).startswith(b"HTTP/1.1 413")
 
@@ -296,40 +296,7 @@ def test_a_rate_admits_a_burst_and_then_so_many_a_second() -> None:
     assert [rate.admits() for _ in range(4)] == [True, True, True, False]
 
 
-# ---- who may ask ------------------------------------------------------------------------------------------
-
-
-def test_other_machines_need_a_token(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, host="0.0.0.0")
-    with pytest.raises(ConfigError, match=r"--host: other machines could send and read .* give --token-file"):
-        LiveProcess(small_run.run, settings)
-
-
-def test_with_a_token_nothing_but_health_is_answered_without_it(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, host="0.0.0.0", token=TOKEN)
-    with serving(small_run.run, settings) as (_, client):
-        for path in ("/forecasts", "/events", "/metrics", "/nothing"):
-            for given in ({}, {"Authorization": "Bearer another-token-of-length"}, {"Authorization": TOKEN}):
-                answer = client.get(path, **given)
-                assert answer.status == 401
-                assert answer.json["error"].startswith("a token is needed")
-        assert client.post(small_run.row(KNOWN)).status == 401
-        assert client.get("/health").status in (200, 503)
-        wait_for(
-            lambda: client.get("/forecasts", Authorization=f"Bearer {TOKEN}").status == 200, "a forecast"
-        )
-        assert client.post(small_run.row(KNOWN), Authorization=f"Bearer {TOKEN}").status == 200
-
-
-def test_by_default_only_this_machine_is_listened_to(client: Client) -> None:
-    assert client.host.startswith("127.0.0.1:")
-    answer = client.get("/forecasts", Host="evil.example:80")  # a page that calls its own name our address
-    assert (answer.status, answer.json["error"]) == (
-        400,
-        "this service answers to localhost and 127.0.0.1 only",
-    )
-    for name in ("localhost", "127.0.0.1:9", "[::1]:9", "[::1]"):
-        assert client.get("/health", Host=name).status == 200
+# ---- what is in use ---------------------------------------------------------------------------------------
 
 
 def test_a_port_that_is_taken_is_named(small_run: SmallRun, tmp_path: Path, client: Client) -> None:

@@ -39,13 +39,14 @@ def live(
     ] = "system",
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
     host: Annotated[
-        str, typer.Option(help="Address of the page; any but this machine's own needs a token.")
+        str, typer.Option(help="Address of the page; 0.0.0.0 lets other machines ask.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")
     ] = 8708,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the token that the page asks for.")
+        Path | None,
+        typer.Option("--token-file", help="A file with the token of the page; default page-token in KIT."),
     ] = None,
     wait: WaitOption = 60.0,
     retrain: RetrainOption = "",
@@ -59,7 +60,7 @@ def live(
     again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
     their blurred copies of the last days, and the new one goes live if it is better.
     """
-    from cnfgnn.cli.live import check_installed, token_of
+    from cnfgnn.cli.live import check_installed, page_link
     from cnfgnn.live.clock import CLOCKS
 
     check_installed()
@@ -76,10 +77,11 @@ def live(
     plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None
     LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed, hold_out=hold_out).check()
     terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
-    page = LivePage(kit, host, port, token_of(token_file), None if plan is None else plan.period)
+    page = LivePage(kit, host, port, token_file, None if plan is None else plan.period)
     try:
         with page, retraining(plan, terms, _say):
-            print(f"the page of this federation: {page.address}", flush=True)
+            link = page_link(page.address, page.token_file)
+            print(f"the page of this federation: {link}", flush=True)
             _follow_live(kit, Task("live", run, wait=wait, live=terms))
     except KeyboardInterrupt:
         print("stopped; the sites have ended their services", file=sys.stderr, flush=True)

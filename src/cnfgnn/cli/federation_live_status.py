@@ -40,7 +40,8 @@ def service_lines(live: Mapping[str, Any]) -> list[str]:
     if (health := live["health"]) is None:
         lines.append("it does not answer")
     elif "step" not in health:
-        lines.append(f"{health.get('status')}: no forecast yet")
+        status = health.get("status")
+        lines.append(f"{status}: no forecast yet" if status == "starting" else str(status))
     else:
         qualities = ", ".join(f"{count} {name}" for name, count in health["quality"].items() if count)
         alarms = f"{health['alarms']} alarm{'s' if health['alarms'] != 1 else ''}"

@@ -44,6 +44,7 @@ def status(
 
 def _print_site(report: Mapping[str, Any]) -> None:
     from cnfgnn.cli.federation_live_status import service_lines
+    from cnfgnn.cli.live import page_link
     from cnfgnn.federation.kit_status import failure_lines
     from cnfgnn.federation.site_status import local_time
 
@@ -61,7 +62,8 @@ def _print_site(report: Mapping[str, Any]) -> None:
     else:
         print("  no forecast yet")
     if live := report["live"]:
-        print(f"  live on {live['address']}: its page, /forecasts, /health and /metrics are there")
+        print(f"  live on {live['address']}: /forecasts, /health and /metrics are there")
+        print(f"    page: {page_link(live['address'], Path(live['token_file']))}")
         for line in service_lines(live):
             print(f"    {line}")
     for line in failure_lines(report["failed"]):

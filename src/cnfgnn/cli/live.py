@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +35,7 @@ NEEDED = {
     "paho": "paho-mqtt",
     "prometheus_client": "prometheus-client",
 }
-TOKEN, MQTT_PASSWORD = "CNFGNN_LIVE_TOKEN", "CNFGNN_MQTT_PASSWORD"
+MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 
 
 class RunsByDefault(TyperGroup):
@@ -63,12 +63,11 @@ ClockOption = Annotated[
 TimezoneOption = Annotated[
     str, typer.Option(help="The zone of the clock, if the run's times have none; like Europe/Paris.")
 ]
-HostOption = Annotated[
-    str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")
-]
+HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines ask.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", help=f"A file with the token of requests; or set {TOKEN}.")
+    Path | None,
+    typer.Option("--token-file", help="A file with the token of requests; default STATE/token."),
 ]
 MqttOption = Annotated[
     str | None,
@@ -150,7 +149,7 @@ def run(
         zone=_zone(timezone),
         host=host,
         port=port,
-        token=token_of(token_file),
+        token_file=token_file,
         mqtt=_broker(mqtt, mqtt_readings, mqtt_forecasts),
         poll=poll,
         changes=reading_changes(changes),
@@ -238,7 +237,7 @@ def replay(
     speed: Annotated[float, typer.Option(help="How fast: 300 plays five minutes in a second.")] = 1.0,
     since: Annotated[str | None, typer.Option("--from", help="The time to begin at.")] = None,
     until: Annotated[str | None, typer.Option(help="The time to end before.")] = None,
-    token_file: TokenOption = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file with the service's token.")] = None,
     changes: ReadingOption = None,
 ) -> None:
     """Play recorded readings to a live service, as if they were measured now.
@@ -253,6 +252,7 @@ def replay(
     from cnfgnn.data.options import ReadingOptions
     from cnfgnn.live.replay import Player
     from cnfgnn.live.replay import replay as play
+    from cnfgnn.live.token_file import read_token
 
     if not 0 < speed <= 100_000:
         raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
@@ -261,8 +261,8 @@ def replay(
     if covariates := InputNames.of(readings.others).covariates:
         names = ", ".join(covariates)
         print(f"not played: {names}; the service reads covariates from its own files", file=sys.stderr)
-    sent = stored = 0
-    with closing(Player(to, token_of(token_file))) as player, _row_by_row() as told:
+    sent, stored, token = 0, 0, "" if token_file is None else read_token(token_file)
+    with closing(Player(to, token)) as player, _row_by_row() as told:
         for played in play(readings, player, speed, _moment("--from", since), _moment("--until", until)):
             sent, stored = sent + played.readings, stored + played.stored
             told(f"{played.time}: {played.stored} of {played.readings} readings stored")
@@ -302,17 +302,16 @@ def check_installed() -> None:
         raise ConfigError("cnfgnn live", f"{problem}: pip install 'cnfgnn[live]'")
 
 
-def token_of(file: Path | None) -> str:
-    """The token of a file or of the environment; empty if there is none."""
-    if file is None:
-        return os.environ.get(TOKEN, "")
-    try:
-        token = file.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError("--token-file", f"{file} cannot be read ({error})") from None
-    if len(token) < 16 or not token.isascii() or not token.isprintable():
-        raise ConfigError("--token-file", f"{file} must hold a token of at least 16 letters and digits")
-    return token
+def page_link(address: str, token_file: Path) -> str:
+    """The address of a page for whoever reads it: with the token on a terminal, without it in a log."""
+    from urllib.parse import quote
+
+    from cnfgnn.live.token_file import read_token
+
+    if sys.stdout.isatty():
+        with suppress(ConfigError):  # it cannot be read
+            return f"{address}/#token={quote(read_token(token_file), safe='')}"
+    return f"{address}/ (its token is in {token_file})"
 
 
 def say_where(process: LiveProcess) -> None:
@@ -321,7 +320,7 @@ def say_where(process: LiveProcess) -> None:
     print(
         f"live on {process.address}, {len(service.recent.ids)} sensors, a step every {service.recent.step} s"
     )
-    print(f"page: {process.address}/")
+    print(f"page: {page_link(process.address, process.token_file)}")
     print(
         f"forecasts: {process.address}/forecasts, /events and {service.latest_file}; state: /health, /metrics"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.certificates import WARN_WITHIN, issued, revoked, validities
 from cnfgnn.federation.flare.handshake import ask_server
 from cnfgnn.federation.live_relay import LIVE, MODEL, live_service_runs
@@ -31,6 +31,7 @@ from cnfgnn.federation.site_status import (
 from cnfgnn.federation.status import read_status
 from cnfgnn.federation.task_client import FINAL_STATES, connected_sites, is_active, sensors_per_site
 from cnfgnn.files import read_json_or_empty
+from cnfgnn.live.token_file import TOKEN, read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
 SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging
@@ -45,7 +46,7 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "task": bool(pid and jobs_of(kit)),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
-        "live": _live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
+        "live": live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
         "failed": recorded.get("problems", []),
         "refused": read_refusals(kit),
         "heard": None,
@@ -84,28 +85,39 @@ def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
     return {**report, "problems": problems}
 
 
-def _live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Where the site's live service is, how it is, and which model it uses; the owner's own, and not sent."""
     if not told:
         return None
     known = read_json_or_empty(kit / LIVE / MODEL)
     last = (known.get("switches") or [None])[-1]
-    return {**told, "health": _health(str(told["address"])), "model": known.get("model"), "switch": last}
+    token_file = str(told.get("token_file", kit / LIVE / TOKEN))
+    health = _health(str(told["address"]), Path(token_file))
+    more = {"token_file": token_file, "health": health, "model": known.get("model"), "switch": last}
+    return {**told, **more}
 
 
-def _health(address: str) -> dict[str, Any] | None:
+def _health(address: str, token_file: Path) -> dict[str, Any] | None:
     """What a service on this machine says of its health; None if it does not answer."""
     place = urlsplit(address)
     host = "127.0.0.1" if place.hostname in ("0.0.0.0", "::", None) else place.hostname
     connection = http.client.HTTPConnection(host, place.port, timeout=ANSWERS_WITHIN)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", "/health", headers=_authorization(token_file))
         found = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
     return found if isinstance(found, dict) else None
+
+
+def _authorization(token_file: Path) -> dict[str, str]:
+    """The header that a service asks for; without it, the service says no more than whether it works."""
+    try:
+        return {"Authorization": f"Bearer {read_token(token_file)}"}
+    except ConfigError:
+        return {}
 
 
 def site_notices(kit: Path, name: str) -> list[str]:

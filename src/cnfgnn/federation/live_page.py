@@ -34,10 +34,12 @@ from cnfgnn.federation.live_state import live_state
 from cnfgnn.live.limits import MOST_STREAMS
 from cnfgnn.live.metrics import CONTENT_TYPE
 from cnfgnn.live.page.routes import HTML, SHARED, STYLE, page_routes, scripts
-from cnfgnn.live.start import LOOPBACK_HOSTS, LiveSettings, QuietServer, listening
+from cnfgnn.live.start import LOOPBACK_HOSTS, QuietServer, listening
+from cnfgnn.live.token_file import open_token, read_token
 from cnfgnn.live.web import EVENTS, KEEP_ALIVE, Guard, answer, error, named_event
 
 PORT = 8708
+TOKEN = "page-token"  # in the server's kit
 LOOKS_EVERY = 0.5  # seconds between looks at the files
 OWN = files("cnfgnn.federation") / "page"
 ASSETS = {
@@ -114,16 +116,25 @@ class FederationPage:
 
 
 class LivePage:
-    """The page in a thread of this process, as long as the context lasts."""
+    """The page in a thread of this process, as long as the context lasts.
+
+    token_file  the token of requests; None: `page-token` in the kit, which is made if needed
+    """
 
     def __init__(
-        self, kit: Path, host: str, port: int, token: str, retrain_every: float | None = None
+        self,
+        kit: Path,
+        host: str,
+        port: int,
+        token_file: Path | None = None,
+        retrain_every: float | None = None,
     ) -> None:
-        LiveSettings(host=host, token=token).check()
+        self.token_file = open_token(token_file, kit / TOKEN)
+        self.token = read_token(self.token_file)
         self.socket = listening(host, port)
         page = FederationPage(kit, retrain_every)
         config = uvicorn.Config(
-            page.app(token, host not in LOOPBACK_HOSTS),
+            page.app(self.token, host not in LOOPBACK_HOSTS),
             log_config=None,
             access_log=False,
             lifespan="off",

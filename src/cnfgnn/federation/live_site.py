@@ -66,7 +66,6 @@ from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
 
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
-LEAST_TOKEN = 16  # characters
 SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
 SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
@@ -380,7 +379,7 @@ class SiteService(threading.Thread):
             return
 
         def started() -> None:
-            SiteStatus(self.site.kit).record_live(process.address)
+            SiteStatus(self.site.kit).record_live(process.address, process.token_file)
             log.info("live on %s", process.address)
 
         await process.serve(started)
@@ -486,20 +485,7 @@ def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
         zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
         host=chosen.host,
         port=chosen.port,
-        token=_token(kit, chosen.token_file),
+        token_file=kit / chosen.token_file if chosen.token_file else None,
         mqtt=mqtt,
         poll=chosen.poll,
     )
-
-
-def _token(kit: Path, file: str) -> str:
-    if not file:
-        return ""
-    try:
-        token = (kit / file).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError("live.token_file", f"{kit / file} cannot be read ({error})") from None
-    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
-        problem = f"{kit / file} must hold a token of at least {LEAST_TOKEN} letters and digits"
-        raise ConfigError("live.token_file", problem)
-    return token

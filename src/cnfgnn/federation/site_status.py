@@ -56,9 +56,10 @@ class SiteStatus:
         evaluation = {"time": time.time(), "file": file, "split": split, **errors}
         self._update(lambda status: {"evaluation": evaluation})
 
-    def record_live(self, address: str) -> None:
-        """Record where the site serves its live forecasts."""
-        self._update(lambda status: {"live": {"time": time.time(), "address": address}})
+    def record_live(self, address: str, token_file: Path) -> None:
+        """Record where the site serves its live forecasts, and where the token of its service is."""
+        live = {"time": time.time(), "address": address, "token_file": str(token_file)}
+        self._update(lambda status: {"live": live})
 
     def record_problem(self, verb: str, problem: str) -> None:
         """Record something that this site refused or could not do."""

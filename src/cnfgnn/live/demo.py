@@ -117,7 +117,7 @@ def show(
                 last_shown.set()
 
         def play() -> None:
-            with closing(Player(process.address)) as player:
+            with closing(Player(process.address, process.token)) as player:
                 for _ in replay(demo.played, player, settings.speed, until=last + np.timedelta64(1, "s")):
                     if service.stopping.is_set():
                         return

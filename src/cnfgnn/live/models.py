@@ -79,7 +79,7 @@ class Models:
     """The models of the service of a run, whose folder is `state`."""
 
     def __init__(self, run: Path, state: Path) -> None:
-        self.run, self.state = run, make_folder(state)
+        self.run, self.state = run, make_folder(state, 0o700)
         self.first = run.absolute().name  # the name of the run that the service was started with
         self.file = state / FILE
 

@@ -88,6 +88,8 @@ class Player:
             self.unused |= {str(one.get("variable")) for one in unknown}
             if status == 200 or (status == 422 and unknown and len(unknown) == len(refused)):
                 return answer
+            if status == 401:
+                raise RunError(self.url, "needs a token: its start line names the file for --token-file")
             if status not in (429, 503) or attempt == TRIES:
                 break
             time.sleep(attempt)

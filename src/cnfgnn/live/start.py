@@ -40,6 +40,7 @@ from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.token_file import TOKEN, open_token, read_token
 from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
 from cnfgnn.live.web import ServedModel, Web
 from cnfgnn.runs.checkpoints import FolderStore
@@ -63,6 +64,7 @@ class LiveSettings:
     feed       whether the readings are a recording, whose times set the clock
     speed      of the recording
     zone       of the clock, if the times of the readings have no zone
+    token_file the token of requests; None: `token` in the state's folder, which is made at the first start
     retrain    seconds between two retrainings; None: none
     hold_out   days at the end that a retraining does not learn from, but is judged by
     """
@@ -76,7 +78,7 @@ class LiveSettings:
     zone: tzinfo = UTC
     host: str = "127.0.0.1"
     port: int = PORT
-    token: str = ""
+    token_file: Path | None = None
     mqtt: BrokerSettings | None = None
     poll: float = 1.0
     most_bytes: int = MOST_BYTES
@@ -88,9 +90,8 @@ class LiveSettings:
 
     def check(self) -> None:
         """Refuse settings that cannot be meant."""
-        if self.host not in LOOPBACK_HOSTS and not self.token:
-            problem = "other machines could send and read without being asked who they are"
-            raise ConfigError("--host", f"{problem}: give --token-file, or set CNFGNN_LIVE_TOKEN")
+        if self.token_file is not None:
+            read_token(self.token_file)
         if self.deadline is not None and not 0 <= self.deadline < 86_400:
             raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
         if not 0 < self.speed <= 100_000:
@@ -147,6 +148,8 @@ class ServiceProcess:
         with ExitStack() as opened:
             self.socket = opened.enter_context(listening(settings.host, settings.port))
             store = opened.enter_context(closing(ReadingStore(state)))
+            self.token_file = open_token(settings.token_file, state / TOKEN)
+            self.token = read_token(self.token_file)
             self._build(parts(), store, state)
             opened.pop_all()
 
@@ -189,7 +192,7 @@ class ServiceProcess:
         self.loop = asyncio.get_running_loop()
         any_host = self.settings.host not in LOOPBACK_HOSTS
         config = uvicorn.Config(
-            self.web.app(self.settings.token, any_host),
+            self.web.app(self.token, any_host),
             log_config=None,
             access_log=False,
             lifespan="off",

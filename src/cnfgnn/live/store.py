@@ -41,7 +41,7 @@ class FileState(NamedTuple):
 
 def remove_database(folder: Path) -> None:
     """Forget all readings of a service; refused while it runs."""
-    handle = _held(make_folder(folder))
+    handle = _held(make_folder(folder, 0o700))
     try:
         for file in folder.glob(f"{FILE}*"):
             file.unlink()
@@ -59,7 +59,7 @@ class ReadingStore:
     """The database in a folder; one process at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = make_folder(folder) / FILE
+        self.path = make_folder(folder, 0o700) / FILE
         self._lock = _held(folder)
         try:
             self._open()
@@ -69,6 +69,8 @@ class ReadingStore:
 
     def _open(self) -> None:
         with self._explained():
+            self.path.touch(0o600)
+            self.path.chmod(0o600)  # SQLite gives its other files the same permissions
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
@@ -142,7 +144,7 @@ class ReadingStore:
         """Errors of SQLite as errors that name the file."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, OSError) as error:
             raise StorageError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error

@@ -7,7 +7,7 @@ GET  /forecasts  the last forecast, as JSON or CSV (?format=csv), of some sensor
 GET  /events     every forecast the moment it is made, alarms as they change, switches of the model
                  (server-sent events)
 GET  /watch      how good forecasts have been of late, and alarms
-GET  /health     200 if the last forecast may be used, 503 otherwise
+GET  /health     200 if the last forecast may be used, 503 otherwise; with the token, also why
 GET  /metrics    for Prometheus
 GET  /model      the model that forecasts are made with, and when and why it replaced another
 """
@@ -53,7 +53,7 @@ from cnfgnn.live.service import Busy, LiveService, Receipt
 from cnfgnn.live.watch import Alarm
 
 JSON, CSV, EVENTS = "application/json", "text/csv", "text/event-stream"
-OPEN_PATHS = ("/health", *PAGE_PATHS)  # without a token: they tell no reading and no forecast
+OPEN_PATHS = ("/health", *PAGE_PATHS)  # without the token: they tell no reading and no forecast
 KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do not close it
 MOST_SWITCHES = 20  # that wait for one reader
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
@@ -87,7 +87,7 @@ class Stream:
 
 
 class Web:
-    """The handlers of one service; `token` is needed for all of them if it is not empty."""
+    """The handlers of one service."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class Web:
         service.listeners.append(self._tell_forecast)
         service.switch_listeners.append(self._tell_switch)
 
-    def app(self, token: str = "", any_host: bool = False) -> ASGIApp:
+    def app(self, token: str, any_host: bool) -> ASGIApp:
         """The ASGI application; unless `any_host`, only requests to this machine's own names are answered, so
-        that a web page elsewhere cannot reach it through the browser of somebody here."""
+        that a web page cannot reach it by pointing the name of its own server here (DNS rebinding)."""
         routes = [
             Route("/sensors", self.sensors),
             Route("/readings", self.readings, methods=["POST"]),
@@ -142,9 +142,11 @@ class Web:
             return error(507, f"the readings were not taken: {problem}")
 
     async def _taken(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+        # A browser lets any page send a body of no type or of a simple one, but asks before it sends these.
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in (JSON, CSV):
-            return error(415, f"send readings as {JSON} or {CSV}, not as {kind[:80]}")
+            given = f"not as {kind[:80]}" if kind else "and say which in Content-Type"
+            return error(415, f"send readings as {JSON} or {CSV}, {given}")
         variable = request.query_params.get("variable", "")
         read = self._from_json if kind == JSON else partial(self._from_csv, variable=variable)
         with self._under_way() as added:
@@ -307,7 +309,8 @@ class Web:
 
     async def health(self, request: Request) -> Response:
         state = health_of(self.service)
-        return answer(state, 200 if state["status"] == "ok" else 503)
+        told = state if request.scope["has_token"] else {"status": state["status"]}
+        return answer(told, 200 if state["status"] == "ok" else 503)
 
     async def model(self, request: Request) -> Response:
         assert self.served is not None
@@ -348,7 +351,8 @@ def health_of(service: LiveService) -> dict[str, Any]:
 
 
 class Guard:
-    """Before any handler: refuses who has no token or asks for another host, and counts every request."""
+    """Before any handler: refuses requests without the token, to another host, or from another web page, and
+    counts every request."""
 
     def __init__(
         self,
@@ -374,20 +378,35 @@ class Guard:
             await send(message)
 
         headers = dict(scope["headers"])
-        refusal = self._refusal(scope["path"], headers)
+        given = headers.get(b"authorization", b"")
+        scope["has_token"] = hmac.compare_digest(given, b"Bearer " + self.token)
+        refusal = self._refusal(scope, headers)
         with suppress(ClientDisconnect):  # there is nobody to answer
             await (refusal or self.app)(scope, receive, counted)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Response | None:
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
         if not self.any_host and host.lower() not in LOOPBACK:
             return error(400, "this service answers to localhost and 127.0.0.1 only")
-        if not self.token or path in self.open_paths:
+        if scope["path"] in self.open_paths:
             return None
-        given = headers.get(b"authorization", b"")
-        if hmac.compare_digest(given, b"Bearer " + self.token):
+        if _from_another_page(headers):
+            return error(403, "this service does not answer web pages of other servers")
+        if scope["has_token"]:
             return None
         return error(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+
+
+def _from_another_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser sends this for a page that is not the service's own.
+
+    Browsers set these headers, and pages cannot. A proxy may have changed Host, so that it is compared with
+    Origin only if the browser does not tell the relation itself.
+    """
+    if (relation := headers.get(b"sec-fetch-site")) is not None:
+        return relation not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
 
 def _event(made: Forecast, now: float) -> bytes:

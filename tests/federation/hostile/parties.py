@@ -48,15 +48,23 @@ class Process:
 
 
 class Canaries:
-    """Files of a site that nobody else may read, change or delete, each with a secret of its own."""
+    """Files of a site and of the server that nobody else may read, change or delete, each with a secret."""
 
-    def __init__(self, kit: Path, outside: Path) -> None:
-        self.files = {}
-        for name in ("states/a.safetensors", "forecasts/f.csv", "local/site.toml", "copies.bin"):
-            self._plant(kit / name)
-        self._plant(outside / "readings.csv")
-        self._plant(outside / "private" / "noise.key")
-        self.files[kit / "startup" / "client.key"] = (kit / "startup" / "client.key").read_text().split()[5]
+    def __init__(self, site: Path, server: Path, outside: Path) -> None:
+        self.files: dict[Path, str] = {}
+        for name in ("states/a.safetensors", "forecasts/f.csv", "local/site.toml", "live/token"):
+            self._plant(site / name)
+        for name in ("readings.csv", "private/noise.key", "private/copies.sqlite"):
+            self._plant(outside / name)
+        for name in ("runs/one/run.json", "page-token"):
+            self._plant(server / name)
+        keys = (
+            site / "startup/client.key",
+            server / "startup/server.key",
+            server / "operator/startup/client.key",
+        )
+        for key in keys:
+            self.files[key] = key.read_text().split()[5]
         self.before = self._fingerprints()
 
     def _plant(self, path: Path) -> None:
@@ -83,14 +91,14 @@ class Canaries:
 
 
 class Parties:
-    """The processes of the federation by name, and the site north's files."""
+    """The processes of the federation by name, and the files that they must not give away."""
 
     def __init__(self, kits: Mapping[str, Path], folder: Path, echo: Echo, outside: Path) -> None:
         self.kits, self.echo = kits, echo
         names = ["server", "north", "south"]
         self.processes = {name: Process(folder, name) for name in names}
         self.processes |= {f"{name}.job": Process(folder, f"{name}.{echo.id}") for name in names}
-        self.canaries = Canaries(kits["north"], outside)
+        self.canaries = Canaries(kits["north"], kits["server"], outside)
 
     def __getitem__(self, name: str) -> Process:
         return self.processes[name]

@@ -1,7 +1,8 @@
 // How the page talks to the service: JSON over HTTP, and a stream of forecasts.
 //
-// EventSource cannot send a token, so that the stream is read with fetch. Addresses are relative to the page, so that
-// a proxy may put it into a folder.
+// Every request has the token in a header: the stream is read with fetch, because EventSource cannot send it. A cookie
+// would be sent to every port of this machine, and so to services of other users. Addresses are relative to the page,
+// so that a proxy may put it into a folder.
 
 const TOKEN = "cnfgnn-live-token";
 const ANSWERS_WITHIN = 20_000; // milliseconds
@@ -17,6 +18,17 @@ export class Refused extends Error {
 export function keepToken(token) {
   sessionStorage.setItem(TOKEN, token);
 }
+
+// The link that the service prints ends in #token=..., which browsers send to nobody; it leaves the address bar at once.
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return false;
+  keepToken(token);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+takeToken();
+addEventListener("hashchange", () => { if (takeToken()) location.reload(); });
 
 export const hasToken = () => Boolean(sessionStorage.getItem(TOKEN));
 
