@@ -113,6 +113,7 @@ def test_a_hostile_page_stores_nothing_and_reads_nothing(
     assert refusals(service) - before >= 6  # they did arrive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["localhost", "other.localhost"])
 def test_a_proxy_that_adds_the_token_does_not_let_a_hostile_page_in(
     page: Page, service: Client, small_run: SmallRun, host: str

@@ -73,7 +73,13 @@ def truths(tmp_path: Path, request: pytest.FixtureRequest) -> TwoTruths:
 
 
 @pytest.mark.parametrize(
-    "truths", [("plain", "peaks"), ("huge", "constant"), ("noisy", "zeros")], indirect=True
+    "truths",
+    [
+        ("plain", "peaks"),
+        pytest.param(("huge", "constant"), marks=pytest.mark.slow),
+        pytest.param(("noisy", "zeros"), marks=pytest.mark.slow),
+    ],
+    indirect=True,
 )
 def test_what_is_computed_for_new_sensors_and_when_follows_from_the_copy(
     truths: TwoTruths, tmp_path: Path
@@ -86,6 +92,7 @@ def test_what_is_computed_for_new_sensors_and_when_follows_from_the_copy(
     assert one.forecasts != other.forecasts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truths", [("plain", "peaks")], indirect=True)
 def test_nobody_notices_that_an_owner_cannot_keep_what_it_computed_for_a_new_sensor(
     truths: TwoTruths, tmp_path: Path

@@ -418,7 +418,12 @@ LEAKS: Mapping[str, Callable[[Leaky], None]] = {
 }
 
 
-@pytest.mark.parametrize("leak", LEAKS)
+QUICK_LEAKS = ("h_c of true readings", "one bit of the census", "failure that depends on readings")
+
+
+@pytest.mark.parametrize(
+    "leak", [pytest.param(leak, marks=[] if leak in QUICK_LEAKS else pytest.mark.slow) for leak in LEAKS]
+)
 def test_a_leak_is_noticed(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = brief(PRIVATE, **{"training.rounds": 1})
     truths = TwoTruths.of(tmp_path, config, city(n=3, rows=60), ("plain", "negative"))
@@ -453,7 +458,7 @@ def fail_at_negative_readings(patch: pytest.MonkeyPatch, verb: type[Verb], error
     ("verb", "error"),
     [
         (verbs.Prepare, DataError("readings", "-12.5 is no speed")),
-        (verbs.Backward, FloatingPointError("-12.5")),
+        pytest.param(verbs.Backward, FloatingPointError("-12.5"), marks=pytest.mark.slow),
         pytest.param(verbs.Score, ValueError("-12.5"), marks=pytest.mark.slow),
         pytest.param(verbs.Save, MemoryError(), marks=pytest.mark.slow),
         pytest.param(verbs.Restore, CnfgnnError("-12.5 is no speed"), marks=pytest.mark.slow),

@@ -24,6 +24,12 @@ HoldOutOption = Annotated[
 ]
 
 
+TokenOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", help="A file with the token of the page; default page-token in KIT."),
+]
+
+
 def live(
     kit: ServerArgument,
     run: RunName,
@@ -44,10 +50,7 @@ def live(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")
     ] = 8708,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", help="A file with the token of the page; default page-token in KIT."),
-    ] = None,
+    token_file: TokenOption = None,
     wait: WaitOption = 60.0,
     retrain: RetrainOption = "",
     hold_out: HoldOutOption = 3.0,
