@@ -60,6 +60,7 @@ def test_listed_requests_pass_from_their_party_alone(sender: str, receiver: str,
     assert refusal(here, HOST, own, sent) == ""
     assert refusal(here, HOST, "south", sent)  # whatever origin it claims
     assert refusal(here, HOST, "", sent)
+    assert refusal(here, HOST, "server", sent)  # a name, but not the one in the server's certificate
     assert refusal(here, HOST, OPERATOR, sent)
     assert refusal(here, HOST, own, sent | {"cn__origin": "south"})
     assert refusal(here, HOST, own, sent | {"cn__destination": f"{here}.child"})

@@ -103,11 +103,10 @@ def refusal(here: str, server: str, certificate: str, headers: Mapping[str, Any]
     if kind == MessageType.REQ and (channel, topic) == (CellChannel.CELLNET, BULK):
         return "several messages in one are not allowed"
     own, claimed = FQCN.get_root(here), FQCN.get_root(origin)
-    sender = SERVER if certificate == server else certificate
+    sender = party(server, certificate)
     if sender == own and claimed == own:
-        return (
-            "" if own == SERVER or FQCN.get_root(destination) in (own, SERVER) else "it is for another site"
-        )
+        reaches = own == SERVER or FQCN.get_root(destination) in (own, SERVER)
+        return "" if reaches else "it is for another site"
     if sender == own:  # passed on by our own process: judge by its origin, which that process has checked
         sender = claimed
     return _address_problem(own, sender, origin, destination) or (
@@ -162,6 +161,14 @@ def _is_open(doors: tuple[Door, ...], receiver: str, headers: Mapping[str, Any])
         asked = {SITE_JOB: FROM_SITE[SERVER_JOB], SERVER_JOB: FROM_SERVER[SITE_JOB]}.get(receiver, ())
         return any(topic == f"{door.channel}:{door.topic}" and door.streamed for door in asked)
     return any((channel, topic) == (door.channel, door.topic) and door.streamed for door in doors)
+
+
+def party(server: str, certificate: str) -> str:
+    """Who holds a certificate with this name: the server, or a site of the same name. Nobody else is called
+    `server`, whatever name a certificate has."""
+    if certificate == server:
+        return SERVER
+    return "" if certificate == SERVER else certificate
 
 
 def kind_of(process: str) -> str | None:

@@ -23,7 +23,7 @@ from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 
-from cnfgnn.federation.flare.allowed import SERVER, printable, refusal
+from cnfgnn.federation.flare.allowed import SERVER, party, printable, refusal
 from cnfgnn.federation.flare.handshake import peer_certificate, role
 from cnfgnn.federation.flare.provisioning import OPERATOR
 from cnfgnn.federation.refusals import MOST_REFUSALS, record_refusal
@@ -68,8 +68,7 @@ def _process_if_allowed(
             message.remove_header(key)
         _process_message(cell, endpoint, connection, app_id, message)
         return
-    who = SERVER if certificate == server else printable(certificate)
-    record(who, f"{problem} ({_subject(message.headers or {})})")
+    record(printable(party(server, certificate)), f"{problem} ({_subject(message.headers or {})})")
     try:
         _answer(cell, endpoint, message)
     except Exception as error:  # the sender gets no answer
@@ -120,17 +119,17 @@ def _connect_if_allowed(manager: ConnManager, connection: Any, hello: dict[str, 
     certificate = str(properties.get(DriverParams.PEER_CN.value) or "")
     own = FQCN.get_root(manager.local_endpoint.name)
     server = manager.identity_resolver.resolve(SERVER)
-    party = SERVER if certificate == server else certificate
+    peer = party(server, certificate)
     name = str(hello.get(HandshakeKeys.ENDPOINT_NAME))
     problem = ""
     if role(peer_certificate(connection.conn)) == ALL_POWERFUL:
         problem = f"its certificate has the role {ALL_POWERFUL}"
-    elif own != SERVER and party not in (SERVER, own):
+    elif own != SERVER and peer not in (SERVER, own):
         problem = "sites do not talk to each other"
-    elif party != OPERATOR and FQCN.get_root(name) != party:
+    elif peer != OPERATOR and FQCN.get_root(name) != peer:
         problem = f"it claims to be {printable(FQCN.get_root(name))}"
     if problem:
-        record(printable(party), f"{problem} (a connection)")
+        record(printable(peer), f"{problem} (a connection)")
         connection.conn.close()
         raise CommError(CommError.BAD_DATA, problem)
     _update_endpoint(manager, connection, hello)
