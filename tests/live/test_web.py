@@ -24,20 +24,6 @@ from tests.live.small_service import KNOWN, Client, SmallRun, serving
 from tests.waiting import wait_for
 
 
-@pytest.fixture(scope="module")
-def settings(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> LiveSettings:
-    return LiveSettings(
-        data=small_run.folder, state=tmp_path_factory.mktemp("state"), feed=True, deadline=1, speed=100
-    )
-
-
-@pytest.fixture(scope="module")
-def served(small_run: SmallRun, settings: LiveSettings) -> Iterator[tuple[LiveProcess, Client]]:
-    with serving(small_run.run, settings) as (process, client):
-        wait_for(lambda: client.get("/forecasts").status == 200, "the first forecast")
-        yield process, client
-
-
 @pytest.fixture
 def new_service(
     small_run: SmallRun, settings: LiveSettings, tmp_path: Path
@@ -46,11 +32,6 @@ def new_service(
     with serving(small_run.run, replace(settings, state=tmp_path / "state")) as (process, client):
         wait_for(lambda: client.get("/forecasts").status == 200, "the first forecast")
         yield process, client
-
-
-@pytest.fixture
-def client(served: tuple[LiveProcess, Client]) -> Client:
-    return served[1]
 
 
 def newest(client: Client) -> str:

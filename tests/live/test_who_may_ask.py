@@ -7,7 +7,6 @@ import os
 import pty
 import socket
 import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from cnfgnn.live.token_file import open_token, read_token
 from cnfgnn.live.web import Guard
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.live.small_service import KNOWN, Client, LiveCommand, SmallRun, serving
-from tests.waiting import wait_for
 
 FORGED = 12.345  # a value that no sensor has sent
 ELSEWHERE = [  # what a browser says of requests that other pages make
@@ -35,24 +33,6 @@ ELSEWHERE = [  # what a browser says of requests that other pages make
     {"Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "same-site"},
 ]
-
-
-@pytest.fixture(scope="module")
-def settings(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> LiveSettings:
-    state = tmp_path_factory.mktemp("services") / "state"
-    return LiveSettings(data=small_run.folder, state=state, feed=True, deadline=1, speed=100)
-
-
-@pytest.fixture(scope="module")
-def served(small_run: SmallRun, settings: LiveSettings) -> Iterator[tuple[LiveProcess, Client]]:
-    with serving(small_run.run, settings) as (process, client):
-        wait_for(lambda: client.get("/forecasts").status == 200, "the first forecast")
-        yield process, client
-
-
-@pytest.fixture
-def client(served: tuple[LiveProcess, Client]) -> Client:
-    return served[1]
 
 
 def forged(small_run: SmallRun) -> str:

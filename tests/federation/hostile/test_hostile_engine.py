@@ -7,13 +7,11 @@ processes must go on. Without the guards the same attempts get the files.
 
 from __future__ import annotations
 
-import io
 import json
 import socket
 import ssl
 import time
 import uuid
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from cnfgnn.federation.flare.provisioning import OPERATOR
 from cnfgnn.federation.flare.site_commands import COMMANDS
 from cnfgnn.federation.refusals import MOST_REFUSALS, read_refusals
 from tests.commands import said
+from tests.federation.flare.test_site_commands import packed
 from tests.federation.hostile.parties import Parties, Process, parties
 from tests.federation.issued_certificates import issue
 from tests.federation.running_federation import ENGINE_WARNINGS
@@ -263,14 +262,6 @@ def test_a_task_consists_of_known_files_only(federation: Parties, file: str) -> 
     [(_, reply)] = federation["server"].send((headers, content, ANSWERED_WITHIN))
     assert "unsigned job rejected" in reply
     assert not (federation.kits["north"] / task).exists()
-
-
-def packed(files: dict[str, str]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return buffer.getvalue()
 
 
 def test_nobody_is_talked_into_a_connection(federation: Parties) -> None:
