@@ -69,6 +69,26 @@ def test_listed_requests_pass_from_their_party_alone(sender: str, receiver: str,
     assert door.reason
 
 
+@pytest.mark.parametrize("here", [NAMES[SERVER], NAMES[SERVER_JOB]])
+def test_a_site_returns_only_what_it_was_asked_itself(here: str) -> None:
+    """The engine asks all sites under one number; a returned request says by itself to whom it was sent."""
+    certificate = "south" if here == SERVER else HOST  # its parent passes it on
+    returned = {"cn__origin": "south", "cn__destination": here, "cn__msg_type": "return"}
+    for asked in ("south", f"south.{JOB}"):
+        original = {"cn__original_headers": {"cn__destination": asked}}
+        assert refusal(here, HOST, certificate, returned | original) == ""
+    for forged in ({"cn__destination": "north"}, {"cn__destination": ["south"]}, {}, None, "south"):
+        assert refusal(here, HOST, certificate, returned | {"cn__original_headers": forged})
+    assert refusal(here, HOST, certificate, returned)
+
+
+def test_a_server_returns_what_it_could_not_pass_on() -> None:
+    returned = {"cn__origin": "server", "cn__destination": NAMES[SITE_JOB], "cn__msg_type": "return"}
+    for asked in (NAMES[SERVER_JOB], NAMES[SITE]):
+        original = {"cn__original_headers": {"cn__destination": asked}}
+        assert refusal(NAMES[SITE_JOB], HOST, HOST, returned | original) == ""
+
+
 def test_a_server_passes_on_what_its_jobs_ask_of_sites_and_sites_of_its_jobs() -> None:
     asked = message(FROM_SERVER[SITE_JOB][0], NAMES[SERVER_JOB], NAMES[SITE_JOB])
     assert refusal("server", HOST, HOST, asked) == ""

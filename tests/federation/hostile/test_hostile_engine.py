@@ -273,6 +273,35 @@ def packed(files: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("attacker", "victim", "topic"),
+    [
+        ("server.job", "north.job", "__end_run__"),
+        ("south.job", "server.job", "__job_heartbeat__"),
+        ("south.job", "server.job", "__sync_runner__"),
+    ],
+)
+def test_a_request_that_is_echoed_names_no_file(
+    federation: Parties, attacker: str, victim: str, topic: str
+) -> None:
+    """The engine sends cookies back, and of a certain object the file that it names instead of the name."""
+    target = federation[victim].name
+    headers = {"cn__channel": "aux_communication", "cn__topic": topic, "cn__destination": target}
+    replies = [
+        federation[attacker].ask("ask streamed", headers, content, ANSWERED_WITHIN)
+        for path in federation.canaries.files
+        for content in [("shareable with cookies", {"x": object_that_names(path)})]
+    ]
+    assert not federation.canaries.stolen(replies)
+    federation.canaries.check_untouched()
+
+
+def object_that_names(path: Path) -> dict[str, Any]:
+    """What the engine decodes to its object for the content of a file."""
+    content = {"datum_id": str(uuid.uuid4()), "datum_type": None, "dot": 0, "value": str(path)}
+    return {"__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum", "__fobs_data__": {"data": content}}
+
+
 def test_nobody_is_talked_into_a_connection(federation: Parties) -> None:
     """A message may offer an address to connect to; whoever did would leave the server's connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -110,11 +110,12 @@ def refusal(here: str, server: str, certificate: str, headers: Mapping[str, Any]
         )
     if sender == own:  # passed on by our own process: judge by its origin, which that process has checked
         sender = claimed
-    return _address_problem(own, sender, origin, destination) or (
-        _request_problem(own, sender, claimed, destination, headers)
-        if kind == MessageType.REQ and sender != OPERATOR
-        else ""
-    )
+    problem = _address_problem(own, sender, origin, destination)
+    if problem or sender == OPERATOR or kind == MessageType.REPLY:
+        return problem
+    if kind == MessageType.RETURN:
+        return _return_problem(own, sender, headers)
+    return _request_problem(own, sender, claimed, destination, headers)
 
 
 def _address_problem(own: str, sender: str, origin: str, destination: str) -> str:
@@ -130,6 +131,18 @@ def _address_problem(own: str, sender: str, origin: str, destination: str) -> st
     if claimed != sender:
         return f"it claims to be from {printable(claimed)}"
     return "" if target in (SERVER, sender) else "sites do not talk to each other"
+
+
+def _return_problem(own: str, sender: str, headers: Mapping[str, Any]) -> str:
+    """What is wrong with a request that came back, which says by itself to whom it was sent.
+
+    The engine asks all sites under one number: a site could answer for another one.
+    """
+    original = headers.get(MessageHeaderKey.ORIGINAL_HEADERS)
+    asked = original.get(MessageHeaderKey.DESTINATION) if isinstance(original, dict) else None
+    if not isinstance(asked, str):
+        return "it does not say to whom it was sent"
+    return "" if own != SERVER or FQCN.get_root(asked) == sender else "it was sent to another site"
 
 
 def _request_problem(

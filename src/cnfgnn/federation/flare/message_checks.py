@@ -23,6 +23,7 @@ from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 
+from cnfgnn.federation.flare import contents
 from cnfgnn.federation.flare.allowed import SERVER, printable, refusal
 from cnfgnn.federation.flare.handshake import peer_certificate, role
 from cnfgnn.federation.flare.provisioning import OPERATOR
@@ -44,6 +45,7 @@ def install() -> None:
     """Have every message and every connection of this process checked from now on."""
     CoreCell.process_message = _process_if_allowed
     ConnManager.update_endpoint = _connect_if_allowed
+    contents.install()
 
 
 def record(who: str, what: str) -> None:
