@@ -36,12 +36,15 @@ HOST = "fed.example.org"  # the name in the server's certificate
 NAMES = {SERVER: "server", SERVER_JOB: f"server.{JOB}", SITE: "north", SITE_JOB: f"north.{JOB}"}
 
 
+WHOLE = {"sm__sz": 100, "sm__dt": 2, "sm__sq": 0}  # a message in one piece
+
+
 def message(door: Door, origin: str, destination: str) -> dict[str, Any]:
     addresses = {"cn__origin": origin, "cn__destination": destination, "cn__msg_type": "req"}
     if not door.streamed:
         return {**addresses, "cn__channel": door.channel, "cn__topic": door.topic}
     pieces = {"cn__channel": "sm__STREAM", "cn__topic": "sm__DATA"}
-    return {**addresses, **pieces, "sm__ch": door.channel, "sm__tp": door.topic, "sm__sz": 100}
+    return {**addresses, **pieces, "sm__ch": door.channel, "sm__tp": door.topic, **WHOLE}
 
 
 LISTED = [
@@ -150,6 +153,10 @@ def test_bulk_messages_and_large_streams_are_refused() -> None:
     streamed = message(FROM_SITE[SERVER_JOB][0], NAMES[SITE_JOB], NAMES[SERVER_JOB])
     for size, refused in ((LARGEST_STREAM, False), (LARGEST_STREAM + 1, True), (-1, True), ("9", True)):
         assert bool(refusal("server", HOST, "north", streamed | {"sm__sz": size})) == refused
+    for piece in ({"sm__dt": 1}, {"sm__sq": 1}, {"sm__sq": False}, {"sm__sq": None}, {"sm__dt": 6}):
+        assert refusal("server", HOST, "north", streamed | piece)
+    given_up = {"sm__dt": 6, "sm__em": "too late"}
+    assert not refusal("server", HOST, "north", streamed | given_up)
 
 
 def test_replies_in_pieces_answer_streamed_requests_only() -> None:

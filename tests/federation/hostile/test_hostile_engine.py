@@ -375,6 +375,16 @@ def test_a_site_cannot_end_a_task_for_the_others(federation: Parties) -> None:
     federation.check_all_go_on()
 
 
+def test_a_site_that_finishes_no_message_does_not_keep_the_others_waiting(federation: Parties) -> None:
+    """A message in pieces occupies a thread of its receiver for minutes, until its last piece is there."""
+    headers = {"cn__channel": "aux_communication", "cn__topic": "__job_heartbeat__"}
+    headers["cn__destination"] = federation["server.job"].name
+    unfinished = {"sm__dt": 1, "sm__sz": 1000}
+    federation["south.job"].send(*[(streamed(headers) | unfinished, ("raw", b"x"), 0.0) for _ in range(200)])
+    code, _ = federation["north.job"].ask("ask streamed", headers, ("shareable", {}), ANSWERED_WITHIN)
+    assert code == "ok"
+
+
 def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
     """The test of these tests: the server, and a site through the honest server, get what they ask for."""
     with parties(tmp_path, guarded=False) as open_doors:

@@ -20,6 +20,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_CHANNEL,
     STREAM_DATA_TOPIC,
     STREAM_ERROR_TOPIC,
+    StreamDataType,
     StreamHeaderKey,
 )
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
@@ -168,13 +169,20 @@ def _is_open(doors: tuple[Door, ...], receiver: str, headers: Mapping[str, Any])
     if (channel, topic) != (STREAM_CHANNEL, STREAM_DATA_TOPIC):
         return any((channel, topic) == (door.channel, door.topic) and not door.streamed for door in doors)
     size = headers.get(StreamHeaderKey.SIZE, 0)
-    if not doors or type(size) is not int or not 0 <= size <= LARGEST_STREAM:
+    if not doors or type(size) is not int or not 0 <= size <= LARGEST_STREAM or not _is_whole(headers):
         return False
     channel, topic = headers.get(StreamHeaderKey.CHANNEL), headers.get(StreamHeaderKey.TOPIC)
     if channel == CellChannel.RETURN_ONLY:  # the answer to a streamed request in the other direction
         asked = {SITE_JOB: FROM_SITE[SERVER_JOB], SERVER_JOB: FROM_SERVER[SITE_JOB]}.get(receiver, ())
         return any(topic == f"{door.channel}:{door.topic}" and door.streamed for door in asked)
     return any((channel, topic) == (door.channel, door.topic) and door.streamed for door in doors)
+
+
+def _is_whole(headers: Mapping[str, Any]) -> bool:
+    """Whether it is in one piece: until the last one has come, its receiver has a thread wait for it."""
+    kind, number = headers.get(StreamHeaderKey.DATA_TYPE), headers.get(StreamHeaderKey.SEQUENCE)
+    given_up = headers.get(StreamHeaderKey.ERROR_MSG)  # its receiver forgets what it has of it
+    return (type(number) is int and number == 0 and kind == StreamDataType.FINAL) or bool(given_up)
 
 
 def kind_of(process: str) -> str | None:
