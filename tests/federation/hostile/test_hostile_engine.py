@@ -397,6 +397,11 @@ def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
             assert open_doors.canaries.stolen(replies) == {"readings.csv", "site.toml", "client.key"}
         ran = [what for kind, what, _ in open_doors["north"].ask("handled") if kind == "command"]
         assert ran.count("sys.shell") == 6
+        echoed = {"cn__channel": "aux_communication", "cn__topic": "__end_run__"}
+        echoed["cn__destination"] = open_doors["north.job"].name
+        cookies = ("shareable with cookies", {"x": object_that_names(outside)})
+        reply = open_doors["server.job"].ask("ask streamed", echoed, cookies, ANSWERED_WITHIN)
+        assert open_doors.canaries.stolen([reply]) == {"readings.csv"}
         delete = ("command", "train.delete_run", {"job_id": "states"}, "")
         open_doors["south"].send((headers, delete, ANSWERED_WITHIN))
         assert not (open_doors.kits["north"] / "states").exists()

@@ -61,8 +61,9 @@ def _process_if_allowed(
     cell: CoreCell, endpoint: Endpoint, connection: Any, app_id: int, message: Message
 ) -> None:
     server, certificate = cell.identity_resolver.resolve(SERVER), _certificate_name(cell, connection)
+    headers = message.headers if isinstance(message.headers, dict) else {}
     try:
-        problem = refusal(cell.my_info.fqcn, server, certificate, message.headers or {})
+        problem = refusal(cell.my_info.fqcn, server, certificate, headers)
     except Exception as error:  # whatever the headers hold, it is nothing that a task sends
         problem = f"its headers are damaged ({type(error).__name__})"
     if not problem:
@@ -71,7 +72,7 @@ def _process_if_allowed(
         _process_message(cell, endpoint, connection, app_id, message)
         return
     who = SERVER if certificate == server else printable(certificate)
-    record(who, f"{problem} ({_subject(message.headers or {})})")
+    record(who, f"{problem} ({_subject(headers)})")
     try:
         _answer(cell, endpoint, message)
     except Exception as error:  # the sender gets no answer
