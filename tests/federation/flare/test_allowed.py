@@ -36,12 +36,15 @@ HOST = "fed.example.org"  # the name in the server's certificate
 NAMES = {SERVER: "server", SERVER_JOB: f"server.{JOB}", SITE: "north", SITE_JOB: f"north.{JOB}"}
 
 
+WHOLE = {"sm__sz": 100, "sm__dt": 2, "sm__sq": 0}  # a message in one piece
+
+
 def message(door: Door, origin: str, destination: str) -> dict[str, Any]:
     addresses = {"cn__origin": origin, "cn__destination": destination, "cn__msg_type": "req"}
     if not door.streamed:
         return {**addresses, "cn__channel": door.channel, "cn__topic": door.topic}
     pieces = {"cn__channel": "sm__STREAM", "cn__topic": "sm__DATA"}
-    return {**addresses, **pieces, "sm__ch": door.channel, "sm__tp": door.topic, "sm__sz": 100}
+    return {**addresses, **pieces, "sm__ch": door.channel, "sm__tp": door.topic, **WHOLE}
 
 
 LISTED = [
@@ -68,6 +71,26 @@ def test_listed_requests_pass_from_their_party_alone(sender: str, receiver: str,
     for changed in ("cn__channel", "cn__topic"):
         assert refusal(here, HOST, own, sent | {changed: "another"})
     assert door.reason
+
+
+@pytest.mark.parametrize("here", [NAMES[SERVER], NAMES[SERVER_JOB]])
+def test_a_site_returns_only_what_it_was_asked_itself(here: str) -> None:
+    """The engine asks all sites under one number; a returned request says by itself to whom it was sent."""
+    certificate = "south" if here == SERVER else HOST  # its parent passes it on
+    returned = {"cn__origin": "south", "cn__destination": here, "cn__msg_type": "return"}
+    for asked in ("south", f"south.{JOB}"):
+        original = {"cn__original_headers": {"cn__destination": asked}}
+        assert refusal(here, HOST, certificate, returned | original) == ""
+    for forged in ({"cn__destination": "north"}, {"cn__destination": ["south"]}, {}, None, "south"):
+        assert refusal(here, HOST, certificate, returned | {"cn__original_headers": forged})
+    assert refusal(here, HOST, certificate, returned)
+
+
+def test_a_server_returns_what_it_could_not_pass_on() -> None:
+    returned = {"cn__origin": "server", "cn__destination": NAMES[SITE_JOB], "cn__msg_type": "return"}
+    for asked in (NAMES[SERVER_JOB], NAMES[SITE]):
+        original = {"cn__original_headers": {"cn__destination": asked}}
+        assert refusal(NAMES[SITE_JOB], HOST, HOST, returned | original) == ""
 
 
 def test_a_server_passes_on_what_its_jobs_ask_of_sites_and_sites_of_its_jobs() -> None:
@@ -131,6 +154,10 @@ def test_bulk_messages_and_large_streams_are_refused() -> None:
     streamed = message(FROM_SITE[SERVER_JOB][0], NAMES[SITE_JOB], NAMES[SERVER_JOB])
     for size, refused in ((LARGEST_STREAM, False), (LARGEST_STREAM + 1, True), (-1, True), ("9", True)):
         assert bool(refusal("server", HOST, "north", streamed | {"sm__sz": size})) == refused
+    for piece in ({"sm__dt": 1}, {"sm__sq": 1}, {"sm__sq": False}, {"sm__sq": None}, {"sm__dt": 6}):
+        assert refusal("server", HOST, "north", streamed | piece)
+    given_up = {"sm__dt": 6, "sm__em": "too late"}
+    assert not refusal("server", HOST, "north", streamed | given_up)
 
 
 def test_replies_in_pieces_answer_streamed_requests_only() -> None:

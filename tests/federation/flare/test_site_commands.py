@@ -144,6 +144,8 @@ def test_our_own_tasks_pass_and_others_do_not(made: Mapping[str, Path], tmp_path
         jobs.client_config("an.Executor", {"live": {"deep": [{"class_path": "os.system"}]}}),
         jobs.client_config("an.Executor", {"live": {"name": "Popen"}}),
         jobs.client_config("an.Executor", {"class_attributes": {}}),
+        jobs.client_config("an.Executor", {"live": {"x": ["{$PASSWORD}"]}}),  # of the site's environment
+        jobs.client_config("{$PASSWORD}", {}),
     ],
 )
 def test_a_task_names_one_class(config: Any) -> None:

@@ -124,6 +124,7 @@ def parties(folder: Path, guarded: bool = True) -> Iterator[Parties]:
         planting.mkdir(parents=True)
         (planting / "sitecustomize.py").write_text(CODE)
         patch.setenv(planted.FOLDER, sockets)
+        patch.setenv("NVFLARE_DATUM_DIR", str(folder / "datums"))  # for files that it is sent
         patch.setenv("PYTHONPATH", os.pathsep.join([str(planting), str(ROOT / "src"), str(ROOT)]))
         if not guarded:
             patch.setenv(planted.UNGUARDED, "yes")

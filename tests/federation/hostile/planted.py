@@ -212,6 +212,37 @@ def _send_all(cell: Any, attacks: list[tuple[dict[str, Any], Content, float]]) -
     return [_send(cell, *attack) for attack in attacks]
 
 
+def _ask_streamed(cell: Any, headers: dict[str, str], content: Content, seconds: float) -> tuple[str, bytes]:
+    """Send a request in pieces, as the engine sends those of a task; returns the reply as it arrived."""
+    from nvflare.fuel.f3.cellnet import cell as streaming
+    from nvflare.fuel.f3.message import Message
+
+    received: list[bytes] = []
+    decode = streaming.decode_payload
+
+    def keep(message: Any, *args: Any, **named: Any) -> None:
+        payload = message.payload
+        received.append(b"".join(map(bytes, payload)) if isinstance(payload, list) else bytes(payload or b""))
+        decode(message, *args, **named)
+
+    streaming.decode_payload = keep
+    try:
+        reply = cell.fobs_ctx["cell"]._send_request(
+            headers["cn__channel"],
+            headers["cn__destination"],
+            headers["cn__topic"],
+            Message({ATTACK: True}, _made(content)),
+            timeout=seconds,
+            optional=True,
+        )
+        code = str(reply.get_header("cn__return_code"))
+    except Exception as error:  # what came back is nothing that this process may decode
+        code = str(error)
+    finally:
+        streaming.decode_payload = decode
+    return code, b"".join(received)
+
+
 def _made(content: Content) -> Any:
     """What a message carries: one of the engine's own objects, or anything else."""
     from nvflare.apis.fl_context import FLContext
@@ -232,6 +263,10 @@ def _made(content: Content) -> Any:
         peer, shareable = FLContext(), Shareable()
         peer.set_prop("__identity_name__", parts[0], private=False)
         shareable.set_peer_context(peer)
+        return shareable
+    if kind == "shareable with cookies":  # the receiver puts them into its reply
+        shareable = Shareable()
+        shareable.set_cookie_jar(parts[0])
         return shareable
     if kind == "bulk":
         target, channel, topic, inner = parts
@@ -260,4 +295,5 @@ QUESTIONS: dict[str, Callable[..., Any]] = {
     "frames": lambda cell: frames["processed"],
     "peers": lambda cell: set(cell.agents),
     "send": _send_all,
+    "ask streamed": _ask_streamed,
 }

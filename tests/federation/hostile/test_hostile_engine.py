@@ -264,6 +264,35 @@ def test_a_task_consists_of_known_files_only(federation: Parties, file: str) -> 
     assert not (federation.kits["north"] / task).exists()
 
 
+@pytest.mark.parametrize(
+    ("attacker", "victim", "topic"),
+    [
+        ("server.job", "north.job", "__end_run__"),
+        ("south.job", "server.job", "__job_heartbeat__"),
+        ("south.job", "server.job", "__sync_runner__"),
+    ],
+)
+def test_a_request_that_is_echoed_names_no_file(
+    federation: Parties, attacker: str, victim: str, topic: str
+) -> None:
+    """The engine sends cookies back, and of a certain object the file that it names instead of the name."""
+    target = federation[victim].name
+    headers = {"cn__channel": "aux_communication", "cn__topic": topic, "cn__destination": target}
+    replies = [
+        federation[attacker].ask("ask streamed", headers, content, ANSWERED_WITHIN)
+        for path in federation.canaries.files
+        for content in [("shareable with cookies", {"x": object_that_names(path)})]
+    ]
+    assert not federation.canaries.stolen(replies)
+    federation.canaries.check_untouched()
+
+
+def object_that_names(path: Path) -> dict[str, Any]:
+    """What the engine decodes to its object for the content of a file."""
+    content = {"datum_id": str(uuid.uuid4()), "datum_type": None, "dot": 0, "value": str(path)}
+    return {"__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum", "__fobs_data__": {"data": content}}
+
+
 def test_nobody_is_talked_into_a_connection(federation: Parties) -> None:
     """A message may offer an address to connect to; whoever did would leave the server's connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -337,6 +366,16 @@ def test_a_site_cannot_end_a_task_for_the_others(federation: Parties) -> None:
     federation.check_all_go_on()
 
 
+def test_a_site_that_finishes_no_message_does_not_keep_the_others_waiting(federation: Parties) -> None:
+    """A message in pieces occupies a thread of its receiver for minutes, until its last piece is there."""
+    headers = {"cn__channel": "aux_communication", "cn__topic": "__job_heartbeat__"}
+    headers["cn__destination"] = federation["server.job"].name
+    unfinished = {"sm__dt": 1, "sm__sz": 1000}
+    federation["south.job"].send(*[(streamed(headers) | unfinished, ("raw", b"x"), 0.0) for _ in range(200)])
+    code, _ = federation["north.job"].ask("ask streamed", headers, ("shareable", {}), ANSWERED_WITHIN)
+    assert code == "ok"
+
+
 def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
     """The test of these tests: the server, and a site through the honest server, get what they ask for."""
     with parties(tmp_path, guarded=False) as open_doors:
@@ -349,6 +388,11 @@ def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
             assert open_doors.canaries.stolen(replies) == {"readings.csv", "site.toml", "client.key"}
         ran = [what for kind, what, _ in open_doors["north"].ask("handled") if kind == "command"]
         assert ran.count("sys.shell") == 6
+        echoed = {"cn__channel": "aux_communication", "cn__topic": "__end_run__"}
+        echoed["cn__destination"] = open_doors["north.job"].name
+        cookies = ("shareable with cookies", {"x": object_that_names(outside)})
+        reply = open_doors["server.job"].ask("ask streamed", echoed, cookies, ANSWERED_WITHIN)
+        assert open_doors.canaries.stolen([reply]) == {"readings.csv"}
         delete = ("command", "train.delete_run", {"job_id": "states"}, "")
         open_doors["south"].send((headers, delete, ANSWERED_WITHIN))
         assert not (open_doors.kits["north"] / "states").exists()

@@ -20,6 +20,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_CHANNEL,
     STREAM_DATA_TOPIC,
     STREAM_ERROR_TOPIC,
+    StreamDataType,
     StreamHeaderKey,
 )
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
@@ -109,11 +110,12 @@ def refusal(here: str, server: str, certificate: str, headers: Mapping[str, Any]
         return "" if reaches else "it is for another site"
     if sender == own:  # passed on by our own process: judge by its origin, which that process has checked
         sender = claimed
-    return _address_problem(own, sender, origin, destination) or (
-        _request_problem(own, sender, claimed, destination, headers)
-        if kind == MessageType.REQ and sender != OPERATOR
-        else ""
-    )
+    problem = _address_problem(own, sender, origin, destination)
+    if problem or sender == OPERATOR or kind == MessageType.REPLY:
+        return problem
+    if kind == MessageType.RETURN:
+        return _return_problem(own, sender, headers)
+    return _request_problem(own, sender, claimed, destination, headers)
 
 
 def _address_problem(own: str, sender: str, origin: str, destination: str) -> str:
@@ -129,6 +131,18 @@ def _address_problem(own: str, sender: str, origin: str, destination: str) -> st
     if claimed != sender:
         return f"it claims to be from {printable(claimed)}"
     return "" if target in (SERVER, sender) else "sites do not talk to each other"
+
+
+def _return_problem(own: str, sender: str, headers: Mapping[str, Any]) -> str:
+    """What is wrong with a request that came back, which says by itself to whom it was sent.
+
+    The engine asks all sites under one number: a site could answer for another one.
+    """
+    original = headers.get(MessageHeaderKey.ORIGINAL_HEADERS)
+    asked = original.get(MessageHeaderKey.DESTINATION) if isinstance(original, dict) else None
+    if not isinstance(asked, str):
+        return "it does not say to whom it was sent"
+    return "" if own != SERVER or FQCN.get_root(asked) == sender else "it was sent to another site"
 
 
 def _request_problem(
@@ -154,7 +168,7 @@ def _is_open(doors: tuple[Door, ...], receiver: str, headers: Mapping[str, Any])
     if (channel, topic) != (STREAM_CHANNEL, STREAM_DATA_TOPIC):
         return any((channel, topic) == (door.channel, door.topic) and not door.streamed for door in doors)
     size = headers.get(StreamHeaderKey.SIZE, 0)
-    if not doors or type(size) is not int or not 0 <= size <= LARGEST_STREAM:
+    if not doors or type(size) is not int or not 0 <= size <= LARGEST_STREAM or not _is_whole(headers):
         return False
     channel, topic = headers.get(StreamHeaderKey.CHANNEL), headers.get(StreamHeaderKey.TOPIC)
     if channel == CellChannel.RETURN_ONLY:  # the answer to a streamed request in the other direction
@@ -169,6 +183,13 @@ def party(server: str, certificate: str) -> str:
     if certificate == server:
         return SERVER
     return "" if certificate == SERVER else certificate
+
+
+def _is_whole(headers: Mapping[str, Any]) -> bool:
+    """Whether it is in one piece: until the last one has come, its receiver has a thread wait for it."""
+    kind, number = headers.get(StreamHeaderKey.DATA_TYPE), headers.get(StreamHeaderKey.SEQUENCE)
+    given_up = headers.get(StreamHeaderKey.ERROR_MSG)  # its receiver forgets what it has of it
+    return (type(number) is int and number == 0 and kind == StreamDataType.FINAL) or bool(given_up)
 
 
 def kind_of(process: str) -> str | None:

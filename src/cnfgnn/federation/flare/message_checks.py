@@ -23,6 +23,7 @@ from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 
+from cnfgnn.federation.flare import contents
 from cnfgnn.federation.flare.allowed import SERVER, party, printable, refusal
 from cnfgnn.federation.flare.handshake import peer_certificate, role
 from cnfgnn.federation.flare.provisioning import OPERATOR
@@ -44,6 +45,7 @@ def install() -> None:
     """Have every message and every connection of this process checked from now on."""
     CoreCell.process_message = _process_if_allowed
     ConnManager.update_endpoint = _connect_if_allowed
+    contents.install()
 
 
 def record(who: str, what: str) -> None:
@@ -59,8 +61,9 @@ def _process_if_allowed(
     cell: CoreCell, endpoint: Endpoint, connection: Any, app_id: int, message: Message
 ) -> None:
     server, certificate = cell.identity_resolver.resolve(SERVER), _certificate_name(cell, connection)
+    headers = message.headers if isinstance(message.headers, dict) else {}
     try:
-        problem = refusal(cell.my_info.fqcn, server, certificate, message.headers or {})
+        problem = refusal(cell.my_info.fqcn, server, certificate, headers)
     except Exception as error:  # whatever the headers hold, it is nothing that a task sends
         problem = f"its headers are damaged ({type(error).__name__})"
     if not problem:
@@ -68,7 +71,7 @@ def _process_if_allowed(
             message.remove_header(key)
         _process_message(cell, endpoint, connection, app_id, message)
         return
-    record(printable(party(server, certificate)), f"{problem} ({_subject(message.headers or {})})")
+    record(printable(party(server, certificate)), f"{problem} ({_subject(headers)})")
     try:
         _answer(cell, endpoint, message)
     except Exception as error:  # the sender gets no answer

@@ -139,7 +139,8 @@ def _names_one_class(config: Any) -> bool:
         ours = client_config(executor["path"], executor["args"])
     except (LookupError, TypeError, ValueError):
         return False
-    return bool(config == ours) and not any(map(_is_class, _parts(executor["args"])))
+    parts = [executor["path"], *_parts(executor["args"])]
+    return bool(config == ours) and not any(_is_class(part) or _is_reference(part) for part in parts)
 
 
 def _parts(args: Any) -> Iterator[Any]:
@@ -150,6 +151,11 @@ def _parts(args: Any) -> Iterator[Any]:
 
 def _is_class(part: Any) -> bool:
     return isinstance(part, dict) and bool(part.keys() & {"path", "class_path", "name", "class_attributes"})
+
+
+def _is_reference(part: Any) -> bool:
+    """Whether the engine would put something else in its place, such as a variable of the environment."""
+    return isinstance(part, str) and "{" in part
 
 
 def is_signed_by_operator(folder: str, authority: str, *args: Any, **named: Any) -> bool:

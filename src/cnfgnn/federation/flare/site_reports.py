@@ -1,15 +1,25 @@
-"""What sites tell the server: each speaks for itself only, and cannot end a task for the others."""
+"""What sites tell the server: each speaks for itself only, and cannot end a task for the others.
+
+For the engine, a site that cannot begin ends the task, and an answer to a command that is none keeps every
+task from beginning. Here such a site has not answered: the others begin, and it may join late.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
-from nvflare.private.defs import JobFailureMsgKey
+from nvflare.private.admin_defs import Message as Answer
+from nvflare.private.admin_defs import MsgHeader
+from nvflare.private.admin_defs import ReturnCode as Outcome
+from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey, TrainingTopic
+from nvflare.private.fed.server.admin import FedAdminServer
 from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.scheduler_constants import ShareableHeader
 
 from cnfgnn.federation.flare.allowed import printable
 from cnfgnn.federation.flare.message_checks import REFUSED, record
@@ -20,13 +30,15 @@ Handler = Callable[[Any, Message], Message]
 _register_client: Handler = FederatedServer.register_client
 _client_heartbeat: Handler = FederatedServer.client_heartbeat
 _process_job_failure: Handler = FederatedServer.process_job_failure
+_send_requests: Callable[..., list[Any]] = FedAdminServer.send_requests
 
 
 def install() -> None:
-    """Have logins, heartbeats and reports of failures checked from now on."""
+    """Have logins, heartbeats, reports of failures and answers to commands checked from now on."""
     FederatedServer.register_client = _in_own_name(_register_client)
     FederatedServer.client_heartbeat = _in_own_name(_client_heartbeat)
     FederatedServer.process_job_failure = _keep_task
+    FedAdminServer.send_requests = _with_usable_answers
 
 
 def _in_own_name(handle: Handler) -> Handler:
@@ -52,3 +64,42 @@ def _keep_task(server: FederatedServer, request: Message) -> Message:
         server.logger.warning(f"site {site} has ended its part of a task: {reason}")
         request.payload[JobFailureMsgKey.CODE] = 0
     return _process_job_failure(server, request)
+
+
+def _with_usable_answers(server: FedAdminServer, *args: Any, **named: Any) -> list[Any]:
+    replies = _send_requests(server, *args, **named)
+    for reply in replies:
+        answer = reply.reply
+        reply.reply = usable(getattr(reply.request, "topic", ""), answer)
+        if answer is not None and reply.reply is None:
+            server.logger.warning(
+                f"site {printable(reply.client_name)} did not do as asked ({reply.request.topic}): "
+                f"{printable(getattr(answer, 'body', answer))}"
+            )
+    return replies
+
+
+def usable(asked: str, answer: Any) -> Answer | None:
+    """The answer of a site to a command if the engine can go on with it; None otherwise."""
+    if not isinstance(answer, Answer):
+        return None
+    held = vars(answer)  # its sender says what it holds, even in place of its methods
+    body, headers = held.get("body"), held.get("headers")
+    if not isinstance(headers, dict):
+        return None
+    refused = headers.get(MsgHeader.RETURN_CODE, Outcome.OK) != Outcome.OK
+    if asked == TrainingTopic.START_JOB and (refused or str(body).startswith(ERROR_MSG_PREFIX)):
+        return None
+    if asked == TrainingTopic.CHECK_RESOURCE and not refused and not _tells_resources(body):
+        return None
+    usual = Answer(str(held.get("topic")), str(body) if refused else body)
+    usual.headers = headers
+    return usual
+
+
+def _tells_resources(body: Any) -> bool:
+    headers = body.get(ReservedHeaderKey.HEADERS) if isinstance(body, Shareable) else None
+    if not isinstance(headers, dict):
+        return False
+    enough = headers.get(ShareableHeader.IS_RESOURCE_ENOUGH)
+    return isinstance(enough, bool) and isinstance(headers.get(ShareableHeader.RESOURCE_RESERVE_TOKEN), str)
