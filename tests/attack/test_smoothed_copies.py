@@ -80,6 +80,18 @@ def test_weights_are_judged_on_readings_that_they_were_not_fitted_to() -> None:
     assert np.mean(errors) > 3.0 / math.sqrt(2)
 
 
+def test_readings_are_not_hidden_by_more_than_their_blur_because_they_are_calm_for_half_of_the_time() -> None:
+    """Whoever has a copy need not smooth it."""
+    values = np.concatenate([weather(1500, 2), white(1500, 2, spread=20.0)])
+    found = smoothed(values)
+    for blur in (0.01, 1.0, 5.0):
+        assert found.at(blur).alone <= blur
+    assert found.at(1e4).together <= found.guess
+    hidden = found.blur_that_hides(2.0)
+    assert hidden is not None
+    assert hidden >= 2
+
+
 def test_a_value_that_means_missing_is_not_used() -> None:
     values = weather()
     missing = np.random.default_rng(2).random(values.shape) < 0.2

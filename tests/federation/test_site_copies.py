@@ -17,7 +17,7 @@ from cnfgnn.config.toml import dump_table
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.preflight import check_site
+from cnfgnn.federation.preflight import _smoothing, check_site
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site_copies import FOLDER, RECORD, private_folder
 from cnfgnn.federation.site_data import SiteData, digest
@@ -364,6 +364,13 @@ def test_check_tells_the_owner_what_a_smoother_would_make_of_the_copies(kit: Pat
     before = {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
     assert smoothing_in_check(kit, hide=1.0) == [line, found.hiding(1.0)]
     assert before == {path: path.read_bytes() for path in kit.rglob("*") if path.is_file()}
+
+
+def test_check_says_so_if_readings_never_change() -> None:
+    values = np.full((700, 2), 7.0, dtype=np.float32)
+    found = SmoothedCopies.of(values, np.zeros(values.shape, dtype=np.bool_))
+    [line] = _smoothing(found, 0.0, None)
+    assert line == "smoothing: these readings never change, so that their mean tells all of them"
 
 
 def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ The smoother is a good one: it estimates each reading by a weighted sum of the c
 sensor and of the mean of the owner's sensors, with the weights that are best for the true readings. No
 attacker has these weights, but one who knows how such quantities behave comes near them. They are fitted to a
 half of the time and judged on the other. The noise is independent of the readings, so only its covariance is
-needed, and the same sums serve every blur.
+needed, and the same sums serve every blur. Where a copy as it is, or the sensor's mean, is nearer in one of
+the halves, that counts: readings that are calm in one half and restless in the other would otherwise seem to
+be hidden by more than their blur.
 """
 
 from __future__ import annotations
@@ -141,7 +143,9 @@ class SmoothedCopies:
         weights = torch.linalg.solve(copies + ridge[..., None, None] * torch.eye(first), wanted)
         weights = weights.flip(1)  # those of one half, for the other
         explained = 2 * weights.mT @ wanted - weights.mT @ copies @ weights
-        return self._rmse(self.squares - explained[..., 0, 0])
+        # Where these weights do not suit, a copy by itself is nearer, or the mean is.
+        missed = torch.minimum(self.squares - explained[..., 0, 0], blur**2 * self.counts)
+        return self._rmse(torch.minimum(missed, self.squares))
 
     def _rmse(self, squares: Tensor) -> float:
         return math.sqrt(max(0.0, float(squares.sum() / self.counts.sum())))

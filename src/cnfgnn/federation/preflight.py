@@ -107,7 +107,11 @@ def _smoothing(smoothing: SmoothedCopies | None, blur: float, hide: float | None
     if smoothing is None:
         yield f"smoothing: {TOO_FEW}"
         return
-    found = ", ".join(f"{row.together:.3g} at a blur of {row.blur:g}" for row in smoothing.for_blurs(blur))
+    rows = smoothing.for_blurs(blur)
+    if not rows:
+        yield "smoothing: these readings never change, so that their mean tells all of them"
+        return
+    found = ", ".join(f"{row.together:.3g} at a blur of {row.blur:g}" for row in rows)
     yield (
         f"smoothing: whoever smooths copies of these readings misses them by {found} (RMSE); guessing each"
         f" sensor's mean misses by {smoothing.guess:.3g}"
