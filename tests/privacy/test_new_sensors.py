@@ -92,6 +92,19 @@ def test_what_is_computed_for_new_sensors_and_when_follows_from_the_copy(
     assert one.forecasts != other.forecasts
 
 
+@pytest.mark.parametrize("truths", [("plain", "peaks")], indirect=True)
+@pytest.mark.parametrize("who", ["nodes", "owner"])
+def test_what_was_computed_for_a_new_sensor_is_computed_again_if_its_file_is_damaged(
+    who: str, truths: TwoTruths, tmp_path: Path
+) -> None:
+    before = told_with(truths, truths.one, tmp_path)
+    [file] = (tmp_path / FOLDER / RUN / who).rglob("*.safetensors")
+    file.write_bytes(b"damaged")
+    again = told_with(truths, truths.one, tmp_path)
+    assert again.problems == set()
+    assert again.forecasts[-1] == before.forecasts[-1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("truths", [("plain", "peaks")], indirect=True)
 def test_nobody_notices_that_an_owner_cannot_keep_what_it_computed_for_a_new_sensor(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
+from cnfgnn.errors import RunError
 from cnfgnn.federation.site_data import columns_of
 from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.checkpoints import FolderStore
@@ -77,8 +79,10 @@ class NewcomerFits:
 
     def _of(self, sensor: str) -> State:
         if sensor not in self._kept:
-            store = self._store(sensor)
-            self._kept[sensor] = store.read(TAG) if store.has(TAG) else {}
+            store, kept = self._store(sensor), {}
+            with suppress(RunError):  # it is damaged: it is computed again
+                kept = store.read(TAG) if store.has(TAG) else {}
+            self._kept[sensor] = kept
         return self._kept[sensor]
 
     def _store(self, sensor: str) -> FolderStore:
