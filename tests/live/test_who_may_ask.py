@@ -213,6 +213,24 @@ def test_a_token_file_must_hold_a_token_that_others_cannot_read(tmp_path: Path) 
         read_token(file)
 
 
+@pytest.mark.parametrize("damage", ["empty", "no text", "others may read it"])
+def test_a_service_makes_its_own_token_again_if_it_cannot_be_used(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in its folder must not keep it from starting; a token that others may read is no secret."""
+    file = open_token(None, tmp_path / "token")
+    before = read_token(file)
+    assert read_token(open_token(None, file)) == before
+    if damage == "others may read it":
+        file.chmod(0o644)
+    else:
+        file.write_bytes(b"" if damage == "empty" else b"\xff\xfe" * 20)
+    assert read_token(open_token(None, file)) != before
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert caplog.messages[0].endswith("; a new token is made")
+    assert before not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_terminal_shows_the_link_and_a_log_the_file(small_run: SmallRun, tmp_path: Path) -> None:
     options = ["--data", small_run.folder, "--state", tmp_path, "--clock", "feed"]

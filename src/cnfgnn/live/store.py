@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ class ReadingStore:
     def _open(self) -> None:
         with self._explained():
             self.path.touch(0o600)
-            self.path.chmod(0o600)  # SQLite gives its other files the same permissions
+            self._close_to_others()
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
@@ -83,6 +83,13 @@ class ReadingStore:
         if found != FORMAT:
             self._database.close()
             raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
+
+    def _close_to_others(self) -> None:
+        """Let the owner alone read the files, also those of an earlier version. SQLite makes its log with the
+        permissions of the database, but a log that a killed process has left keeps its own."""
+        for file in self.path.parent.glob(f"{FILE}*"):
+            with suppress(PermissionError):  # it belongs to another user, who has shared it
+                file.chmod(0o600)
 
     def close(self) -> None:
         self._database.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from pathlib import Path
 
@@ -12,12 +13,23 @@ TOKEN = "token"  # the file's name in the folder of a service
 LEAST_LENGTH = 16
 OTHERS = 0o007  # the permissions of users who are neither the owner nor in the file's group
 
+log = logging.getLogger(__name__)
+
 
 def open_token(chosen: Path | None, default: Path) -> Path:
-    """The file with the token of a service: the chosen one, or else the default, which is made if needed."""
-    if chosen is None and not default.exists():
-        write_private(default, f"{secrets.token_urlsafe(32)}\n".encode())
-    return chosen or default
+    """The file with the token of a service: the chosen one, or else the default, which is made if there is
+    none, and made again if it is damaged or others may have read it: a service must not fail to start
+    because of a file that is its own."""
+    if chosen is not None:
+        return chosen
+    if default.exists():
+        try:
+            read_token(default)
+            return default
+        except ConfigError as error:
+            log.warning("%s; a new token is made", error)
+    write_private(default, f"{secrets.token_urlsafe(32)}\n".encode())
+    return default
 
 
 def read_token(file: Path) -> str:
