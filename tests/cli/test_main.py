@@ -10,10 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from rich.text import Text
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
@@ -193,6 +197,19 @@ def test_settings_are_printed_as_a_file_that_can_be_used(tmp_path: Path) -> None
     tiny = ["--set=city.sensors=2", "--set=city.days=2", "--set=model.hidden=3", "--set=training.rounds=1"]
     said("train", "--config", file, "--out", out, *tiny)
     assert Run.open(out).config.model.layers == 2
+
+
+def test_no_word_of_the_help_is_taken_for_markup() -> None:
+    """A terminal would not show a word in square brackets."""
+
+    def texts(command: Any) -> Iterator[str]:
+        yield command.help or ""
+        yield from (option.help or "" for option in command.params if hasattr(option, "help"))
+        for one in getattr(command, "commands", {}).values():
+            yield from texts(one)
+
+    swallowed = [text for text in texts(get_command(app)) if Text.from_markup(text).plain != text]
+    assert swallowed == []
 
 
 def test_methods_and_version_are_printed() -> None:

@@ -40,7 +40,7 @@ def live(
     clock: Annotated[
         str,
         typer.Option(
-            help="system: the sites' clocks; feed: recordings; [live] of each site must say the same."
+            help="system: the sites' clocks; feed: recordings. Each site sets live.clock to the same."
         ),
     ] = "system",
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
@@ -57,8 +57,8 @@ def live(
 ) -> None:
     """Forecast at every step: each site serves the forecasts of its own sensors, until Ctrl-C.
 
-    Each site takes readings in and gives forecasts out as cnfgnn live does; [live] in its local/site.toml
-    says where. The page of this command shows who is there, how fast and how complete; no reading and no
+    Each site takes readings in and gives forecasts out as cnfgnn live does; its local/site.toml says where,
+    under live. The page of this command shows who is there, how fast and how complete; no reading and no
     forecast reaches the server. If the server dies, the sites go on by themselves, and the task is started
     again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
     their blurred copies of the last days, and the new one goes live if it is better.

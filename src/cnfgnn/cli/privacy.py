@@ -46,12 +46,12 @@ DurationsOption = Annotated[
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Your readings: compute, here, how near a smoother of their copies would come."),
+    typer.Option(help="Your readings: compute, on this machine, how near a smoother of their copies comes."),
 ]
 HideOption = Annotated[
     float | None,
     typer.Option(
-        help="Name the blur at which even a smoother misses the readings by so much, in their unit."
+        help="By how much a smoother should miss the readings, in their unit: name the blur for that."
     ),
 ]
 
