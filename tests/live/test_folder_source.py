@@ -91,8 +91,9 @@ class Growing:
         self.file.write_text("time,s0,s1\n" + "".join(self.lines[:BEFORE]))
         self.first = read_readings(self.file, PARIS)
 
-    async def take(self, lines: Sequence[str]) -> None:
-        """A service begins with what is there, looks at the file after each of these lines, and ends."""
+    async def take(self, lines: Sequence[str | Arrived]) -> None:
+        """A service begins with what is there, looks at the file after each of these lines, and ends. A
+        reading in between arrives by HTTP."""
         store = ReadingStore(self.state)
         recent = recent_readings(self.first, store, zeros_missing=False)
         service = LiveService(
@@ -106,6 +107,9 @@ class Growing:
         source = FolderSource(service, self.file, PARIS, (self.file.name, state_of(self.file)))
         writing = asyncio.create_task(service._write())
         for line in lines:
+            if isinstance(line, Arrived):
+                await service.take([line], "http")
+                continue
             with self.file.open("a") as opened:
                 opened.write(line)
             await source.look()
@@ -147,6 +151,27 @@ def test_a_reading_of_the_hour_that_clocks_repeat_has_one_time_and_one_copy(
     live = copies.blur(growing.stored, 5.0)
     np.testing.assert_array_equal(copies.blur(whole, 5.0).values, live.values)
     assert copies.count() == 2 * len(growing.lines)
+
+
+def test_lines_of_the_repeated_hour_do_not_undo_a_correction_that_has_arrived_otherwise(
+    tmp_path: Path,
+) -> None:
+    growing = Growing(tmp_path / "folder")
+    corrected = [
+        Arrived("s0", int(pd.Timestamp(time).timestamp()), value)
+        for time, value in (("2024-10-26 23:00Z", 77.0), ("2024-10-27 00:30Z", 78.0))
+    ]
+    middle = BEFORE + 20
+    asyncio.run(growing.take([*growing.lines[BEFORE:middle], *corrected, *growing.lines[middle:]]))
+    stored = growing.stored
+    seconds = stored.times.astype("datetime64[s]").astype(np.int64).tolist()
+    column = stored.ids.index("s0")
+    for reading in corrected:
+        assert reading.seconds is not None
+        assert stored.values[seconds.index(int(reading.seconds)), column] == reading.value
+    whole = read_readings(growing.file, PARIS)
+    np.testing.assert_array_equal(stored.times, whole.times)
+    assert (stored.values != whole.values).sum() == len(corrected)
 
 
 def test_an_upload_that_begins_in_the_repeated_hour_is_refused(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ TokenOption = Annotated[
 MqttOption = Annotated[
     str | None,
     typer.Option(
-        help=f"A broker: mqtt://host or mqtt://user@host:port; with TLS mqtts://; password in {MQTT_PASSWORD}."
+        help=f"A broker: mqtt://host or mqtt://user@host:port, TLS: mqtts://; password in {MQTT_PASSWORD}."
     ),
 ]
 

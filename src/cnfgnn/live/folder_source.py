@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -207,7 +207,7 @@ class FolderSource:
     ) -> tuple[list[Found], list[str]]:
         """The readings of the lines that were added before byte `end`, and what could not be read."""
         try:
-            return self._read_added(file, header + added, end, variable), []
+            return self._read_added(file, header, added, end, variable), []
         except DataError as error:
             lines = added.splitlines(keepends=True)
             if len(lines) > LINES_ALONE:
@@ -222,15 +222,20 @@ class FolderSource:
                 refused.append(f"{error}, in {line[:80]!r}")
         return found, refused
 
-    def _read_added(self, file: Path, content: bytes, end: int, variable: str) -> list[Found]:
+    def _read_added(self, file: Path, header: bytes, added: bytes, end: int, variable: str) -> list[Found]:
         """Read the lines of a file that were added before byte `end`, together with those before them if some
         are in an hour that occurs twice."""
         zone = self.options.zone
         with suppress(RepeatedHour):
-            found = self._read(file, content, variable)
+            found = self._read(file, header + added, variable)
             if zone is None or not any(occur_twice(one.times, zone).any() for _, one in found):
                 return found
-        return self._read(file, _first_bytes(file, end), variable)
+        whole, begun = self._read(file, _first_bytes(file, end), variable), end - len(added)
+        if begun <= len(header):
+            return whole
+        # What the lines before tell is known, and may have been corrected since by other ways.
+        before = dict(self._read(file, _first_bytes(file, begun), variable))
+        return [(name, added_to(before[name], one) if name in before else one) for name, one in whole]
 
     def _read(self, file: Path, content: bytes, variable: str) -> list[Found]:
         """Read a part of a file; messages name the file."""
@@ -251,6 +256,16 @@ def _first_bytes(file: Path, count: int) -> bytes:
 def _first_line(file: Path) -> bytes:
     with file.open("rb") as opened:
         return opened.readline()
+
+
+def added_to(before: Readings, after: Readings) -> Readings:
+    """The readings after lines were added to a file, without those that it had before."""
+    _, rows, known_rows = np.intersect1d(after.times, before.times, return_indices=True)
+    _, columns, known_columns = np.intersect1d(after.ids, before.ids, return_indices=True)
+    values, there = after.values.copy(), np.ix_(rows, columns)
+    is_known = values[there] == before.values[np.ix_(known_rows, known_columns)]
+    values[there] = np.where(is_known, np.nan, values[there])
+    return replace(after, values=values, missing=np.isnan(values))
 
 
 def state_of(file: Path) -> FileState:
