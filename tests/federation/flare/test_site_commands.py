@@ -89,6 +89,9 @@ def test_commands_that_no_task_needs_are_refused(topic: str) -> None:
         {"job_meta": {"job_id": ["states"]}},
         {"job_meta": {}},
         {"job_meta": "states"},
+        {"_userName": "x" * 201},  # it is written to a log
+        {"_userName": "operator\n[U:somebody]"},
+        {"_eventId": ["a", "list"]},
         {"_userRole": "super"},
         {"_submitterRole": "super"},
         {"job_meta": {"job_id": JOB, "submitter_role": "super"}},
@@ -97,6 +100,14 @@ def test_commands_that_no_task_needs_are_refused(topic: str) -> None:
 def test_what_becomes_a_path_or_a_right_is_checked(topic: str, changes: dict[str, Any]) -> None:
     body = packed({"config/config_fed_client.json": json.dumps(OURS)})
     assert command_problem(request(topic, usual(**changes), body))
+
+
+@pytest.mark.parametrize("topic", ["train.deploy", "train.start_job", "train.abort"])
+def test_the_id_in_the_description_of_a_task_alone_is_not_enough(topic: str) -> None:
+    body = packed({"config/config_fed_client.json": json.dumps(OURS)})
+    headers = usual()
+    del headers["job_id"]
+    assert command_problem(request(topic, headers, body))
 
 
 def test_the_command_itself_decides_not_the_name_on_its_envelope() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.message import Message as CellMessage
+from nvflare.fuel.utils.job_utils import build_client_hierarchy
 from nvflare.private.admin_defs import Message, error_reply, ok_reply
 from nvflare.private.fed.server.admin import check_client_replies
 from nvflare.private.fed.server.message_send import ClientReply
 
-from cnfgnn.federation.flare.site_reports import usable
+from cnfgnn.federation.flare.site_reports import _in_own_name, usable
 
 START, CHECK, DEPLOY = "train.start_job", "scheduler.check_resource", "train.deploy"
 
@@ -70,3 +74,22 @@ def test_refusals_and_other_answers_are_kept_without_what_a_sender_adds() -> Non
     assert deployed is not None
     assert deployed.get_header("_rtnCode") == "_ok"
     assert vars(deployed).keys() == {"id", "topic", "body", "headers"}
+
+
+@pytest.mark.parametrize("claimed", ["north", "nobody.south", "", 7, None])
+def test_a_site_does_not_choose_its_place_among_the_others(claimed: object) -> None:
+    """The engine ends every task in which two sites stand in the same place, or one below nobody."""
+    peer, login = FLContext(), Shareable({"site_config": {"made": "up"}})
+    peer.put("__identity_name__", "south", private=False, sticky=False)
+    peer.put("__fqsn__", claimed, private=False, sticky=False)
+    peer.put("__is_leaf__", False, private=False, sticky=False)
+    login.set_peer_context(peer)
+    request = CellMessage({}, login)
+    request.set_prop("cn__common_name", "south")
+    received = _in_own_name(lambda server, message: message)(None, request)
+    told = received.payload.get_peer_context()
+    assert (told.get_prop("__fqsn__"), told.get_prop("__is_leaf__")) == ("south", True)
+    assert "site_config" not in received.payload
+    sites = [Client("north", "a"), Client("south", "b")]
+    sites[1].set_fqsn(told.get_prop("__fqsn__"))
+    assert sorted(build_client_hierarchy(sites).roots) == ["north", "south"]

@@ -293,6 +293,17 @@ def object_that_names(path: Path) -> dict[str, Any]:
     return {"__fobs_type__": "nvflare.fuel.utils.fobs.datum.Datum", "__fobs_data__": {"data": content}}
 
 
+@pytest.mark.parametrize("kind", ["numpy.ndarray", "argparse.Namespace", "nvflare.apis.dxo.DXO"])
+def test_a_message_with_objects_that_no_task_needs_is_not_decoded(federation: Parties, kind: str) -> None:
+    """Decoding is the engine's first step, before it asks who sent a message."""
+    heartbeat = {"cn__channel": "task", "cn__topic": "heart_beat", "cn__destination": "server"}
+    part = {"__fobs_type__": kind, "__fobs_data__": {"data": {"x": 1}}}
+    before = len(federation["server"].ask("handled"))
+    federation["south"].send((heartbeat, ("shareable", {"x": part}), 2.0))
+    assert not [one for one in federation["server"].ask("handled")[before:] if one[2]]
+    federation.check_all_go_on()
+
+
 def test_nobody_is_talked_into_a_connection(federation: Parties) -> None:
     """A message may offer an address to connect to; whoever did would leave the server's connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:

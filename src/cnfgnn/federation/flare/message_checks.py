@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.conn_manager import ConnManager, NullConnection
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys
+from nvflare.fuel.f3.stats_pool import CounterPool, HistPool
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
 
 from cnfgnn.federation.flare import contents
@@ -34,9 +36,13 @@ ALL_POWERFUL = "super"  # the role that the engine lets do everything
 # A sender may offer an address to connect to directly, or say that a message was too large for it, which ends
 # a server's job. No task needs either.
 NOT_TAKEN = (MessageHeaderKey.CONN_URL, StreamHeaderKey.ERROR_TYPE)
+# The engine counts messages by what their senders say of them, and keeps every such name.
+MOST_COUNTED, LONGEST_COUNTED, NOT_COUNTED = 500, 200, "others"
 
 _process_message = CoreCell.process_message
 _update_endpoint = ConnManager.update_endpoint
+_record_value = HistPool.record_value
+_increment = CounterPool.increment
 _recorded: dict[str, set[str]] = {}  # what was refused to each party
 log = logging.getLogger(__name__)
 
@@ -45,6 +51,8 @@ def install() -> None:
     """Have every message and every connection of this process checked from now on."""
     CoreCell.process_message = _process_if_allowed
     ConnManager.update_endpoint = _connect_if_allowed
+    HistPool.record_value = _record_value_if_room
+    CounterPool.increment = _increment_if_room
     contents.install()
 
 
@@ -76,6 +84,20 @@ def _process_if_allowed(
         _answer(cell, endpoint, message)
     except Exception as error:  # the sender gets no answer
         log.debug("no answer to a refused message: %s", error)
+
+
+def _record_value_if_room(pool: HistPool, category: str, value: float) -> None:
+    _record_value(pool, _counted(category, pool.cat_bins), value)
+
+
+def _increment_if_room(pool: CounterPool, category: str, counter_name: str, amount: int = 1) -> None:
+    _increment(pool, _counted(category, pool.cat_counters), counter_name, amount)
+
+
+def _counted(category: str, known: Mapping[str, Any]) -> str:
+    """The name under which a message is counted: its own as long as there is room for it."""
+    room = len(known) < MOST_COUNTED and len(category) <= LONGEST_COUNTED
+    return category if room or category in known else NOT_COUNTED
 
 
 def _certificate_name(cell: CoreCell, connection: Any) -> str:

@@ -17,6 +17,7 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from nvflare.private.admin_defs import Message as Command
@@ -24,6 +25,7 @@ from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import RequestHeader, TrainingTopic, new_cell_message
 from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.communicator import Communicator
 
 from cnfgnn.federation.flare.allowed import STATUS_OF_JOB, UUID, printable
 from cnfgnn.federation.flare.jobs import APP, client_config
@@ -41,6 +43,8 @@ COMMANDS: Mapping[str, str] = {
     TrainingTopic.NOTIFY_JOB_STATUS: "a task's process tells its parent how it is",
 }
 JOB_ID_NEEDED = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.ABORT)
+WRITTEN_DOWN = (RequestHeader.USER_NAME, ConnProps.EVENT_ID)  # to the audit log, which nobody shortens
+LONGEST_NAME = 200
 OPERATOR_ROLE = "project_admin"
 ROLES = (RequestHeader.USER_ROLE, RequestHeader.SUBMITTER_ROLE)
 # The files of our tasks. Others, such as code or a logging configuration, would be loaded by the engine.
@@ -59,6 +63,8 @@ def install() -> None:
     """Have every command to this process checked from now on."""
     FedAdminAgent.register_processor = _register_if_needed
     FedAdminAgent._dispatch_request = _dispatch_if_allowed
+    # The engine would send what the kit's settings hold to the server, and that to all sites.
+    Communicator._get_site_config_for_registration = lambda *args: None
     training_cmds.require_signed_jobs = lambda *args: True  # whatever fed_client.json says
     training_cmds.verify_folder_signature = is_signed_by_operator
 
@@ -92,14 +98,20 @@ def command_problem(request: Message) -> str:
     ids = list(_job_ids(command.headers))
     if not all(isinstance(job_id, str) and UUID.fullmatch(job_id) for job_id in ids) or len(set(ids)) > 1:
         return f"the command {topic} with a task's id that is none: {printable(ids)}"
-    if topic in JOB_ID_NEEDED and not ids:
+    if topic in JOB_ID_NEEDED and RequestHeader.JOB_ID not in command.headers:
         return f"the command {topic} without a task's id"
+    if not all(_is_name(command.headers.get(key)) for key in WRITTEN_DOWN):
+        return f"the command {topic} with a name that is none"
     roles = {command.headers.get(key) for key in ROLES} | {_submitter_role(command.headers)}
     if not roles <= {None, "", OPERATOR_ROLE}:
         return f"the command {topic} by a person who is not the operator"
     if topic == TrainingTopic.DEPLOY and command.headers.get(RequestHeader.APP_NAME) != APP:
         return f"the command {topic} with a name that no task has"
     return _job_problem(command.body) if topic == TrainingTopic.DEPLOY else ""
+
+
+def _is_name(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable())
 
 
 def _job_ids(headers: Mapping[str, Any]) -> Iterator[Any]:

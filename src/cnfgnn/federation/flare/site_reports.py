@@ -1,7 +1,8 @@
 """What sites tell the server: each speaks for itself only, and cannot end a task for the others.
 
 For the engine, a site that cannot begin ends the task, and an answer to a command that is none keeps every
-task from beginning. Here such a site has not answered: the others begin, and it may join late.
+task from beginning. Here such a site has not answered: the others begin, and it may join late. A site also
+says at its login where in a tree of sites it stands, which ends every task if two stand in the same place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -16,7 +18,7 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.admin_defs import Message as Answer
 from nvflare.private.admin_defs import MsgHeader
 from nvflare.private.admin_defs import ReturnCode as Outcome
-from nvflare.private.defs import ERROR_MSG_PREFIX, JobFailureMsgKey, TrainingTopic
+from nvflare.private.defs import ERROR_MSG_PREFIX, ClientRegMsgKey, JobFailureMsgKey, TrainingTopic
 from nvflare.private.fed.server.admin import FedAdminServer
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.scheduler_constants import ShareableHeader
@@ -49,11 +51,21 @@ def _in_own_name(handle: Handler) -> Handler:
         peer = payload.get_peer_context() if hasattr(payload, "get_peer_context") else None
         named = peer.get_identity_name(default=sender) if peer is not None else sender
         if sender == OPERATOR or named == sender:
+            _put_in_its_place(payload, peer, sender)
             return handle(server, request)
         record(printable(sender), f"a login or heartbeat in the name of {printable(named)}")
         return make_reply(ReturnCode.AUTHENTICATION_ERROR, REFUSED)
 
     return checked
+
+
+def _put_in_its_place(payload: Any, peer: Any, sender: str) -> None:
+    """Our sites stand beside each other, and the settings of one are not told to the others."""
+    if peer is not None:
+        peer.put(ReservedKey.FQSN, sender, private=False, sticky=False)
+        peer.put(ReservedKey.IS_LEAF, True, private=False, sticky=False)
+    if isinstance(payload, dict):
+        payload.pop(ClientRegMsgKey.SITE_CONFIG, None)
 
 
 def _keep_task(server: FederatedServer, request: Message) -> Message:
