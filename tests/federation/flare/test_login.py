@@ -93,3 +93,35 @@ def test_a_site_whose_first_login_is_not_answered_joins(
         assert (tmp_path / "tried").exists()
         assert "beginning again" in (north / "log.txt").read_text()
         assert processes.running(north) == pid
+
+
+CONFIGURED_LATE = """
+import sys
+
+if "server_train" in " ".join(sys.orig_argv):
+    import time
+    from nvflare.private.fed.server.fed_server import FederatedServer
+
+    set_admin_server = FederatedServer.set_admin_server
+
+    def late(self, admin_server):  # the engine listens by now, and learns of its certificate afterwards
+        time.sleep(12.0)  # a site tries at least every ten seconds
+        set_admin_server(self, admin_server)
+
+    FederatedServer.set_admin_server = late
+"""
+
+
+@pytest.mark.slow
+def test_a_site_that_logs_in_while_the_server_is_being_configured_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with federation(tmp_path / "project") as (_, made):
+        north, server = made["north"], made["server"]
+        processes.down(server)
+        have_processes_run(CONFIGURED_LATE, tmp_path / "faults", monkeypatch)
+        processes.up(north)
+        processes.up(server)
+        wait_for(lambda: connected(server) == {"north"}, "north to log in, and the operator to see it")
+        assert "Login failed" not in (north / "console.txt").read_text()
+        assert "missing __server_config__" not in (server / "log.txt").read_text()

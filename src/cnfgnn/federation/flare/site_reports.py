@@ -7,10 +7,12 @@ says at its login where in a tree of sites it stands, which ends every task if t
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
@@ -27,12 +29,16 @@ from cnfgnn.federation.flare.allowed import printable
 from cnfgnn.federation.flare.message_checks import REFUSED, record
 from cnfgnn.federation.flare.provisioning import OPERATOR
 
+CONFIGURED_WITHIN = 30.0  # seconds from the first message on
+
 Handler = Callable[[Any, Message], Message]
 
 _register_client: Handler = FederatedServer.register_client
 _client_heartbeat: Handler = FederatedServer.client_heartbeat
 _process_job_failure: Handler = FederatedServer.process_job_failure
 _send_requests: Callable[..., list[Any]] = FedAdminServer.send_requests
+_get_id_asserter: Callable[[Any], Any] = FederatedServer._get_id_asserter
+_configured = threading.Event()
 
 
 def install() -> None:
@@ -40,7 +46,23 @@ def install() -> None:
     FederatedServer.register_client = _in_own_name(_register_client)
     FederatedServer.client_heartbeat = _in_own_name(_client_heartbeat)
     FederatedServer.process_job_failure = _keep_task
+    FederatedServer._get_id_asserter = _get_id_asserter_once_configured
     FedAdminServer.send_requests = _with_usable_answers
+
+
+def _get_id_asserter_once_configured(server: FederatedServer) -> Any:
+    """Have the first messages wait until the server knows its own certificate.
+
+    The engine listens a moment before that. A site that logs in then would be refused for good, and the
+    server would sign all its messages with nothing, so that its operator could not log in any more.
+    """
+    until = time.monotonic() + CONFIGURED_WITHIN
+    while not _configured.is_set():
+        with server.engine.new_context() as fl_ctx:
+            if fl_ctx.get_prop(FLContextKey.SECURE_MODE) is not None or time.monotonic() > until:
+                _configured.set()
+        _configured.wait(0.02)
+    return _get_id_asserter(server)
 
 
 def _in_own_name(handle: Handler) -> Handler:
