@@ -134,6 +134,7 @@ def test_levels_alone_give_the_readings_away_even_if_nodes_keep_their_weights(
         attack_run(run, attacked_city, attacks=["series"], windows=60)
 
 
+@pytest.mark.slow
 def test_the_server_fits_the_linear_forecasters_that_nodes_keep(
     attacked_runs: dict[str, Path], attacked_city: Dataset
 ) -> None:

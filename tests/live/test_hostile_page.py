@@ -104,7 +104,9 @@ def refusals(service: Client) -> float:
     return sum(float(line.split()[-1]) for line in refused)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])  # another site; another user of this machine
+@pytest.mark.parametrize(  # another user of this machine; another site
+    "host", ["127.0.0.1", pytest.param("localhost", marks=pytest.mark.slow)]
+)
 def test_a_hostile_page_stores_nothing_and_reads_nothing(
     page: Page, service: Client, small_run: SmallRun, host: str
 ) -> None:

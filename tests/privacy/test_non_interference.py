@@ -485,6 +485,7 @@ def test_no_server_notices_that_an_owner_fails(
     assert one.of_owner != other.of_owner
 
 
+@pytest.mark.slow
 def test_a_server_that_notices_a_failure_of_the_owner_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
