@@ -8,7 +8,6 @@ whether it is one of these requests. A party's own processes, which share its ce
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,12 +27,12 @@ from nvflare.private.defs import CellMessageHeaderKeys
 
 from cnfgnn.federation.flare.engine_files import LARGEST_STREAM
 from cnfgnn.federation.flare.provisioning import OPERATOR
+from cnfgnn.federation.processes import TASK_ID
 
 CHANNEL, TOPIC = "cnfgnn", "request"  # of our own requests
 SERVER, SITE, SERVER_JOB, SITE_JOB = "server", "site", "server's job", "site's job"  # the kinds of processes
 COMMANDS, AUX, TASK = CellChannel.CLIENT_MAIN, CellChannel.AUX_COMMUNICATION, CellChannel.SERVER_MAIN
 STATUS_OF_JOB = "train.notify_job_status"
-UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 MESSAGE_KINDS = (MessageType.REQ, MessageType.REPLY, MessageType.RETURN)
 
 
@@ -197,7 +196,7 @@ def kind_of(process: str) -> str | None:
     root, *job = FQCN.split(process)
     if not job:
         return SERVER if root == SERVER else SITE
-    if len(job) > 1 or not UUID.fullmatch(job[0]):
+    if len(job) > 1 or not TASK_ID.fullmatch(job[0]):
         return None
     return SERVER_JOB if root == SERVER else SITE_JOB
 

@@ -23,7 +23,7 @@ SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTIO
 SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
 MOST_SITES = 450  # two connections each, and the engine's select() takes 1,024 files
-LARGEST_STREAM = 16 << 20  # bytes of a message that the engine sends in pieces; ours are not such messages
+LARGEST_STREAM = 16 << 20  # bytes of a message that the engine streams; it streams none of ours
 MOST_JOBS = 2  # at a time: a live task, and a training beside it
 
 # What the engine lets the operator do: a job must contain no code, and a site's processes are its owner's.
@@ -114,8 +114,8 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def connection_settings() -> dict[str, Any]:
-    """Require certificates on loopback too: every user of the machine could connect to a parent process. No
-    party connects to another one but the server."""
+    """Require certificates on loopback too: every user of the machine could connect to a parent process.
+    Sites connect to the server only."""
     loopback = {"host": "localhost", "connection_security": "mtls"}
     return {"internal": {"scheme": "tcp", "resources": loopback}, "allow_adhoc_conns": False}
 

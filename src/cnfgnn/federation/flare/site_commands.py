@@ -27,10 +27,11 @@ from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.communicator import Communicator
 
-from cnfgnn.federation.flare.allowed import STATUS_OF_JOB, UUID, printable
+from cnfgnn.federation.flare.allowed import STATUS_OF_JOB, printable
 from cnfgnn.federation.flare.jobs import APP, client_config
 from cnfgnn.federation.flare.message_checks import REFUSED, record
 from cnfgnn.federation.flare.provisioning import OPERATOR
+from cnfgnn.federation.processes import TASK_ID
 
 # The processors of all other commands are not registered.
 COMMANDS: Mapping[str, str] = {
@@ -96,7 +97,7 @@ def command_problem(request: Message) -> str:
     if request.get_header(MessageHeaderKey.TOPIC) == STATUS_OF_JOB and topic != STATUS_OF_JOB:
         return f"the command {printable(topic)}: the message says that it is another one"
     ids = list(_job_ids(command.headers))
-    if not all(isinstance(job_id, str) and UUID.fullmatch(job_id) for job_id in ids) or len(set(ids)) > 1:
+    if not all(isinstance(job_id, str) and TASK_ID.fullmatch(job_id) for job_id in ids) or len(set(ids)) > 1:
         return f"the command {topic} with a task's id that is none: {printable(ids)}"
     if topic in JOB_ID_NEEDED and RequestHeader.JOB_ID not in command.headers:
         return f"the command {topic} without a task's id"
