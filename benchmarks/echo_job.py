@@ -15,7 +15,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from cnfgnn.federation.flare.cell import CellChannel, serve_requests
+from cnfgnn.federation.engine.carry.cell import CellChannel, serve_requests
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms, _Work
 from cnfgnn.transports.remote.link import Link, Lost
 from cnfgnn.transports.remote.messages import Unreachable

@@ -26,20 +26,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes
+from cnfgnn.federation.engine.carry.jobs import connect, job_folder
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.jobs import connect, job_folder
-from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.tasks import run_task, session_when_ready
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.server_task import RUNS, Task, settings_of
-from cnfgnn.federation.status import read_status
-from cnfgnn.federation.task_client import run_task, session_when_ready
+from cnfgnn.federation.server.status import read_status
+from cnfgnn.federation.server.task import RUNS, Task, settings_of
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate

@@ -29,20 +29,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.live_relay import LIVE as LIVE_FOLDER
-from cnfgnn.federation.live_relay import read_service
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.tasks import TaskError, run_task
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.site_status import read_site_status
-from cnfgnn.federation.status import read_status, request_stop
-from cnfgnn.federation.task_client import TaskError, run_task
+from cnfgnn.federation.server.status import read_status, request_stop
+from cnfgnn.federation.server.task import Task, settings_of
+from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
+from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.engine import rows_of
 from cnfgnn.process_setup import keep_freed_memory
 

@@ -53,7 +53,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
-from cnfgnn.federation.task_context import strategy_of
+from cnfgnn.federation.server.task_context import strategy_of
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable, unpack
@@ -333,9 +333,9 @@ def real_processes(options: argparse.Namespace) -> dict[str, Any]:
         from benchmarks.federation import federated, shared_out
     else:
         from federation import federated, shared_out
-    from cnfgnn.federation import processes
-    from cnfgnn.federation.server_task import Task, settings_of
-    from cnfgnn.federation.task_client import run_task
+    from cnfgnn.federation.kits import processes
+    from cnfgnn.federation.operator.tasks import run_task
+    from cnfgnn.federation.server.task import Task, settings_of
 
     sites = options.processes
     changes = {"training.rounds": 1, "compute.device": "cpu"}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.federation import processes
-from cnfgnn.federation.live_relay import read_service
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.site.live.relay import read_service
 from tests.federation.live_processes import FULL, SITES, go_live, live_processes
 from tests.federation.proxy import proxied
 from tests.federation.running_federation import ENGINE_WARNINGS

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cnfgnn.federation import processes
+from cnfgnn.federation.kits import processes
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (
     ENGINE_WARNINGS,

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.federation import processes
-from cnfgnn.federation.server_task import Task
-from cnfgnn.federation.task_client import TaskError
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.tasks import TaskError
+from cnfgnn.federation.server.task import Task
 from tests.federation import fault_injection
 from tests.federation.reference_training import (
     assert_personal_state_is_at_the_site,

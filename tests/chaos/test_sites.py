@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.federation import processes
+from cnfgnn.federation.kits import processes
 from tests.federation.reference_training import assert_as_good_as_undisturbed, config
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 

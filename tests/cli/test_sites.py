@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cnfgnn.cli.sites import SiteLines, headline
-from cnfgnn.federation.status import STARTING
+from cnfgnn.federation.server.status import STARTING
 
 
 def site(**changes: Any) -> dict[str, Any]:

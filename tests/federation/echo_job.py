@@ -18,7 +18,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation.flare.allowed import CHANNEL, TOPIC
+from cnfgnn.federation.engine.guard.allowed import CHANNEL, TOPIC
 
 
 class EchoController(Controller):

@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import Draw
-from cnfgnn.federation.flare.executor import SiteExecutor
+from cnfgnn.federation.engine.carry.executor import SiteExecutor
 from cnfgnn.transports.remote.endpoint import Terms
 
 EXECUTOR = "tests.federation.fault_injection.FaultySite"

@@ -18,8 +18,8 @@ from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.federation.flare.allowed import CHANNEL, TOPIC
-from cnfgnn.federation.flare.cell import CellChannel, serve_requests
+from cnfgnn.federation.engine.carry.cell import CellChannel, serve_requests
+from cnfgnn.federation.engine.guard.allowed import CHANNEL, TOPIC
 from cnfgnn.transports.remote.messages import Unreachable
 
 RECEIVED = "received.txt"

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.federation.live_models import FederatedModels
-from cnfgnn.federation.process_identity import identity
-from cnfgnn.federation.status import STATUS, TRAINING
+from cnfgnn.federation.kits.process_identity import identity
+from cnfgnn.federation.server.live.models import FederatedModels
+from cnfgnn.federation.server.status import STATUS, TRAINING
 from cnfgnn.files import write_whole
 from cnfgnn.live.models import Training
 

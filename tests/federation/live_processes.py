@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation.live_relay import read_service
-from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.engine import rows_of
 from cnfgnn.live.token_file import read_token
 from tests.commands import COMMAND
@@ -160,7 +160,7 @@ def live_processes(
 
 
 def go_live(live: LiveProcesses, method: str = "cnfgnn-private") -> None:
-    from cnfgnn.federation import processes
+    from cnfgnn.federation.kits import processes
 
     for kit in live.federation.kits.values():
         processes.up(kit)

@@ -14,9 +14,9 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
-from cnfgnn.federation.flare.cell import CellChannel
-from cnfgnn.federation.flare.controller import FederationController
-from cnfgnn.federation.server_task import serve
+from cnfgnn.federation.engine.carry.cell import CellChannel
+from cnfgnn.federation.engine.carry.controller import FederationController
+from cnfgnn.federation.server.task import serve
 from cnfgnn.transports.remote.messages import Channel, Note, unpack
 
 CONTROLLER = "tests.federation.message_log.LoggingServer"

@@ -16,7 +16,7 @@ from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import fingerprint
 from cnfgnn.data.windows import Windows
-from cnfgnn.federation.site_store import OWNER, STATES
+from cnfgnn.federation.site.store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate

@@ -13,21 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic.city import city
-from cnfgnn.federation import processes, task_client
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.flare.engine_files import CONTROLLER, EXECUTOR
-from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.engine_files import CONTROLLER, EXECUTOR
+from cnfgnn.federation.kits.refusals import read_refusals
+from cnfgnn.federation.operator import tasks as task_client
+from cnfgnn.federation.operator.tasks import run_task
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.refusals import read_refusals
-from cnfgnn.federation.server_task import RUNS, Task, settings_of
-from cnfgnn.federation.status import read_status, request_stop
-from cnfgnn.federation.task_client import run_task
+from cnfgnn.federation.server.status import read_status, request_stop
+from cnfgnn.federation.server.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.federation import fault_injection, message_log
 from tests.federation.in_memory_federation import given_of

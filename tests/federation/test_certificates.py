@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.federation import certificates, kits, processes
-from cnfgnn.federation.flare import provisioning
-from cnfgnn.federation.kit_status import site_notices
+from cnfgnn.federation.engine import provisioning
+from cnfgnn.federation.kits import certificates, processes
+from cnfgnn.federation.operator.make_kits import make_kits
+from cnfgnn.federation.operator.status import site_notices
 from cnfgnn.federation.project import Project, read_project
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site.settings import read_site
 from tests.commands import said
 from tests.federation.two_site_federation import free_ports, write_project
 from tests.waiting import wait_for
@@ -35,7 +36,7 @@ def refused(*arguments: object) -> str:
 
 def made_for(days: float, project: Project, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Path]:
     patch.setattr(provisioning, "PARTY_DAYS", days)
-    return kits.make_kits(project, folder)
+    return make_kits(project, folder)
 
 
 def test_an_expired_certificate_is_reported_as_such(
@@ -73,12 +74,12 @@ def test_a_certificate_that_expires_soon_is_reported_in_advance(
 
 @pytest.mark.slow
 def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tmp_path: Path) -> None:
-    made = kits.make_kits(project, tmp_path / "kits")
+    made = make_kits(project, tmp_path / "kits")
     server, authority = made["server"], tmp_path / "kits" / "authority"
     with pytest.raises(ConfigError, match="--authority is missing"):
-        kits.make_kits(project, tmp_path / "new", only="north")
+        make_kits(project, tmp_path / "new", only="north")
     with pytest.raises(ConfigError, match="the project has no site 'east'"):
-        kits.make_kits(project, tmp_path / "new", authority=authority, only="east")
+        make_kits(project, tmp_path / "new", authority=authority, only="east")
     told = said(
         *("federation", "init", tmp_path / "PROJECT.toml", "--authority", authority),
         *("--only", "north", "--out", tmp_path / "new"),
@@ -107,9 +108,7 @@ def test_one_site_gets_a_new_kit_and_its_old_one_is_revoked(project: Project, tm
 @pytest.mark.slow
 def test_a_server_whose_port_is_in_use_is_refused_at_once(tmp_path: Path) -> None:
     port, other = free_ports(2)
-    made = kits.make_kits(
-        read_project(write_project(tmp_path, port=port, admin_port=other)), tmp_path / "kits"
-    )
+    made = make_kits(read_project(write_project(tmp_path, port=port, admin_port=other)), tmp_path / "kits")
     for taken in (port, other):
         with socket.create_server(("127.0.0.1", taken)):
             assert f"port {taken} cannot be opened" in refused("up", made["server"])
@@ -120,7 +119,7 @@ def test_a_server_whose_port_is_in_use_is_refused_at_once(tmp_path: Path) -> Non
 def test_a_process_that_ends_right_after_the_start_is_reported_with_its_last_output(
     tmp_path: Path, project: Project
 ) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")["north"]
+    kit = make_kits(project, tmp_path / "kits")["north"]
     resources = kit / "local" / "resources.json"
     resources.write_text(f"{resources.read_text()}}}")
     assert "its process ended right after the start" in refused("up", kit)
@@ -129,7 +128,7 @@ def test_a_process_that_ends_right_after_the_start_is_reported_with_its_last_out
 
 @pytest.mark.slow
 def test_scripts_find_cnfgnn_although_it_is_not_on_path(tmp_path: Path, project: Project) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits with space")["north"]
+    kit = make_kits(project, tmp_path / "kits with space")["north"]
     start, stop = ((kit / name).read_text() for name in ("start.sh", "stop.sh"))
     assert start.replace("federation up", "federation down") == stop
     ended = subprocess.run([kit / "stop.sh"], env=CRON, capture_output=True, text=True, timeout=60)

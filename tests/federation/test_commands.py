@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.kits import processes
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.status import read_status
+from cnfgnn.federation.server.status import read_status
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.waiting import wait_for

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.federation.site_owner import FORECASTS
-from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.site.owner import FORECASTS
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.conftest import network, small

@@ -16,11 +16,11 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.federation.preflight import _inputs
-from cnfgnn.federation.rendezvous import incompatible_sites
-from cnfgnn.federation.server_task import RUNS, check_federated
-from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.operator.check import _inputs
+from cnfgnn.federation.server.rendezvous import incompatible_sites
+from cnfgnn.federation.server.task import RUNS, check_federated
+from cnfgnn.federation.site.readings import SiteData
+from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.spans import Span
 from cnfgnn.privacy.copies import CopyStore
 from cnfgnn.runs.folder import Run

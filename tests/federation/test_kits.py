@@ -12,12 +12,13 @@ import pytest
 from cryptography import x509
 
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
-from cnfgnn.federation import kits, processes
-from cnfgnn.federation.flare import engine_files
-from cnfgnn.federation.flare.handshake import ask_server
+from cnfgnn.federation.engine.guard.handshake import ask_server
+from cnfgnn.federation.kits import engine_files, processes
+from cnfgnn.federation.kits import kit as kits
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import Project, SitePlan, read_project
-from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site.readings import SiteData
+from cnfgnn.federation.site.settings import read_site
 from tests.federation.known_keys import known_keys
 from tests.federation.two_site_federation import write_project
 
@@ -39,7 +40,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Project) -> None:
-    made = kits.make_kits(project, tmp_path / "kits")
+    made = make_kits(project, tmp_path / "kits")
     assert {path.name for path in (tmp_path / "kits").iterdir()} == {"authority", "north", "server", "south"}
     common = {f"local/{name}.json" for name in ("authorization", "comm_config", "log_config", "resources")}
     common |= {"start.sh", "stop.sh", "program.txt", "startup/rootCA.pem"}
@@ -61,7 +62,7 @@ def test_each_party_gets_what_it_needs_and_no_more(tmp_path: Path, project: Proj
 
 
 def test_kits_are_private_and_hold_one_key_each(tmp_path: Path, project: Project) -> None:
-    kits.make_kits(project, tmp_path / "kits")
+    make_kits(project, tmp_path / "kits")
     for place, folders, names in os.walk(tmp_path / "kits"):
         for name in (*folders, *names):
             assert (Path(place) / name).stat().st_mode & 0o077 == 0, name
@@ -82,7 +83,7 @@ def test_kits_are_private_and_hold_one_key_each(tmp_path: Path, project: Project
 def test_certificates_are_valid_for_two_years_and_the_authority_for_ten(
     tmp_path: Path, project: Project
 ) -> None:
-    made = kits.make_kits(project, tmp_path / "kits")
+    made = make_kits(project, tmp_path / "kits")
     startup = made["north"] / "startup"
     for name, days in (("rootCA.pem", 3650), ("client.crt", 730)):
         certificate = x509.load_pem_x509_certificate((startup / name).read_bytes())
@@ -91,7 +92,7 @@ def test_certificates_are_valid_for_two_years_and_the_authority_for_ten(
 
 
 def test_jobs_may_load_our_classes_only(tmp_path: Path, project: Project) -> None:
-    made = kits.make_kits(project, tmp_path / "kits")
+    made = make_kits(project, tmp_path / "kits")
     for name, allowed in (("server", engine_files.CONTROLLER), ("north", engine_files.EXECUTOR)):
         local = made[name] / "local"
         resources = json.loads((local / "resources.json").read_text())
@@ -104,7 +105,7 @@ def test_jobs_may_load_our_classes_only(tmp_path: Path, project: Project) -> Non
 
 
 def test_commands_reach_the_server_from_its_own_machine_only(tmp_path: Path, project: Project) -> None:
-    made = kits.make_kits(project, tmp_path / "kits")
+    made = make_kits(project, tmp_path / "kits")
     server = json.loads((made["server"] / "startup" / "fed_server.json").read_text())["servers"][0]
     assert server["admin_host"] == "127.0.0.1"
     assert server["connection_security"] == "mtls"
@@ -116,20 +117,20 @@ def test_kits_are_never_overwritten_and_never_half_written(
 ) -> None:
     (tmp_path / "kits").mkdir()
     with pytest.raises(RunError, match="never overwritten"):
-        kits.make_kits(project, tmp_path / "kits")
+        make_kits(project, tmp_path / "kits")
     before = set(tmp_path.iterdir())
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kits, "_restrict_to_owner", full)
+    monkeypatch.setattr("cnfgnn.federation.operator.make_kits._restrict_to_owner", full)
     with pytest.raises(StorageError, match="No space left"):
-        kits.make_kits(project, tmp_path / "more")
+        make_kits(project, tmp_path / "more")
     assert set(tmp_path.iterdir()) == before
 
 
 def test_an_owner_may_change_the_settings_of_a_site(tmp_path: Path, project: Project) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")["south"]
+    kit = make_kits(project, tmp_path / "kits")["south"]
     file = kit / "local" / "site.toml"
     file.write_text(file.read_text() + 'readings = "/elsewhere"\n')
     assert read_site(kit).readings == "/elsewhere"
@@ -186,7 +187,7 @@ def test_an_owner_sets_how_ambiguous_files_are_read(tmp_path: Path) -> None:
 def test_a_kit_of_an_earlier_version_is_refused_with_instructions(
     party: str, tmp_path: Path, project: Project
 ) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")[party]
+    kit = make_kits(project, tmp_path / "kits")[party]
     resources = kit / "local" / "resources.json"
     content = json.loads(resources.read_text())
     parts = [part for part in content["components"] if part["id"] not in ("admission", "connection_monitor")]
@@ -205,7 +206,7 @@ def test_a_folder_that_is_not_a_kit_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_process_file_of_a_dead_or_another_process_is_ignored(tmp_path: Path, project: Project) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")["north"]
+    kit = make_kits(project, tmp_path / "kits")["north"]
     assert processes.running(kit) is None
     for content in (
         "",
@@ -223,7 +224,7 @@ def test_a_process_file_of_a_dead_or_another_process_is_ignored(tmp_path: Path, 
 def test_a_damaged_file_of_the_engine_is_named(
     party: str, content: str, tmp_path: Path, project: Project
 ) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")[party]
+    kit = make_kits(project, tmp_path / "kits")[party]
     name = "fed_server.json" if party == "server" else "fed_client.json"
     (kit / "startup" / name).write_text(content)
     with pytest.raises(RunError, match=rf"{name}: is damaged and cannot be read: replace"):
@@ -235,7 +236,7 @@ def test_a_damaged_file_of_the_engine_is_named(
 
 
 def test_a_kit_that_cannot_be_written_is_named(tmp_path: Path, project: Project) -> None:
-    kit = kits.make_kits(project, tmp_path / "kits")["north"]
+    kit = make_kits(project, tmp_path / "kits")["north"]
     (kit / ".lock").mkdir()
     with pytest.raises(StorageError, match=r"north/\.lock: cannot be written"):
         processes.down(kit)

@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation import live_engine, live_task, task_context
-from cnfgnn.federation.kit_status import live_service
-from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.operator.status import live_service
+from cnfgnn.federation.server import task_context
+from cnfgnn.federation.server.live import task as live_task
+from cnfgnn.federation.site.live import engine as live_engine
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.clock import FeedClock
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.federation.live_page import LivePage
+from cnfgnn.federation.operator.live.page import LivePage
 from tests.browser import BrowserWindow, needs_browser
 from tests.conftest import network, small
 from tests.federation.live_federation import LiveFederation, wait_for

@@ -14,11 +14,11 @@ from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load_readings
-from cnfgnn.federation.live_copies import CopyOfNewest
-from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms
-from cnfgnn.federation.site_copies import LiveCopies
-from cnfgnn.federation.site_data import columns_of
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site.copies import LiveCopies
+from cnfgnn.federation.site.live.copies import CopyOfNewest
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
+from cnfgnn.federation.site.readings import columns_of
+from cnfgnn.federation.site.settings import read_site
 from cnfgnn.privacy.copies import CopyStore
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE, LiveFederation, qualities, row_of

@@ -11,9 +11,9 @@ import pytest
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_live_status import live_lines, service_lines
 from cnfgnn.cli.sites import SiteLines, sites_table, status_view
-from cnfgnn.federation.live_page import ASSETS, LivePage
-from cnfgnn.federation.live_state import live_state
-from cnfgnn.federation.status import STATUS, read_status
+from cnfgnn.federation.operator.live.page import ASSETS, LivePage
+from cnfgnn.federation.operator.live.state import live_state
+from cnfgnn.federation.server.status import STATUS, read_status
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.federation import processes
-from cnfgnn.federation.live_relay import read_service
-from cnfgnn.federation.site_settings import settings_file
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.site.settings import settings_file
 from tests.commands import said
 from tests.federation.live_federation import ABSENT
 from tests.federation.live_processes import FULL, SITES, TELLS, TIMEOUT, LiveProcesses, live_processes

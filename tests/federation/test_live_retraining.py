@@ -9,17 +9,18 @@ import pytest
 
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
-from cnfgnn.federation.live_models import FederatedModels
-from cnfgnn.federation.live_relay import LIVE, MODEL
-from cnfgnn.federation.live_site import SWITCHES
-from cnfgnn.federation.old_states import KeptStates, remove_old_states
-from cnfgnn.federation.retrain_task import plan_judged
-from cnfgnn.federation.server_task import RUNS, Task, serve
-from cnfgnn.federation.site_nodes import SiteNodes
-from cnfgnn.federation.site_owner import EVALUATIONS
-from cnfgnn.federation.site_store import STATES
+from cnfgnn.federation.kept_states import KeptStates
+from cnfgnn.federation.server.live.models import FederatedModels
+from cnfgnn.federation.server.retrain import plan_judged
+from cnfgnn.federation.server.status import TRAINING, read_status
+from cnfgnn.federation.server.task import RUNS, Task, serve
+from cnfgnn.federation.site.live.nodes import SWITCHES
+from cnfgnn.federation.site.live.relay import LIVE, MODEL
+from cnfgnn.federation.site.nodes import SiteNodes
+from cnfgnn.federation.site.old_states import remove_old_states
+from cnfgnn.federation.site.owner import EVALUATIONS
+from cnfgnn.federation.site.store import STATES
 from cnfgnn.federation.spans import Span
-from cnfgnn.federation.status import TRAINING, read_status
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
 from tests.conftest import network, small
@@ -85,7 +86,7 @@ def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: 
         events = [json.loads(line) for line in (kit / LIVE / SWITCHES).read_text().splitlines()]
         assert [event["to"].rpartition("-")[0] for event in events] == [name[:40], "one"]
     states = {path.name for path in (sites.kits["west"] / STATES).iterdir()}
-    kept = KeptStates.of(models)
+    kept = models.kept_states()
     assert kept is not None
     [first] = kept.kept
     [other] = states - {first}

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation import live_relay
-from cnfgnn.federation.live_coverage import ToldCoverage
-from cnfgnn.federation.live_relay import Relay, read_service
-from cnfgnn.federation.live_site import LiveSiteNodes, LiveTerms, settings_of
-from cnfgnn.federation.live_sums import coverage_told
+from cnfgnn.federation.coverage_sums import coverage_told
 from cnfgnn.federation.project import SiteLive
-from cnfgnn.federation.site_settings import read_site
-from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.site.live import relay as live_relay
+from cnfgnn.federation.site.live.coverage import ToldCoverage
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, settings_of
+from cnfgnn.federation.site.live.relay import Relay, read_service
+from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.transports.remote.messages import pack, unpack

@@ -17,12 +17,12 @@ from cnfgnn.attack.recording import RECORDING_FILE
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation import processes
-from cnfgnn.federation.server_task import RUNS, Task
-from cnfgnn.federation.site_copies import FOLDER
-from cnfgnn.federation.site_nodes import NOT_READ_YET
-from cnfgnn.federation.site_owner import EVALUATIONS, FORECASTS
-from cnfgnn.federation.task_client import TaskError
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.tasks import TaskError
+from cnfgnn.federation.server.task import RUNS, Task
+from cnfgnn.federation.site.copies import FOLDER
+from cnfgnn.federation.site.nodes import NOT_READ_YET
+from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
 from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.federation import fault_injection
 from tests.federation.message_log import MESSAGES, digest

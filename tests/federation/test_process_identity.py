@@ -12,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cnfgnn.federation import kits, processes
-from cnfgnn.federation.process_identity import identity, is_running
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.federation.operator.make_kits import make_kits
+from cnfgnn.federation.operator.tasks import is_active
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.status import Status
-from cnfgnn.federation.task_client import is_active
+from cnfgnn.federation.server.status import Status
 from tests.federation.two_site_federation import write_project
 from tests.waiting import wait_for
 
@@ -74,7 +75,7 @@ def test_a_task_is_active_while_the_process_that_wrote_its_status_runs(tmp_path:
 def test_a_running_site_is_left_alone_after_the_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kit = kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
+    kit = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
     pid = processes.up(kit)
     try:
         set_clock_forward(monkeypatch, 2.0)

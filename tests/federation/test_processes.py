@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation import kits, processes
-from cnfgnn.federation.flare import jobs
+from cnfgnn.federation.engine.carry import jobs
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation
 from tests.waiting import wait_for
@@ -139,7 +140,7 @@ def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None
     with federation(tmp_path, "north") as (project, made):
         port = project.server.port
         refused(port, "CERTIFICATE_REQUIRED")
-        stranger = kits.make_kits(project, tmp_path / "other authority")["south"]
+        stranger = make_kits(project, tmp_path / "other authority")["south"]
         refused(port, "UNKNOWN_CA", stranger / "startup")
 
         renamed = shutil.copytree(made["north"], tmp_path / "north as south")
@@ -185,10 +186,18 @@ def test_jobs_with_code_or_foreign_classes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["launcher", "late_joiners", "admission", "connection_monitor", "guard", "job_store"]
+    "module",
+    [
+        "carry.launcher",
+        "carry.late_joiners",
+        "carry.job_store",
+        "guard.admission",
+        "guard.connection_monitor",
+        "guard.message_guard",
+    ],
 )
 def test_parent_processes_do_not_load_pytorch(module: str) -> None:
-    program = f"import cnfgnn.federation.flare.{module}, sys; sys.exit('torch' in sys.modules)"
+    program = f"import cnfgnn.federation.engine.{module}, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.federation import processes
-from cnfgnn.federation.server_task import Task
-from cnfgnn.federation.task_client import TaskError
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.tasks import TaskError
+from cnfgnn.federation.server.task import Task
 from cnfgnn.runs.training_loop import Phase
 from tests.federation import fault_injection
 from tests.federation.reference_training import assert_same, config, simulated

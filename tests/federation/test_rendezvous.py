@@ -11,9 +11,9 @@ import pytest
 
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.rendezvous import rejoin_problem, wait_for_sites
+from cnfgnn.federation.server.rendezvous import rejoin_problem, wait_for_sites
+from cnfgnn.federation.server.status import STARTING
 from cnfgnn.federation.spans import Span
-from cnfgnn.federation.status import STARTING
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable, pack
 from cnfgnn.version import __version__

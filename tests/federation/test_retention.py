@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation import kits
+from cnfgnn.federation.kits.retention import remove_old_tasks
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import KEEP_TASKS, read_project
-from cnfgnn.federation.retention import remove_old_tasks
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site.settings import read_site
 from tests.commands import said
 from tests.federation.known_keys import known_keys
 from tests.federation.two_site_federation import write_project
@@ -23,7 +23,7 @@ from tests.federation.two_site_federation import write_project
 @pytest.fixture
 def made(tmp_path: Path) -> dict[str, Path]:
     with known_keys():
-        return kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")
+        return make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")
 
 
 def task(number: int) -> str:
@@ -43,12 +43,12 @@ def test_a_site_keeps_the_latest_tasks_and_those_it_takes_part_in(made: dict[str
     (kit / "rejoin").mkdir()
     (kit / "rejoin" / f"{folders[-1].name}.json").write_text("{}")
     others = {path.name for path in kit.iterdir()} - {path.name for path in folders}
-    done = remove_old_tasks(kit)
+    done = remove_old_tasks(kit, KEEP_TASKS)
     assert (done.tasks, done.bytes) == (2, 200)
     assert [folder.exists() for folder in folders] == [True] * KEEP_TASKS + [False] * 2 + [True]
     toml = kit / "local" / "site.toml"
     toml.write_text(toml.read_text() + "keep_tasks = 3\n")
-    assert remove_old_tasks(kit).tasks == KEEP_TASKS - 3
+    assert f"removed the files of {KEEP_TASKS - 3} tasks" in said("federation", "clean", kit)
     assert "removed the files of 3 tasks" in said("federation", "clean", kit, "--keep", 0)
     assert {path.name for path in kit.iterdir()} == others | {folders[-1].name}
     toml.write_text(toml.read_text().replace("keep_tasks = 3", "keep_tasks = 0"))

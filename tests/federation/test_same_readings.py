@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pandas as pd
 import pytest
 
-from cnfgnn.federation.site_store import JOINED, STATES
-from cnfgnn.federation.status import STATUS
+from cnfgnn.federation.server.status import STATUS
+from cnfgnn.federation.site.store import JOINED, STATES
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import SITES, InMemoryFederation
 from tests.waiting import wait_for

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.preflight import _smoothing, check_site
+from cnfgnn.federation.operator.check import _smoothing, check_site
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.site_copies import FOLDER, RECORD, private_folder
-from cnfgnn.federation.site_data import SiteData, digest
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.site.copies import FOLDER, RECORD, private_folder
+from cnfgnn.federation.site.readings import SiteData, digest
+from cnfgnn.federation.site.settings import read_site
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network

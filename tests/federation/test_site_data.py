@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
@@ -17,12 +18,11 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.federation.kits import make_kits
-from cnfgnn.federation.preflight import check_site
+from cnfgnn.federation.operator.check import check_site
 from cnfgnn.federation.project import SitePlan, read_project
-from cnfgnn.federation.server_task import check_federated
-from cnfgnn.federation.site_data import SiteData
-from cnfgnn.federation.site_settings import read_site
+from cnfgnn.federation.server.task import check_federated
+from cnfgnn.federation.site.readings import SiteData
+from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.spans import Span, covering_span
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms

@@ -21,11 +21,11 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.sites import SiteLines, sites_table
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import StorageError
-from cnfgnn.federation import kits
-from cnfgnn.federation.flare.handshake import ServerAnswer
+from cnfgnn.federation.engine.guard.handshake import ServerAnswer, connection_problem, copied_kit_warning
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.site_status import SiteStatus, connection_problem, copied_kit_warning, read_site_status
-from cnfgnn.federation.site_store import JOINED, SiteStore
+from cnfgnn.federation.site.status import SiteStatus, read_site_status
+from cnfgnn.federation.site.store import JOINED, SiteStore
 from tests.commands import said
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 from tests.federation.two_site_federation import write_project
@@ -36,7 +36,7 @@ SAVES = """
 import resource, sys, torch
 from pathlib import Path
 from cnfgnn.errors import StorageError
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site.store import SiteStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 try:
     SiteStore(Path(sys.argv[1]), "run").write("round-1", {"w": torch.zeros(10_000)}, ())
@@ -89,7 +89,7 @@ def test_the_servers_answer_is_explained_to_the_owner() -> None:
 
 
 def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Path) -> None:
-    kit = kits.make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
+    kit = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
     told = said("federation", "status", kit)
     for part in (
         "site north: does not run",

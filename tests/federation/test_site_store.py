@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.store import SiteMemoryStore
-from cnfgnn.federation.site_store import SiteStore
+from cnfgnn.federation.site.store import SiteStore
 
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from cnfgnn.errors import RunError
-from cnfgnn.federation.preflight import check_site
-from cnfgnn.federation.site_data import isolated_rows
+from cnfgnn.federation.operator.check import check_site
+from cnfgnn.federation.site.readings import isolated_rows
 from cnfgnn.federation.spans import Span, age_if_old, training_span
 from cnfgnn.runs.folder import Run
 from tests.conftest import network, small

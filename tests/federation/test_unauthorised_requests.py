@@ -7,20 +7,20 @@ from typing import Any
 
 import psutil
 import pytest
+from cnfgnn.federation.operator.make_kits import make_kits
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes
-from cnfgnn.federation.flare import jobs
-from cnfgnn.federation.flare.cell import serve_requests
-from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.engine.carry import jobs
+from cnfgnn.federation.engine.carry.cell import serve_requests
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.refusals import read_refusals
-from cnfgnn.federation.site_errors import without_paths
-from cnfgnn.federation.site_nodes import NOT_READ_YET, SiteNodes
-from cnfgnn.federation.site_status import read_site_status
+from cnfgnn.federation.site.errors import without_paths
+from cnfgnn.federation.site.nodes import NOT_READ_YET, SiteNodes
+from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.commands import said
 from tests.conftest import network

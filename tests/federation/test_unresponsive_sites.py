@@ -13,9 +13,10 @@ import pytest
 
 from cnfgnn.cli.sites import SiteLines
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation import processes, task_client
-from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.task_client import connected_sites, run_task
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator import tasks as task_client
+from cnfgnn.federation.operator.tasks import connected_sites, run_task
+from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.runs.training_loop import GONE_AFTER
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (

@@ -15,7 +15,7 @@ from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows
-from cnfgnn.federation.site_store import OwnerStore, SiteStore
+from cnfgnn.federation.site.store import OwnerStore, SiteStore
 from tests.conftest import network, server, small
 from tests.transports.remote.test_transport import GROUPS, Wires, federated
 

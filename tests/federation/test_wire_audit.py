@@ -23,9 +23,9 @@ from benchmarks.wire import Wire, wired
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation import processes
-from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.site_store import OWNER, STATES
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.server.task import Task, settings_of
+from cnfgnn.federation.site.store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from tests.federation.in_memory_federation import given_of

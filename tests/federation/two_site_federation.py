@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from cnfgnn.errors import RunError
-from cnfgnn.federation import kits, processes
-from cnfgnn.federation.flare import jobs
+from cnfgnn.federation.engine.carry import jobs
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import Project, read_project
 from tests.waiting import wait_for
 
@@ -68,7 +69,7 @@ def federation(folder: Path, *names: str) -> Iterator[tuple[Project, dict[str, P
     if str(ROOT) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     project = read_project(write_project(folder))
-    made = kits.make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, REQUESTING, FORGING])
+    made = make_kits(project, folder / "kits", [CONTROLLER, EXECUTOR, REQUESTING, FORGING])
     try:
         for name in ("server", *names):
             processes.up(made[name])

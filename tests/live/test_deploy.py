@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cnfgnn.federation.live_metrics import FederationMetrics
+from cnfgnn.federation.operator.live.metrics import FederationMetrics
 from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.start import LiveSettings

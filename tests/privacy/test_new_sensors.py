@@ -16,8 +16,8 @@ import pytest
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
-from cnfgnn.federation.live_engine import Ready, SiteEngine
-from cnfgnn.federation.newcomer_fits import FOLDER, State
+from cnfgnn.federation.site.live.engine import Ready, SiteEngine
+from cnfgnn.federation.site.newcomer_fits import FOLDER, State
 from cnfgnn.live.engine import CopyOfRows, rows_of
 from cnfgnn.runs.simulation import simulate
 from tests.privacy.two_truths import HISTORY, HORIZON, TwoTruths, as_bytes, brief, city

@@ -28,7 +28,7 @@ def init(
     ] = None,
 ) -> None:
     """Make a kit for the server and for each site, with certificates, settings and start scripts."""
-    from cnfgnn.federation.kits import make_kits
+    from cnfgnn.federation.operator.make_kits import make_kits
     from cnfgnn.federation.project import read_project
 
     kits = make_kits(read_project(project), out, authority=authority, only=only)
@@ -47,10 +47,10 @@ def init(
 
 def up(kit: KitArgument = Path()) -> None:
     """Start the server or the site of a kit in the background."""
-    from cnfgnn.federation.certificates import check_valid
-    from cnfgnn.federation.kits import record_program, role
-    from cnfgnn.federation.processes import running, wait_until_listening
-    from cnfgnn.federation.processes import up as start
+    from cnfgnn.federation.kits.certificates import check_valid
+    from cnfgnn.federation.kits.kit import record_program, role
+    from cnfgnn.federation.kits.processes import running, wait_until_listening
+    from cnfgnn.federation.kits.processes import up as start
 
     was_running = running(kit) is not None
     pid = start(kit)
@@ -64,8 +64,8 @@ def up(kit: KitArgument = Path()) -> None:
 
 def down(kit: KitArgument = Path()) -> None:
     """Stop the server or the site of a kit with all its processes."""
-    from cnfgnn.federation.kits import role
-    from cnfgnn.federation.processes import down as stop
+    from cnfgnn.federation.kits.kit import role
+    from cnfgnn.federation.kits.processes import down as stop
 
     print(f"the {role(kit)} {'is stopped' if stop(kit) else 'was not running'}")
 
@@ -74,9 +74,9 @@ def revoke(
     kit: ServerArgument, site: Annotated[str, typer.Argument(help="The site whose kit was copied or stolen.")]
 ) -> None:
     """At the server: revoke all certificates of a site and close its connections."""
-    from cnfgnn.federation.certificates import revoke as revoke_certificates
-    from cnfgnn.federation.server_status import read_server_status
-    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.federation.kits.certificates import revoke as revoke_certificates
+    from cnfgnn.federation.operator.tasks import check_server_kit
+    from cnfgnn.federation.server.process_status import read_server_status
 
     check_server_kit(kit)
     seen = read_server_status(kit).get("sites", {}).get(site, {}).get("serials", [])
@@ -94,8 +94,12 @@ def clean(
     ] = None,
 ) -> None:
     """Remove the logs and settings of old tasks from a kit. Its process may keep running."""
-    from cnfgnn.federation.retention import remove_old_tasks
+    from cnfgnn.federation.kits.kit import read_server, role
+    from cnfgnn.federation.kits.retention import remove_old_tasks
+    from cnfgnn.federation.site.settings import read_site
 
+    if keep is None:
+        keep = read_server(kit).keep_tasks if role(kit) == "server" else read_site(kit).keep_tasks
     removed = remove_old_tasks(kit, keep)
     print(f"removed the files of {removed.tasks} tasks, {progress.size(removed.bytes)}")
 
@@ -105,8 +109,8 @@ def check(kit: KitArgument = Path(), hide: HideOption = None) -> None:
 
     It also says, to the owner alone, by how much a smoother of the site's copies would miss its readings.
     """
-    from cnfgnn.federation.kits import record_program, role
-    from cnfgnn.federation.preflight import check_site
+    from cnfgnn.federation.kits.kit import record_program, role
+    from cnfgnn.federation.operator.check import check_site
 
     role(kit)  # refuses a folder that is not a kit
     check_hide(hide)

@@ -12,7 +12,7 @@ from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
 from cnfgnn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cnfgnn.federation.server_task import Task
+    from cnfgnn.federation.server.task import Task
 
 RetrainOption = Annotated[
     str,
@@ -69,10 +69,10 @@ def live(
     check_installed()
     if clock not in CLOCKS:
         raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
-    from cnfgnn.federation.live_page import LivePage
-    from cnfgnn.federation.live_retraining import RetrainPlan, retraining
-    from cnfgnn.federation.server_task import Task
-    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.federation.operator.live.page import LivePage
+    from cnfgnn.federation.operator.live.retraining import RetrainPlan, retraining
+    from cnfgnn.federation.operator.tasks import check_server_kit
+    from cnfgnn.federation.server.task import Task
     from cnfgnn.live.learning import period_of
     from cnfgnn.live.start import LiveSettings
 
@@ -94,8 +94,8 @@ def live(
 def _follow_live(kit: Path, task: Task) -> None:
     """Keep a live task running, and show its status together with its model and the training beside it."""
     from cnfgnn.cli.sites import sites_watcher
-    from cnfgnn.federation.live_state import live_state
-    from cnfgnn.federation.task_client import keep_live
+    from cnfgnn.federation.operator.live.state import live_state
+    from cnfgnn.federation.operator.tasks import keep_live
 
     watcher = sites_watcher()
     try:
@@ -109,9 +109,9 @@ def rollback(kit: ServerArgument, run: RunName) -> None:
 
     A live task follows within a second, and all its sites with it.
     """
-    from cnfgnn.federation.live_models import FederatedModels
-    from cnfgnn.federation.server_task import RUNS
-    from cnfgnn.federation.task_client import check_server_kit
+    from cnfgnn.federation.operator.tasks import check_server_kit
+    from cnfgnn.federation.server.live.models import FederatedModels
+    from cnfgnn.federation.server.task import RUNS
     from cnfgnn.runs.folder import Run
 
     check_server_kit(kit)

@@ -18,9 +18,9 @@ def status(
     kit: KitArgument = Path(), as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show the state of a kit: the sites and task of a server, or the connection and forecast of a site."""
-    from cnfgnn.federation.kit_status import refusal_lines, server_report, site_report
-    from cnfgnn.federation.kits import role
-    from cnfgnn.federation.processes import running
+    from cnfgnn.federation.kits.kit import role
+    from cnfgnn.federation.kits.processes import running
+    from cnfgnn.federation.operator.status import refusal_lines, server_report, site_report
 
     pid, kit_role = running(kit), role(kit)
     report: dict[str, Any] = {"kind": kit_role, "pid": pid}
@@ -45,8 +45,8 @@ def status(
 def _print_site(report: Mapping[str, Any]) -> None:
     from cnfgnn.cli.federation_live_status import service_lines
     from cnfgnn.cli.live import page_link
-    from cnfgnn.federation.kit_status import failure_lines
-    from cnfgnn.federation.site_status import local_time
+    from cnfgnn.federation.engine.guard.handshake import local_time
+    from cnfgnn.federation.operator.status import failure_lines
 
     if report["heard"] is not None:
         print(f"  the server at {report['server']} received a heartbeat {report['heard']:.0f} s ago")

@@ -35,7 +35,7 @@ from cnfgnn.errors import NodeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cnfgnn.federation.server_task import Task
+    from cnfgnn.federation.server.task import Task
 
 DEFAULT_METHOD = PRIVATE
 RecordOption = Annotated[
@@ -72,8 +72,8 @@ def train(
     `blur`; nothing that the server sends changes it. With --from, a new run goes on from the weights of an
     earlier one with the readings that sites have now, and takes a third of the rounds.
     """
-    from cnfgnn.federation.recorded_task import check_recordable
-    from cnfgnn.federation.server_task import Task, check_federated, settings_of
+    from cnfgnn.federation.server.recorded import check_recordable
+    from cnfgnn.federation.server.task import Task, check_federated, settings_of
 
     if resume is not None:
         refuse_with_resume(
@@ -110,7 +110,7 @@ def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
     try:
         return _run_task(kit, task)
     except KeyboardInterrupt:
-        from cnfgnn.federation.task_client import run_exists
+        from cnfgnn.federation.operator.tasks import run_exists
 
         if run_exists(kit, task.run):
             told = f"stopped; to resume: cnfgnn federation train {kit} --resume {task.run}"
@@ -131,7 +131,7 @@ def _to_go_on(
 ) -> tuple[str, dict[str, Any]]:
     """The name of a run that goes on from an earlier one, and what it changes of its settings; a mistake is
     found here, before any site is asked."""
-    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.server.task import RUNS
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.warm_start import check_same_architecture
 
@@ -161,7 +161,7 @@ def evaluate(
     The errors are against the blurred copies, unless every owner has set tell_errors. Each site writes its
     true errors to evaluations/ in its own kit.
     """
-    from cnfgnn.federation.server_task import Task
+    from cnfgnn.federation.server.task import Task
 
     check_split(split)
     result = _run_task(kit, Task("evaluate", run, split=split, wait=wait, record=record))
@@ -186,8 +186,8 @@ def forecast(
 
     With --intervals, each site adds the bounds of intervals, which it has learned from its own errors.
     """
-    from cnfgnn.federation.server_task import Task
-    from cnfgnn.federation.task_client import TaskError
+    from cnfgnn.federation.operator.tasks import TaskError
+    from cnfgnn.federation.server.task import Task
 
     result = _run_task(kit, Task("forecast", run, intervals=levels_of(intervals), wait=wait))
     if result["sites"]:
@@ -201,7 +201,7 @@ def forecast(
 
 def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
     from cnfgnn.cli.sites import sites_watcher
-    from cnfgnn.federation.task_client import run_task
+    from cnfgnn.federation.operator.tasks import run_task
 
     watcher = sites_watcher()
     try:
@@ -214,7 +214,7 @@ def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
 
 
 def _print_training(kit: Path, run: str, result: Mapping[str, Any]) -> None:
-    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.server.task import RUNS
 
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, run)))
@@ -250,7 +250,7 @@ def _print_absent_sites(result: Mapping[str, Any]) -> None:
 
 def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
     """Say what a recording is."""
-    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.server.task import RUNS
 
     if "recording" in result:
         folder = kit / RUNS / run
@@ -264,7 +264,7 @@ def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
 
 
 def _step_minutes(kit: Path, run: str) -> float:
-    from cnfgnn.federation.server_task import RUNS
+    from cnfgnn.federation.server.task import RUNS
     from cnfgnn.runs.folder import Run
 
     return float(Run.open(kit / RUNS / run).data.step_seconds) / 60

@@ -111,7 +111,7 @@ class SiteLines:
 
 def absent_sites(status: Mapping[str, Any]) -> dict[str, str]:
     """The sites that take no part in the task now, and why, except for those that are just starting."""
-    from cnfgnn.federation.status import STARTING  # imported late: federations are an optional extra
+    from cnfgnn.federation.server.status import STARTING  # imported late: federations are an optional extra
 
     missing = dict(status.get("missing") or {})  # when the task began
     if not status.get("sites"):

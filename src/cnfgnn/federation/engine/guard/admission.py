@@ -1,0 +1,245 @@
+"""Part of the server's parent process: which connections are admitted in a site's name.
+
+The engine lets the latest connection in a name replace the one before. Here a second process with a site's
+certificate is refused while the first one answers, and connections with revoked certificates are refused and
+closed. A site that asks for its connection status gets an answer.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
+from nvflare.fuel.f3.sfm.prefix import Prefix
+
+from cnfgnn.errors import CnfgnnError, StorageError
+from cnfgnn.federation.engine.guard import handshake
+from cnfgnn.federation.engine.repairs.shared_sockets import share_sockets
+from cnfgnn.federation.engine.repairs.tls_handshakes import move_handshakes_to_threads
+from cnfgnn.federation.kits import certificates
+from cnfgnn.federation.kits.kit import read_server
+from cnfgnn.federation.server.process_status import ServerStatus
+from cnfgnn.version import __version__
+
+SITE_PROCESS = "cnfgnn_process"  # the property that identifies a site's process in its heartbeats
+CHECK_INTERVAL = 1.0  # seconds
+ANSWERS_WITHIN = 5.0  # seconds for a connected site to answer when another process uses its name
+LOG_AGAIN_AFTER = 600.0  # seconds
+HEARTBEATS = (EventType.CLIENT_REGISTER_RECEIVED, EventType.CLIENT_HEARTBEAT_RECEIVED)
+COPIED_KIT = "another process with the same certificate is connected"
+REVOKED = "its certificate is revoked"
+
+
+class AdmissionControl(FLComponent):  # type: ignore[misc]
+    """Guards the server's connections from the moment the engine has started."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        share_sockets()
+        self.ended = threading.Event()
+        self.connections: SiteConnections | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            self.connections = SiteConnections(kit, fl_ctx.get_engine().server, self.logger)
+            self.connections.guard()
+            threading.Thread(target=self._watch, args=[self.connections], daemon=True).start()
+        elif event_type in HEARTBEATS and self.connections is not None:
+            peer = fl_ctx.get_peer_context()
+            if peer is not None:
+                self.connections.record_heartbeat(peer.get_identity_name(), peer.get_prop(SITE_PROCESS))
+        elif event_type == EventType.SYSTEM_END:
+            self.ended.set()
+
+    def _watch(self, connections: SiteConnections) -> None:
+        while not self.ended.wait(CHECK_INTERVAL):
+            try:
+                connections.check()
+            except Exception as error:  # this thread must go on: the next check may succeed
+                self.logger.error(f"checking the sites' connections failed: {error}")
+
+
+class SiteConnections:
+    """Decides about new connections of sites and closes those that were revoked."""
+
+    def __init__(self, kit: Path, server: Any, logger: Any) -> None:
+        self.kit, self.server, self.logger = kit, server, logger
+        self.connections = server.cell.core_cell.communicator.conn_manager
+        self.names = {site.name for site in read_server(kit).sites}
+        self.status = ServerStatus(kit, _scheduler_probe())
+        self.heartbeats: dict[str, tuple[str, float]] = {}  # by site: its process, and when it was heard
+        self.revoked = certificates.revoked(kit)
+        self._locks = {name: threading.Lock() for name in self.names}
+        self._logged: dict[tuple[str, str], float] = {}
+
+    def guard(self) -> None:
+        """Check the first frame of every connection before the engine sees it."""
+        manager, pass_on = self.connections, self.connections.process_frame_task
+
+        def checked(connection: Any, frame: Any) -> None:
+            if Prefix.from_bytes(frame).type == Types.HELLO:
+                self.decide(connection, frame, lambda: pass_on(connection, frame))
+            else:
+                pass_on(connection, frame)
+
+        manager.process_frame_task = checked
+        move_handshakes_to_threads(self.connections, self._refuse_stranger)
+
+    def record_heartbeat(self, site: str, process: object) -> None:
+        if site in self.names and isinstance(process, str):
+            self.heartbeats[site] = (process, time.monotonic())
+
+    # ---- decisions -----------------------------------------------------------------------------------
+
+    def decide(self, connection: Any, frame: Any, admit: Callable[[], None]) -> None:
+        """Admit a new connection, refuse it, or answer its status request.
+
+        `admit` passes the frame on to the engine.
+        """
+        hello, certificate = handshake.decode_frame(frame), handshake.peer_certificate(connection.conn)
+        owner = handshake.common_name(certificate)
+        name = str(hello.get(HandshakeKeys.ENDPOINT_NAME))
+        if owner not in self.names or FQCN.get_root(name) != owner:
+            admit()  # the server's own processes, its operator, and false names: the engine checks those
+            return
+        serial = certificates.serial_of(certificate)
+        if handshake.STATUS_REQUEST in hello:
+            self._send_status(connection, owner, serial, str(hello[handshake.STATUS_REQUEST]))
+            return
+        with self._locks[owner]:
+            if serial in self.revoked:
+                self._refuse(connection, owner, REVOKED)
+            elif self._is_answering(name, connection):
+                self._refuse(connection, owner, COPIED_KIT)
+            else:
+                self._record_connection(owner, name, connection, certificate, serial)
+                admit()
+
+    def _is_answering(self, name: str, newcomer: Any) -> bool:
+        """Whether a process that is already connected in this name answers a ping.
+
+        The system closes the connections of a killed process at once. After a power cut or a network failure
+        the connection looks open, but nobody answers.
+        """
+        endpoint = self.connections.sfm_endpoints.get(name)
+        others = [other for other in endpoint.connections if other is not newcomer] if endpoint else []
+        for other in others:
+            before, deadline = other.last_activity, time.monotonic() + ANSWERS_WITHIN
+            try:
+                other.send_heartbeat(Types.PING)
+            except Exception:
+                continue
+            while time.monotonic() < deadline and other.get_name() in self.connections.sfm_conns:
+                if other.last_activity != before:
+                    return True
+                time.sleep(0.05)
+        return False
+
+    def _refuse(self, connection: Any, site: str, reason: str) -> None:
+        address = _address(connection)
+        self.status.record_refusal(site, address, reason)
+        self._warn(site, address, f"refused a connection in the name of site {site} from {address}: {reason}")
+        connection.conn.close()
+
+    def _record_connection(
+        self, site: str, name: str, connection: Any, certificate: Any, serial: str
+    ) -> None:
+        if name != site:
+            return  # a job's process, which comes and goes
+        expires = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
+        self.status.record_connection(site, serial, expires, _address(connection))
+        self.heartbeats.pop(site, None)  # of another process, perhaps of this kit before a restart
+
+    def _send_status(self, connection: Any, site: str, serial: str, process: str) -> None:
+        """Answer a site that asks how the server sees it, and close the connection."""
+        endpoint = self.connections.sfm_endpoints.get(site)
+        known, heartbeat = self.status.sites.get(site, {}), self.heartbeats.get(site)
+        connected = bool(endpoint and endpoint.connections)
+        from_this_process = heartbeat is not None and heartbeat[0] == process
+        seconds_ago = None
+        if heartbeat is not None and from_this_process:
+            seconds_ago = time.monotonic() - heartbeat[1]
+        status = {
+            "version": __version__,
+            "revoked": serial in self.revoked,
+            "connected": connected,
+            "other_process": connected and heartbeat is not None and not from_this_process,
+            "address": known.get("address"),
+            "since": known.get("since"),
+            "heard": seconds_ago,
+            "refused": known.get("refused"),
+        }
+        ready = {
+            HandshakeKeys.ENDPOINT_NAME: FQCN.ROOT_SERVER,
+            HandshakeKeys.TIMESTAMP: time.time(),
+            handshake.CONNECTION_STATUS: status,
+        }
+        connection.conn.send_frame(handshake.encode_frame(Types.READY, ready))
+        connection.conn.close()
+
+    def _refuse_stranger(self, address: str, reason: str) -> None:
+        """Record a connection whose certificate TLS rejected."""
+        self.status.record_stranger(address, reason)
+        self._warn("", address, f"refused a connection from {address}: {reason}")
+
+    # ---- once a second -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Read the list of revoked certificates, close their connections, and write the status."""
+        try:
+            self.revoked = certificates.revoked(self.kit)
+        except CnfgnnError as error:
+            self._warn("", "", f"{error}; certificates that were revoked before remain so")
+        move_handshakes_to_threads(self.connections, self._refuse_stranger)
+        self._close_revoked()
+        try:
+            self.status.write_if_due()
+        except StorageError as error:
+            self._warn("", "", f"{error}; `federation status` shows old data")
+
+    def _close_revoked(self) -> None:
+        if not self.revoked:
+            return
+        for connection in list(self.connections.sfm_conns.values()):
+            certificate = handshake.peer_certificate(connection.conn)
+            site = handshake.common_name(certificate)
+            if site in self.names and certificates.serial_of(certificate) in self.revoked:
+                self._refuse(connection, site, REVOKED)
+        for token, client in list(self.server.client_manager.get_clients().items()):
+            if self.status.sites.get(client.name, {}).get("serial") in self.revoked:
+                self.server.logout_client(token)
+
+    def _warn(self, site: str, address: str, line: str) -> None:
+        """Log a warning, but not each time: a refused process tries again every few seconds."""
+        now = time.monotonic()
+        if now - self._logged.get((site, address), -LOG_AGAIN_AFTER) >= LOG_AGAIN_AFTER:
+            self._logged[site, address] = now
+            self.logger.warning(line)
+
+
+def _scheduler_probe() -> Callable[[], bool | None]:
+    """A function that tells whether the engine's scheduler threads are alive; None if there are none."""
+    threads = [thread for thread in threading.enumerate() if "_start_job_runner" in thread.name]
+
+    def alive() -> bool | None:
+        return all(thread.is_alive() for thread in threads) if threads else None
+
+    return alive
+
+
+def _address(connection: Any) -> str:
+    found = connection.conn.get_conn_properties().get(DriverParams.PEER_ADDR.value, "")
+    return str(found).rpartition(":")[0]

@@ -1,0 +1,76 @@
+"""The TCP ports of a kit's process: whether they are free before it starts, and open once it has."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import RunError
+from cnfgnn.federation.kits.engine_files import read_startup
+from cnfgnn.federation.kits.kit import role
+
+RELEASED_WITHIN = 5.0  # seconds until the ports of a server that was just killed are free again
+ANY_PORT = 0  # stands for the loopback port of a site's process, whose number the system chooses
+
+
+def closed_ports(kit: Path, pid: int) -> list[int]:
+    """The ports that a kit's process should listen on and does not.
+
+    A site's process listens only on loopback, on any port, for its own tasks: see `ANY_PORT`.
+    """
+    import psutil
+
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.AccessDenied:
+        return []  # unknown, so report nothing
+    except psutil.Error:
+        connections = []
+    listening = {end.laddr.port for end in connections if end.status == psutil.CONN_LISTEN}
+    if role(kit) == "site":
+        return [] if listening else [ANY_PORT]
+    return [port for _, port in _server_addresses(kit) if port not in listening]
+
+
+def check_ports_free(kit: Path) -> None:
+    """Refuse to start a server whose ports are in use; wait a little for one that was just killed."""
+    if role(kit) != "server":
+        return
+    deadline = time.monotonic() + RELEASED_WITHIN
+    for host, port in _server_addresses(kit):
+        while (problem := _listen_problem(host, port)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if problem:
+            raise RunError(
+                kit,
+                f"port {port} cannot be opened ({problem}): stop the program that uses it, or change the port"
+                " in PROJECT.toml and make new kits",
+            )
+
+
+def _server_addresses(kit: Path) -> list[tuple[str, int]]:
+    """Where the server of a kit listens: first for sites, then for its operator."""
+
+    def find(config: Any) -> list[tuple[str, int]]:
+        server = config["servers"][0]
+        host, _, port = str(server["service"]["target"]).rpartition(":")
+        is_local = host == "localhost" or host.startswith("127.")
+        for_sites = ("127.0.0.1" if is_local else "0.0.0.0", int(port))
+        for_operator = (str(dict(server).get("admin_host", "127.0.0.1")), int(server["admin_port"]))
+        return [for_sites, for_operator]
+
+    return read_startup(kit, "fed_server.json", find)
+
+
+def _listen_problem(host: str, port: int) -> str:
+    """Why nothing can listen there; empty if it can."""
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
+        try:
+            attempt.bind((host, port))
+            attempt.listen(1)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

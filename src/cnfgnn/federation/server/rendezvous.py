@@ -1,0 +1,199 @@
+"""The start of a task: the server waits for the sites and checks that their readings fit together."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from cnfgnn.algorithm.cost import GIB
+from cnfgnn.data.input_files import LONGEST_NAME
+from cnfgnn.data.inputs import MOST_INPUTS, InputNames
+from cnfgnn.errors import NodeError
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.server.status import STARTING
+from cnfgnn.federation.spans import Span, covering_span
+from cnfgnn.transports.remote.endpoint import MOST_ROWS
+from cnfgnn.transports.remote.header import Malformed
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
+from cnfgnn.transports.remote.link import Link
+from cnfgnn.transports.remote.messages import Unreachable, legible
+from cnfgnn.transports.remote.transport import Stopped
+from cnfgnn.version import __version__
+
+HELLO_WITHIN = 5.0  # seconds for a site to answer a hello
+RETRY_AFTER = 0.3  # seconds
+STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is assumed to be starting
+
+
+def wait_for_sites(
+    links: Mapping[str, Link],
+    plans: Mapping[str, SitePlan],
+    min_sites: int,
+    wait: float,
+    stopped: Callable[[], bool],
+    report: Callable[..., None],
+) -> dict[str, Span]:
+    """Send hellos until all sites are ready, or until time is up and at least `min_sites` are."""
+    ready: dict[str, Span] = {}
+    problems: dict[str, str | Unreachable] = {}
+    begun = time.monotonic()
+    deadline = begun + wait
+    with ThreadPoolExecutor(len(links)) as pool:
+        while True:
+            missing = [name for name in links if name not in ready]
+            answers = pool.map(lambda name: _hello(links[name], plans[name]), missing)
+            for name, answer in zip(missing, answers, strict=True):
+                if isinstance(answer, Span):
+                    ready[name] = answer
+                else:
+                    problems[name] = answer
+            may_be_starting = time.monotonic() < min(deadline, begun + STARTS_WITHIN)
+            missing = [name for name in links if name not in ready]
+            reasons = {name: _reason(problems[name], may_be_starting) for name in missing}
+            report(ready=sorted(ready), missing=reasons)
+            if not missing or (time.monotonic() > deadline and len(ready) >= min_sites):
+                break
+            if time.monotonic() > deadline:
+                raise NodeError(missing[0], "hello", reasons[missing[0]])
+            if stopped():
+                raise Stopped
+            time.sleep(RETRY_AFTER)
+    return ready
+
+
+def rejoin_problem(hello: Mapping[str, Any], plan: SitePlan, span: Span, needed: int = 0) -> str:
+    """Why a site cannot join or rejoin a running task; empty if it can.
+
+    `needed` is how many bytes of hidden states and embeddings the site would have to hold.
+    """
+    own = _span_from_hello(hello, plan)
+    if isinstance(own, str):
+        return own
+    if own.step != span.step or own.utc != span.utc or (own.first - span.first) % span.step:
+        return "its readings are at other time steps than those of this task"
+    if own.inputs != span.inputs:
+        return f"its further inputs ({own.inputs}) are not those of the other sites ({span.inputs})"
+    if 0 < own.memory < needed:
+        return (
+            f"the hidden states of its sensors need {needed / GIB:.3g} GiB in this run, and it has"
+            f" {own.memory / GIB:.3g} GiB: raise memory in its local/site.toml"
+        )
+    return ""
+
+
+def _hello(link: Link, plan: SitePlan) -> Span | str | Unreachable:
+    """A site's time span, or why it cannot take part."""
+    try:
+        return _span_from_hello(link.hello(HELLO_WITHIN), plan)
+    except Unreachable as problem:
+        return problem
+    except Malformed as problem:
+        return str(problem)
+
+
+def _reason(problem: str | Unreachable, may_be_starting: bool) -> str:
+    """Why a site is missing. A job that is still starting cannot be reached, whatever the engine reports."""
+    if isinstance(problem, Unreachable):
+        return STARTING if may_be_starting else f"it does not answer ({problem})"
+    return problem or "it does not answer"
+
+
+def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
+    """Validate what a site reports about itself: its time span, or what is wrong."""
+    if hello.get("version") != __version__:
+        version = legible(hello.get("version"), 20)
+        return f"it runs cnfgnn {version}, and the server {__version__}: install the same version everywhere"
+    clock: Any = hello.get("clock")
+    if type(clock) not in (int, float) or not abs(clock) < 2**40:
+        return "it reports an invalid clock"
+    if abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
+        difference = f"{abs(clock - time.time()):.0f} s"
+        return f"its clock differs from the server's by {difference}: set the clock (NTP)"
+    if hello.get("ready") is not True:
+        return legible(hello.get("problem"))
+    if hello.get("sensors") != list(plan.sensors):
+        return "its kit lists other sensors than the server's kit: use kits of the same project file"
+    blur: Any = hello.get("blur")
+    if type(blur) not in (int, float) or not 0 <= blur < math.inf:
+        return "it does not report its blur"
+    if blur < plan.least_blur:
+        return (
+            f"the blur of site {plan.name} is {blur:g}, and this federation asks for at least"
+            f" {plan.least_blur:g}: its owner sets it in local/site.toml"
+        )
+    span = _reported_span(hello)
+    return span if isinstance(span, str) else replace(span, blur=float(blur))
+
+
+def _reported_span(hello: Mapping[str, Any]) -> Span | str:
+    first, last, step = hello.get("first"), hello.get("last"), hello.get("step")
+    if type(first) is not int or type(last) is not int or type(step) is not int:
+        return "it does not report when its readings begin and end"
+    if not (0 <= first <= last < 2**40 and 0 < step <= 2**31):
+        return "it reports invalid times of its readings"
+    if (last - first) // step >= MOST_ROWS:
+        return f"its readings span more than {MOST_ROWS} steps"
+    newest, measured, ignored = (hello.get(name) for name in ("newest", "measured", "ignored"))
+    if type(newest) is not int or not first <= newest < 2**40:
+        return "it does not report when its newest reading was taken"
+    if type(measured) is not int or type(ignored) is not int or min(measured, ignored) < 0:
+        return "it does not report how many readings it has"
+    memory = hello.get("memory")
+    memory = memory if type(memory) is int and memory > 0 else 0
+    inputs = _reported_inputs(hello)
+    if inputs is None:
+        return "it reports invalid names of further inputs"
+    return Span(first, last, step, bool(hello.get("utc")), newest, measured, ignored, memory, inputs=inputs)
+
+
+def _reported_inputs(hello: Mapping[str, Any]) -> InputNames | None:
+    """The names of a site's variables and covariates; None if it reports something else."""
+    kinds: list[tuple[str, ...]] = []
+    for kind in InputNames._fields:
+        names: Any = hello.get(kind, [])
+        if not isinstance(names, list) or len(names) > MOST_INPUTS:
+            return None
+        if not all(isinstance(n, str) and n.isprintable() and len(n) <= LONGEST_NAME for n in names):
+            return None
+        kinds.append(tuple(names))
+    return InputNames(*kinds)
+
+
+def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
+    """The sites whose readings do not fit those of most sites, and why.
+
+    All sites must use the same step, timestamps on the same steps, either UTC or no time zone, and the same
+    further inputs.
+    """
+    found: dict[str, str] = {}
+    step = _most_frequent(span.step for span in spans.values())
+    utc = _most_frequent(span.utc for span in spans.values())
+    alike = [span for span in spans.values() if (span.step, span.utc) == (step, utc)]
+    offset = _most_frequent(span.first % step for span in alike or spans.values())
+    inputs = _most_frequent(span.inputs for span in spans.values())
+    for name, span in spans.items():
+        if span.step != step:
+            found[name] = f"its readings are {span.step} s apart, and those of the other sites {step} s"
+        elif span.utc != utc:
+            if span.utc:
+                found[name] = "its timestamps are in UTC, and those of the other sites have no time zone"
+            else:
+                found[name] = "its timestamps have no time zone, and those of the other sites are in UTC"
+        elif span.first % step != offset:
+            found[name] = f"its timestamps are shifted against the other sites' steps of {step} s"
+        elif span.inputs != inputs:
+            found[name] = f"its further inputs ({span.inputs}) are not those of the other sites ({inputs})"
+    compatible = {name: span for name, span in spans.items() if name not in found}
+    if compatible and covering_span(compatible).rows > MOST_ROWS:
+        earliest = min(compatible, key=lambda name: compatible[name].first)
+        found[earliest] = f"its readings and the other sites' together span more than {MOST_ROWS} steps"
+    return found
+
+
+def _most_frequent(values: Iterable[Any]) -> Any:
+    known = list(values)
+    return max(known, key=known.count)

@@ -1,0 +1,314 @@
+"""The tasks at the server: train, evaluate, forecast, and forecast at every step (live).
+
+The server knows the graph and no readings. A channel carries its requests to the sites.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.intervals import check_levels
+from cnfgnn.algorithm.methods import check_method
+from cnfgnn.config.presets import BLUR
+from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import flat
+from cnfgnn.data.prepared_series import SUMS
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
+from cnfgnn.federation.project import CLEANING_KEYS
+from cnfgnn.federation.server.federated_run import (
+    check_same_federation,
+    check_same_windows,
+    describe_data,
+    federated_data,
+    first_event,
+    terms_of,
+    windows_of,
+)
+from cnfgnn.federation.server.live.models import FederatedModels
+from cnfgnn.federation.server.live.task import LiveLoop
+from cnfgnn.federation.server.recorded import check_recordable, keep_recording
+from cnfgnn.federation.server.retrain import retrain
+from cnfgnn.federation.server.status import STOP, STOP_TRAINING, Status, StatusWatcher, stop_requested
+from cnfgnn.federation.server.task_context import RUNS as RUNS
+from cnfgnn.federation.server.task_context import Task as Task
+from cnfgnn.federation.server.task_context import TaskContext, strategy_of
+from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
+from cnfgnn.models.params import part
+from cnfgnn.privacy.inputs import INPUT_BLURS
+from cnfgnn.runs.folder import Run
+from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
+from cnfgnn.runs.train import to_go_on, train_run_with
+from cnfgnn.runs.training_loop import Result, evaluate
+from cnfgnn.transports.remote.messages import Channel
+from cnfgnn.transports.remote.transport import Stopped
+
+
+def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) -> None:
+    """Run a task to its end; the status file records the outcome."""
+    status = Status(kit, task.token, do=task.do, run=task.run)
+    tasks = {"train": _train, "evaluate": _evaluate, "forecast": _forecast, "live": _live}
+    tasks["retrain"] = partial(retrain, begin=_new_run_from, train=_trained)
+    stop = STOP_TRAINING if task.do == "retrain" else STOP
+    operator_stopped = partial(stop_requested, kit, task.token, stop)
+    try:
+        context = TaskContext(kit, task, channel, lambda: stopped() or operator_stopped(), status)
+        status.end("finished", result=tasks[task.do](context))
+    except Stopped:
+        status.end("stopped")
+    except CnfgnnError as error:
+        status.end("failed", problem=str(error), exit_code=error.exit_code)
+    except Exception as error:
+        logging.getLogger(__name__).exception("the task failed")
+        status.end("failed", problem=f"{type(error).__name__}: {error}"[:500], exit_code=1)
+    finally:
+        if status.transport is not None:
+            status.transport.close()
+
+
+def _train(context: TaskContext) -> dict[str, Any]:
+    run = _resumed_run(context) if context.task.resume else _new_run(context)
+    result = _trained(context, run)
+    return {
+        "scores": scores_as_dict(result.test, context.ids),
+        **result.summary(),
+        **_recorded(context, run),
+        **about_errors(context, run.config, result.test),
+        "left_out": [context.ids[row] for row in result.progress.left_out],
+        "absent": list(context.absent_sites()),
+    }
+
+
+def _trained(context: TaskContext, run: Run) -> Result:
+    watcher = StatusWatcher(context.status, federated_data(run).sites)
+    scaler = run.scaler if run.started else None
+    terms, windows = terms_of(run), windows_of(run)
+
+    def set_up() -> Experiment:
+        earlier = _run_to_go_on_from(run)
+        kept = None if earlier is None else earlier.scaler
+        experiment = context.set_up(run, terms, windows, watcher.tick, scaler, kept)
+        if run.started:
+            check_same_windows(run, experiment, context.missing_sites)
+        if earlier is not None:
+            _go_on_from(experiment, earlier)
+        return experiment
+
+    def about() -> dict[str, Any]:
+        return first_event(run, context.project, context.graph, context.positions, context.blurs)
+
+    return train_run_with(run, set_up, about, watcher, save_phases=True)
+
+
+def _run_to_go_on_from(run: Run) -> Run | None:
+    """The earlier run whose weights this one is about to begin with; None once it has some of its own."""
+    if run.origin is None or run.progress.last_tag is not None:
+        return None
+    return Run.open(Path(run.origin.run))
+
+
+def _go_on_from(experiment: Experiment, earlier: Run) -> None:
+    """Begin with the weights of an earlier run: sites and their owners with those that they have kept, the
+    server with the ones that all share and with the Graph Network's. Nothing else is sent."""
+    strategy, tag = strategy_of(experiment), earlier.progress.best.tag
+    state = earlier.store("server").read(tag)
+    strategy.nodes.inherit(terms_of(earlier).run, tag)
+    strategy.go_on_from(part(state, "theta_bar.", strategy.graph.weights.device), state)
+
+
+def _new_run(context: TaskContext) -> Run:
+    if context.task.earlier:
+        return _new_run_from(context)
+    config = Config().with_changes(context.task.settings).with_given(context.task.given)
+    check_federated(config)
+    if context.task.record:
+        check_recordable(config.method, config.model.levels)
+    span, warnings = training_span(context.spans)
+    context.warn(warnings)
+    return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
+
+
+def _new_run_from(context: TaskContext, changes: Mapping[str, Any] | None = None) -> Run:
+    """A run that goes on from an earlier one of this server, with its settings, except for `changes`, and
+    newer readings."""
+    earlier = Run.open(context.kit / RUNS / context.task.earlier)
+    federated_data(earlier)
+    if not earlier.progress.history:
+        raise RunError(earlier.folder, "has no finished round yet, so there is nothing to go on from")
+    span, warnings = training_span(context.spans)
+    context.warn(warnings)
+    if span.step != earlier.data.step_seconds:
+        problem = f"readings are {span.step} s apart, and run {context.task.earlier} was trained on"
+        raise DataError(context.project.name, f"{problem} {earlier.data.step_seconds} s")
+    config, origin = to_go_on(earlier, span.rows, {**context.task.settings, **(changes or {})})
+    check_federated(config)
+    if context.task.record:
+        check_recordable(config.method, config.model.levels)
+    return Run.begin(context.folder, config, describe_data(context.project, context.graph, span), origin)
+
+
+def _resumed_run(context: TaskContext) -> Run:
+    run = Run.open(context.folder)
+    check_same_federation(run, context.project, context.graph)
+    if context.task.record:
+        check_recordable(run.config.method, run.config.model.levels)
+    return run
+
+
+def _run_with_a_round(context: TaskContext) -> Run:
+    run = _resumed_run(context)
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet: train it first")
+    return run
+
+
+def _evaluate(context: TaskContext) -> dict[str, Any]:
+    run = _run_with_a_round(context)
+    experiment = context.set_up(run, terms_of(run), windows_of(run), lambda: None, run.scaler)
+    strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
+    context.status.set(state="running", round=run.progress.best.r_g)
+    split: Any = context.task.split
+    scores = evaluate(experiment, split)
+    return {
+        "scores": scores_as_dict(scores, context.ids),
+        **about_errors(context, run.config, scores),
+        **_recorded(context, run),
+        "absent": list(context.absent_sites()),
+    }
+
+
+def _recorded(context: TaskContext, run: Run) -> dict[str, str]:
+    """Keep what was recorded, if anything was; the result names the file."""
+    if context.recorder is None:
+        return {}
+    return {"recording": keep_recording(context.recorder, run, context.blurs)}
+
+
+def _forecast(context: TaskContext) -> dict[str, Any]:
+    """Every site writes its own forecast; the result names the sites that have one and why others do not."""
+    run = _run_with_a_round(context)
+    horizon = run.config.data.horizon
+    span, warnings = forecast_span(context.spans, time.time())
+    context.warn(warnings)
+    _check_forecast_span(context, run, span)
+    try:
+        without = context.sites_without_forecast(_forecast_at_sites(context, run, span))
+    except NoSiteAnswered:
+        without = context.absent_sites()
+    zone = " UTC" if span.utc else ""
+    return {
+        "sites": [site.name for site in context.project.sites if site.name not in without],
+        "without": without,
+        "from": format_time(span.last + span.step) + zone,
+        "to": format_time(span.last + horizon * span.step) + zone,
+    }
+
+
+def _check_forecast_span(context: TaskContext, run: Run, span: Span) -> None:
+    history, trained_step = run.config.data.history, run.data.step_seconds
+    if span.rows < history:
+        problem = f"the readings of all sites together span {span.rows} steps; a forecast needs {history}"
+        raise DataError(context.project.name, problem)
+    if span.step != trained_step:
+        problem = (
+            f"readings are {span.step} s apart, and run {run.folder.name} was trained on {trained_step} s"
+        )
+        raise DataError(context.project.name, problem)
+
+
+def _forecast_at_sites(context: TaskContext, run: Run, span: Span) -> Experiment:
+    experiment = _set_up_to_forecast(context, run, span)
+    strategy_of(experiment).forecast(check_levels(context.task.intervals, "--intervals"))
+    return experiment
+
+
+def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experiment:
+    """The best round of the run, and the window after these time steps."""
+    d = run.config.data
+    terms = terms_of(run)._replace(first=span.first, rows=span.rows + d.horizon)
+    windows = Windows.next(span.rows, d.history, d.horizon)
+    experiment = context.set_up(run, terms, windows, lambda: None, run.scaler)
+    strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
+    context.status.set(state="running", round=run.progress.best.r_g)
+    return experiment
+
+
+def _live(context: TaskContext) -> dict[str, Any]:
+    """Forecast at every step until the operator stops it, with the model that is live."""
+    span, warnings = forecast_span(context.spans, time.time())
+    context.warn(warnings)
+    models = FederatedModels(context.kit, context.task.run)
+    loop: LiveLoop | None = None
+    while True:
+        model, run = models.usable(lambda run: _check_live(context, run, span))
+        loop = LiveLoop(context, _set_up_to_forecast(context, run, span), span, models, model, loop)
+        context.status.set(model=models.about(model, run))
+        loop.run()  # until another model is live
+
+
+def _check_live(context: TaskContext, run: Run, span: Span) -> None:
+    """Refuse a run that cannot forecast live."""
+    check_same_federation(run, context.project, context.graph)
+    if not run.progress.history:
+        raise RunError(run.folder, "has no finished round yet: train it first")
+    _check_forecast_span(context, run, span)
+
+
+def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:
+    """What the errors of a result are about, and the true errors of the owners who tell them, by site.
+
+    errors_against  "readings" if they are errors against true readings, "copies" if some are against blurred
+                    copies
+    without_personal_weights  whether they are errors of forecasts without what each sensor learned for itself
+    told  the true errors of each site whose owner tells them
+    """
+    all_told = scores.all_told
+    blurred = any(span.blur > 0 for span in context.spans.values())
+    told: dict[str, Any] = {}
+    for site, rows in context.rows.items():
+        if scores.told is not None and scores.told[rows, :, SUMS.index("count")].sum() > 0:
+            told[site] = vars(Errors.of(scores.told[rows]))
+    return {
+        "errors_against": "copies" if blurred and not all_told else "readings",
+        "without_personal_weights": config.model.personal > 0 and not all_told,
+        "told": told,
+        "blur": context.blurs,
+    }
+
+
+def check_federated(config: Config) -> None:
+    """Refuse settings that need the readings of all sites in one place."""
+    method = check_method(config)
+    if not method.federated:
+        problem = f"{method.name} pools all readings, so it cannot run in a federation: use cnfgnn train"
+        raise ConfigError("--method", problem)
+    if BLUR in config.given:
+        raise ConfigError(BLUR, "each site sets its own blur, in its local/site.toml: leave it out")
+    if INPUT_BLURS in config.given:
+        raise ConfigError(
+            INPUT_BLURS, "each site sets this under [inputs] in its local/site.toml: leave it out"
+        )
+    for key in ("data.target", "data.inputs"):
+        if key in config.given:
+            problem = "each site sets this under [reading] in its local/site.toml: leave it out"
+            raise ConfigError(key, problem)
+    for key in CLEANING_KEYS:
+        if f"data.{key}" in config.given:
+            problem = f"each site decides which of its readings are missing: set {key} in its local/site.toml"
+            raise ConfigError(f"data.{key}", problem)
+    if config.training.seen < 1:
+        problem = "training on a part of the sensors is only possible in the simulator: use cnfgnn train"
+        raise ConfigError("training.seen", problem)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """A configuration in the form that a task carries."""
+    settings = flat(config.as_dict())
+    del settings[BLUR]  # it may be part of a preset, but each site has its own
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

@@ -1,0 +1,249 @@
+"""What a task at the server works with: the project, its graph, the sites that take part, and the status."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.experiment import Experiment, federate, state_bytes
+from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.server import Server
+from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.attack.recording import Recorder
+from cnfgnn.config.settings import Config
+from cnfgnn.data.folder import load_network
+from cnfgnn.data.series import Scaler
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import ConfigError, NodeError
+from cnfgnn.federation.kits.kit import read_server
+from cnfgnn.federation.server.federated_run import inputs_of, memory_plan_of
+from cnfgnn.federation.server.recorded import recorder_for
+from cnfgnn.federation.server.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
+from cnfgnn.federation.server.status import Status
+from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
+from cnfgnn.process_setup import keep_freed_memory
+from cnfgnn.runs.folder import Run
+from cnfgnn.transports.remote.endpoint import Terms
+from cnfgnn.transports.remote.link import Link
+from cnfgnn.transports.remote.live_transport import LiveTransport
+from cnfgnn.transports.remote.messages import Channel
+from cnfgnn.transports.remote.transport import RemoteTransport, Site
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a job is to do. It travels with the job, so every site can read it."""
+
+    do: str  # train, evaluate, forecast, live, or retrain: train beside a live task and judge
+    run: str  # the name of the run's folder in the server's kit
+    token: str = ""  # identifies the task's status to whoever gave the task
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
+    given: Sequence[str] = ()  # the settings that somebody chose; the others may adapt to the data
+    resume: bool = False
+    wait: float = 60.0  # seconds to wait for sites that are not connected yet
+    split: str = "test"
+    intervals: Sequence[int] = ()  # levels in per cent that sites write beside their forecasts
+    record: bool = False  # keep the hidden states that sites send, so that they can be attacked
+    earlier: str = ""  # the name of the run that a new training goes on from; `settings` are changes to its
+    live: Mapping[str, Any] = field(default_factory=dict)  # the `LiveTerms` of a live task
+    line: str = ""  # of a retraining: the name of the run that the federation went live with
+    hold_out: float = 3.0  # of a retraining: the days at the end that both models are judged by
+    states: Mapping[str, Any] = field(default_factory=dict)  # of a retraining: what sites keep of others
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether it forecasts for the sites there are, whatever `min_sites` is, and never pauses."""
+        return self.do in ("forecast", "live")
+
+
+class TaskContext:
+    """The project of a server's kit and the sites that were found for one task."""
+
+    def __init__(
+        self, kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool], status: Status
+    ) -> None:
+        self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
+        if not TAG.fullmatch(task.run):
+            raise ConfigError("--name", f"{task.run!r} cannot be the name of a run")
+        if task.do not in ("train", "retrain") or task.resume:
+            Run.open(self.folder)  # fail before waiting for sites if there is no such run
+        if task.earlier and not TAG.fullmatch(task.earlier):
+            raise ConfigError("--from", f"{task.earlier!r} cannot be the name of a run")
+        self.project = read_server(kit)
+        self.ids = self.project.sensors
+        self.positions, self.graph = load_network(
+            self.ids, self.project.graph.sensors, self.project.graph.edges
+        )
+        session = secrets.token_hex(8)
+        piece, names = self.project.piece_kib << 10, [site.name for site in self.project.sites]
+        self.links = {name: Link(name, channel, session, piece, stopped=stopped) for name in names}
+        self.spans = self._find_sites()
+        self.recorder: Recorder | None = None  # if the task is to be recorded
+        self.warnings: list[str] = []
+        self.warn(unblurred_warnings(self.spans))
+        if task.do != "evaluate":  # an evaluation uses the time steps of the training
+            self.warn(reading_warnings(self.spans, time.time()))
+
+    def _find_sites(self) -> dict[str, Span]:
+        """The sites that take part, with their time spans.
+
+        A training ends if the readings of a site do not fit those of the others. A forecast leaves it out.
+        """
+        plans = {site.name: site for site in self.project.sites}
+        min_sites = 1 if self.task.forecasts else self.project.min_sites
+        found = wait_for_sites(self.links, plans, min_sites, self.task.wait, self.stopped, self.status.set)
+        for name, problem in incompatible_sites(found).items():
+            if not self.task.forecasts or len(found) == 1:
+                raise NodeError(name, "hello", problem)
+            del found[name]
+            self.status.set(missing={**self.status.fields["missing"], name: problem})
+        return {name: found[name] for name in plans if name in found}  # in the project's order
+
+    @property
+    def span(self) -> Span:
+        """From the first reading of any site to the last."""
+        return covering_span(self.spans)
+
+    @property
+    def blurs(self) -> dict[str, float | None]:
+        """The blur of each site of the project; None for sites that were not found for this task."""
+        return {name: self.spans[name].blur if name in self.spans else None for name in self.links}
+
+    @property
+    def rows(self) -> dict[str, list[int]]:
+        """The rows of each site's sensors."""
+        rows: dict[str, list[int]] = {}
+        for site in self.project.sites:
+            first = sum(map(len, rows.values()))
+            rows[site.name] = list(range(first, first + len(site.sensors)))
+        return rows
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.kit / RUNS / self.task.run
+
+    @property
+    def missing_sites(self) -> set[str]:
+        """The sites of the project that were not found for this task."""
+        return self.links.keys() - self.spans.keys()
+
+    def set_up(
+        self,
+        run: Run,
+        terms: Terms,
+        windows: Windows,
+        tick: Callable[[], None],
+        scaler: Scaler | None,
+        kept_scaler: Scaler | None = None,
+    ) -> Experiment:
+        """Connect to the sites and prepare them for the run. `kept_scaler` is the scale of the run that a new
+        one goes on from."""
+        config = run.config
+        transport = self._connect(terms, config)
+        graph = self.graph if config.graph.direction == "files" else self.graph.reversed()
+        if self.task.record:
+            self.recorder = recorder_for(self.task.do, self.task.split, transport)
+        experiment = federate(
+            self.recorder or transport,
+            graph,
+            windows,
+            config,
+            None,
+            self.project.name,
+            run.store("server"),
+            tick,
+            scaler,
+            memory_plan=memory_plan_of(run),
+            inputs=inputs_of(run, self.span.inputs),
+            kept_scaler=kept_scaler,
+        )
+        for site, plan in zip(transport.parties, self.project.sites, strict=True):
+            needed = state_bytes(experiment, len(plan.sensors))
+            site.objection = partial(rejoin_problem, plan=plan, span=self.span, needed=needed)
+        transport.setting_up = False
+        return experiment
+
+    def _connect(self, terms: Terms, config: Config) -> RemoteTransport:
+        sites, start = [], 0
+        for plan in self.project.sites:
+            rows = torch.arange(start, start + len(plan.sensors))
+            start += len(plan.sensors)
+            site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
+            site.reachable = plan.name in self.spans
+            site.memory_limit = self.spans[plan.name].memory if site.reachable else 0
+            site.objection = partial(rejoin_problem, plan=plan, span=self.span)
+            sites.append(site)
+        if self.task.do != "live":  # which handles little at a time, for weeks: its memory would creep up
+            keep_freed_memory()
+        if self.status.transport is not None:  # of another run in the same task
+            self.status.transport.close()
+        device = Compute.of(config.compute).device
+        training = not self.task.forecasts
+        min_sites = self.project.min_sites if training else 0
+        kind = LiveTransport if self.task.do == "live" else RemoteTransport
+        transport = kind(sites, terms, min_sites, device, self.stopped, self.status.touch)
+        transport.setting_up = training
+        self.status.transport = transport
+        return transport
+
+    def warn(self, warnings: Sequence[str]) -> None:
+        """Tell the operator about problems that do not end the task."""
+        self.warnings += warnings
+        self.status.set(warnings=list(self.warnings))
+
+    # ---- which sites took part ---------------------------------------------------------------------------
+
+    def absent_sites(self) -> dict[str, str]:
+        """The sites that took no part in the last exchange, and why."""
+        missing = self.status.fields.get("missing", {})
+        absent = {}
+        for site in self._transport.parties:
+            if not site.present:
+                absent[site.name] = site.problem or missing.get(site.name) or "it does not answer"
+        return absent
+
+    def sites_without_forecast(self, experiment: Experiment) -> dict[str, str]:
+        """The sites without a forecast, and why; warns about sites that lack a part of it.
+
+        The sites need not report this: their census tells which sensors have readings to forecast from.
+        """
+        has_window = strategy_of(experiment).everyone.present("test")
+        history, without = experiment.windows.history, self.absent_sites()
+        for site in self._transport.parties:
+            if site.name in without or has_window is None:
+                continue
+            silent = int((~has_window[site.rows].cpu().any(dim=1)).sum())
+            if silent == len(site.rows):
+                without[site.name] = (
+                    f"none of its sensors has a reading in the last {history} steps before the forecast; its"
+                    " previous latest.csv is kept"
+                )
+            elif silent:
+                self.warn(
+                    [
+                        f"site {site.name}: {silent} of its {len(site.rows)} sensors have no reading in the"
+                        f" last {history} steps and get no forecast"
+                    ]
+                )
+        return without
+
+    @property
+    def _transport(self) -> RemoteTransport:
+        assert self.status.transport is not None
+        return self.status.transport
+
+
+def strategy_of(experiment: Experiment) -> Server:
+    assert isinstance(experiment.strategy, Server)
+    return experiment.strategy

@@ -1,0 +1,92 @@
+"""Which model a live site forecasts with: the one that the server's operator has put live.
+
+The server prepares a site with a run, and later perhaps with another one. The site's service follows, with
+the ranges that its owner keeps of that run, and tells on its own page which model it is and since when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.federation.site.live.engine import SiteEngine
+from cnfgnn.federation.site.live.relay import MODEL
+from cnfgnn.files import read_json_or_empty, write_whole
+from cnfgnn.live.learning import FOLLOWED_EVERY, written
+from cnfgnn.live.models import REMEMBERED
+from cnfgnn.live.service import LiveService
+
+WHY = "the server has put it live"
+
+
+class SiteModel:
+    """The model of the service of a site, and the file in its folder that remembers it."""
+
+    def __init__(self, service: LiveService, engine: SiteEngine, site: str, folder: Path) -> None:
+        self.service, self.engine, self.site, self.file = service, engine, site, folder / MODEL
+        stored = read_json_or_empty(self.file)
+        self.name = str(stored.get("model") or "")
+        self.switches: list[dict[str, Any]] = list(stored.get("switches") or [])
+        self._begin()
+
+    async def run(self) -> None:
+        """Follow the server until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOWED_EVERY)
+            if self.engine.key != self.key:
+                try:
+                    await self._switch()
+                except Exception as error:  # forecasts go on
+                    self.service.failed("watch", error)
+
+    async def _switch(self) -> None:
+        """Go on with the ranges of the model that the server has prepared in the meantime."""
+        intervals = await asyncio.to_thread(self.engine.intervals)
+        await self.service.use(self.engine, intervals)
+        switch = self._begin()
+        if switch is not None:
+            self.service.tell_switch(switch)
+
+    def _begin(self) -> dict[str, str] | None:
+        """Note the model that is in use from now on; the switch, if it is another one than before."""
+        ready, before, switch = self.engine.ready, self.name, None
+        self.key, self.loaded, self.trained = self.engine.key, time.time(), ready.trained()
+        self.model, self.round = ready.run.rpartition("-")[0] or ready.run, _round(ready.tag)
+        self.name = self.model if self.round is None else f"{self.model}, round {self.round}"
+        if before and before != self.name:
+            switch = {"time": written(self.loaded), "from": before, "to": self.name, "why": WHY}
+            self.switches = [*self.switches, switch][-REMEMBERED:]
+        if self.trained is not None:
+            self.service.metrics.model_trained.set(self.trained)
+        try:
+            content = {"model": self.name, "run": ready.run, "switches": self.switches}
+            write_whole(self.file, json.dumps(content).encode())
+        except CnfgnnError as error:  # a full disk does not end the service
+            self.service.failed("files", error)
+        return switch
+
+    def as_json(self) -> dict[str, Any]:
+        """The model as `GET /model` tells it; a site does not know the name of the method."""
+        return {
+            "site": self.site,
+            "run": self.model,
+            "method": None,
+            "round": self.round,
+            "trained": None if self.trained is None else written(self.trained),
+            "loaded": written(self.loaded),
+            "rollbackTo": None,
+            "switches": self.switches,
+            "retrainEvery": None,
+            "training": False,
+            "trainings": [],
+        }
+
+
+def _round(tag: str) -> int | None:
+    found = re.match(r"round-(\d+)", tag)
+    return None if found is None else int(found[1])

@@ -1,0 +1,491 @@
+"""A site while the federation is live: its nodes answer for each step, and its owner serves the forecasts.
+
+One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
+their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
+gives forecasts out at the site; `live_engine` connects it with the server's requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cnfgnn.algorithm import verbs
+from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.algorithm.owner import Owner
+from cnfgnn.algorithm.verb import Verb
+from cnfgnn.config.settings import Missing
+from cnfgnn.data.folder import known_positions, readings_file
+from cnfgnn.data.input_files import names_of_files
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.windows import Split, Windows
+from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
+from cnfgnn.federation.coverage_sums import COVERAGE
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site.copies import LiveCopies
+from cnfgnn.federation.site.live.copies import CopyOfNewest
+from cnfgnn.federation.site.live.coverage import ToldCoverage
+from cnfgnn.federation.site.live.engine import Ready, SiteEngine
+from cnfgnn.federation.site.live.model import SiteModel
+from cnfgnn.federation.site.live.relay import LIVE
+from cnfgnn.federation.site.newcomer_fits import State, use
+from cnfgnn.federation.site.nodes import SiteNodes
+from cnfgnn.federation.site.owner import SiteClients, SiteOwner
+from cnfgnn.federation.site.readings import SiteData, columns_of
+from cnfgnn.federation.site.run_readings import RunReadings
+from cnfgnn.federation.site.settings import read_site, settings_file
+from cnfgnn.federation.site.status import SiteStatus
+from cnfgnn.federation.spans import format_time
+from cnfgnn.files import make_folder
+from cnfgnn.live import broker
+from cnfgnn.live.clock import FEED, SYSTEM
+from cnfgnn.live.engine import KEPT_ROWS, Floats, last_rows, rows_of, window_of
+from cnfgnn.live.folder_source import InputFile, state_of
+from cnfgnn.live.recent import RecentReadings
+from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
+from cnfgnn.live.store import FileState, ReadingStore
+from cnfgnn.live.tracking import Tracking
+from cnfgnn.models.params import Params
+from cnfgnn.runs.events import EventLog
+from cnfgnn.transports.remote.endpoint import Terms
+from cnfgnn.transports.remote.messages import Note
+
+MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
+SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
+SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
+TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LiveTerms:
+    """What the server's operator chooses for all sites; it travels with the task.
+
+    deadline  seconds after a step at which its forecast is made, whoever is missing; None: a fifth of a step
+    feed      whether the readings are recordings; a site takes part if its own settings say the same
+    speed     of the recordings
+    """
+
+    deadline: float | None = None
+    feed: bool = False
+    speed: float = 1.0
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> LiveTerms:
+        """As they came with the task; a value that cannot be meant is not used."""
+        deadline, speed, feed = fields.get("deadline"), fields.get("speed"), fields.get("feed") is True
+        if not isinstance(deadline, int | float) or not 0 <= deadline < 86_400:
+            deadline = None
+        if not feed or not isinstance(speed, int | float) or not 0 < speed <= 100_000:
+            speed = 1.0
+        return cls(None if deadline is None else float(deadline), feed, float(speed))
+
+
+class LiveClients(SiteClients):
+    """The nodes of a live site: a census asks for one window, and from then on they are about it."""
+
+    turned_to = 0  # the time of the newest row of their window
+    _copy: Readings | None = None
+    _for_new: Sequence[State] = ()
+
+    def show(self, copy: Readings, for_new: Sequence[State] = ()) -> None:
+        """Use these newest readings of the copy, and what was computed from it for new sensors."""
+        self._copy, self._for_new = columns_of(copy, self.readings.store.sensors), for_new
+
+    def census(self, windows: Windows, missing: Missing) -> tuple[Tensor, dict[Split, Tensor]]:
+        if not windows.ahead or not self.theta or not len(windows.starts["test"]):
+            return super().census(windows, missing)
+        terms = self.readings.terms
+        row = int(windows.starts["test"][0]) + windows.history - 1
+        self.turned_to = terms.first + terms.step * row
+        if self._for_new:
+            use(self.data, self._for_new)
+            self._for_new = ()
+        if self._copy is not None:
+            self.data = window_of(rows_until(self._copy, self.turned_to, terms.step), self.data)
+        has = self.data.available["test"]
+        n = self.series.nodes
+        none = torch.zeros((n, 0), dtype=torch.bool)
+        found = torch.ones((n, 1), dtype=torch.bool) if has is None else has.cpu()
+        return torch.zeros((n, 3), dtype=torch.float64), {"train": none, "validation": none, "test": found}
+
+
+def rows_until(readings: Readings, seconds: int, step: int) -> Readings:
+    """The readings up to a time step; steps that they do not reach are missing."""
+    last = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+    ahead = (seconds - last) // step
+    if ahead <= 0:
+        return rows_of(readings, slice(0, max(1, len(readings.times) + ahead)))
+    ahead = min(ahead, len(readings.times))
+    times = (seconds - step * np.arange(ahead - 1, -1, -1)).astype("datetime64[s]")
+    values = np.full((ahead, len(readings.ids)), np.nan, dtype=readings.values.dtype)
+    return replace(
+        readings,
+        times=np.concatenate([readings.times[ahead:].astype("datetime64[s]"), times]),
+        values=np.concatenate([readings.values[ahead:], values]),
+        missing=np.concatenate([readings.missing[ahead:], np.isnan(values)]),
+    )
+
+
+class LiveOwner(SiteOwner):
+    """The owner of a live site's nodes: it starts the service, and passes embeddings on to it."""
+
+    def __init__(self, site: LiveSiteNodes, nodes: LiveClients, *args: Any) -> None:
+        super().__init__(nodes, *args)
+        self.site, self.live_nodes = site, nodes
+
+    def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
+        added = super().follow(request, arrays, answer)
+        if isinstance(request, verbs.Census) and self.nodes.theta:
+            self.site.is_ready(self._ready(), self.live_nodes)
+            if self.live_nodes.turned_to and self.site.service is not None:
+                self.site.service.pass_time(self.live_nodes.turned_to)
+        return added
+
+    def _ready(self) -> Ready:
+        nodes, terms = self.nodes, self.terms
+        sensors = (self.site_data.truth.ids, len(terms.added), nodes.settings)
+        found = nodes.forecaster, self.theta, self.data, self.trust, terms.run, *sensors
+        return Ready(*found, self.restored, self.first_intervals, self.when_trained)
+
+    def _live_intervals(self) -> None:
+        """The service itself goes on from what it has left."""
+
+    def first_intervals(self) -> Intervals | None:
+        """A copy of the ranges as the last evaluation or forecast has left them; rows count from 1970."""
+        if self.intervals is None:
+            return None
+        found = Intervals.of(self.intervals.state())
+        found.renumber(self._first_row)
+        return found
+
+    def when_trained(self) -> float | None:
+        """When this site saved the state that forecasts are made with; None if it took no part in it."""
+        for store in (self.own_store, self.joined.store):
+            with suppress(OSError):
+                return (store.folder / f"{self.restored}.safetensors").stat().st_mtime
+        return None
+
+    def forecast(self, levels: Any = ()) -> None:
+        """The service makes the forecast, in a thread of its own: when this site has its readings."""
+        if self.site.engine is not None:
+            self.site.engine.embed(self.live_nodes.turned_to, self.h_G)
+
+
+class LiveSiteNodes(SiteNodes):
+    """What the endpoint of a live site needs; once the site is prepared, its service runs beside it."""
+
+    def __init__(self, kit: Path, live: LiveTerms) -> None:
+        self.live = live
+        self.ended = threading.Event()  # whether the server's operator has ended the task
+        self.closed = threading.Event()
+        self.engine: SiteEngine | None = None
+        self.service: SiteService | None = None
+        self._changing = threading.Lock()  # held while the site's sensors change
+        self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
+        self.input_files: Sequence[InputFile] = ()
+        self.coverage = ToldCoverage()
+        super().__init__(kit)
+
+    def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
+        nodes = LiveClients(joined, compute, joined.store, plan.name, self.memory)
+        return LiveOwner(self, nodes, data, joined.terms, joined, self.kit, plan.tell_errors)
+
+    def due(self, note: Note) -> Mapping[str, Any]:
+        """For the server: the newest step that is due at this site, and whether the site can take part."""
+        after, done, joined = note.whole("after"), note.whole("done"), note.fields.get("joined") is True
+        if note.fields.get("ends") is True:
+            self.ended.set()
+        engine = self.engine
+        if engine is None:
+            self.ended.wait(0.1)
+            return {"step": 0, "present": 0, "ready": False}
+        engine.hear(joined, done)
+        step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
+        return {"step": step, "present": present, "ready": True, **self._told_coverage(step)}
+
+    def _told_coverage(self, step: int) -> Mapping[str, Any]:
+        """What the owner tells about true readings: nothing, unless the site's settings say so."""
+        if self.plan is None or not self.plan.live.tell_coverage:
+            return {}
+        process = None if self.service is None else self.service.process
+        sums = self.coverage.at(step, None if process is None else process.service.report)
+        return {} if sums is None else {COVERAGE: sums}
+
+    def is_ready(self, ready: Ready, nodes: LiveClients) -> None:
+        """The nodes and their owner have everything that a forecast needs."""
+        assert self.plan is not None
+        assert self.data is not None
+        begins = self.engine is None
+        if self.engine is not None:
+            before = self.engine.ready.run
+            if ready.run != before:
+                self._record_switch(before, ready.run)
+            if self.engine.suits(ready):
+                self.engine.use(ready, nodes.show)
+                return
+            self._end_service()  # of a run with forecasts of another length
+        nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
+        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan, self.data)
+        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
+        self.service = SiteService(self, self.engine, self.plan, self.data)
+        self.service.start()
+        if begins:
+            threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
+
+    def _record_switch(self, before: str, after: str) -> None:
+        """The server has made another model live: an event, and a line in the log."""
+        log.warning("model: %s instead of %s", after, before)
+        try:
+            EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
+        except StorageError as error:  # a full disk does not keep a better model away
+            self._report("switch", error)
+
+    def _copies(self, plan: SitePlan, data: SiteData) -> CopyOfNewest | None:
+        """Makes the copies of readings as they arrive; None if a copy is the reading itself."""
+        if not LiveCopies.needed(plan, self.kit):
+            return None
+        return CopyOfNewest(plan, LiveCopies(plan, self.kit, data.observed))
+
+    def _check_clock(self, plan: SitePlan) -> None:
+        """Refuse a task whose clock is another than the one in the site's own settings."""
+        if self.live.feed != (plan.live.clock == FEED):
+            follows, wanted = ("recordings", FEED) if self.live.feed else ("the machines' clocks", SYSTEM)
+            problem = (
+                f"the server's task follows {follows}, and this site's clock is {plan.live.clock!r}: start"
+                f' the task with another --clock, or set clock = "{wanted}" under [live]'
+            )
+            raise ConfigError(f"{settings_file(self.kit)}: live.clock", problem)
+
+    def _read(self, plan: SitePlan) -> SiteData:
+        self._check_clock(plan)
+        more = [sensor.id for sensor in plan.new_sensors]
+        if plan.readings is None:
+            return SiteData(plan, self.kit, more)  # reports that it is not set
+        file = readings_file(self.kit / plan.readings)
+        # Before they are read: what is added meanwhile is read again.
+        self.begun_with = (file.name, state_of(file))
+        files = InputFile.all_in(file.parent, names_of_files(file.parent))
+        data = SiteData(plan, self.kit, more)
+        if Path(data.source) != file:
+            problem = (
+                f"a live service forecasts what {file} holds, and not {plan.reading.target!r}: write that"
+                " variable to a folder of its own, as readings.csv"
+            )
+            raise ConfigError(f"{settings_file(self.kit)}: reading.target", problem)
+        self.input_files = [one for one in files if one.name in data.input_names]
+        return data
+
+    # ---- new sensors --------------------------------------------------------------------------------
+
+    def describe(self) -> Mapping[str, Any]:
+        about = super().describe()
+        plan = self.plan
+        if about.get("ready") is not True or plan is None or not plan.new_sensors:
+            return about
+        return {**about, "new_sensors": {sensor.id: sensor.told() for sensor in plan.new_sensors}}
+
+    def join(self, terms: Terms) -> Owner:
+        with self._changing:
+            return super().join(terms)
+
+    def _watch_settings(self) -> None:
+        """Take in the sensors that the owner adds to the settings while the site is live."""
+        file = settings_file(self.kit)
+        seen = file.stat().st_mtime_ns
+        while not self.ended.wait(SETTINGS_EVERY) and not self.closed.is_set():
+            try:
+                now = file.stat().st_mtime_ns
+                if now != seen:
+                    seen = now
+                    self._take_new_sensors(read_site(self.kit))
+            except Exception as error:  # the owner may be in the middle of writing it
+                self._report("new sensors", error)
+
+    def _take_new_sensors(self, wanted: SitePlan) -> None:
+        """Serve the new sensors of these settings from now on, and tell the server of them. All else in the
+        settings counts when the service starts."""
+        plan, engine = self.plan, self.engine
+        if plan is None or engine is None or wanted.new_sensors == plan.new_sensors:
+            return
+        plan = replace(plan, new_sensors=wanted.new_sensors)
+        data = self._read(plan)
+        before = self.service
+        if before is not None:
+            before.stop()
+        with self._changing:
+            engine.copies = self._copies(plan, data)  # of rows with more columns
+            self.service = SiteService(self, engine, plan, data)
+            self.plan, self.data = plan, data  # from now on the server is told
+        self.service.start()
+        log.warning("new sensors: %s", ", ".join(sensor.id for sensor in plan.new_sensors) or "none")
+
+    def close(self) -> None:
+        """End the service, as the end of the process would."""
+        self.closed.set()
+        self._end_service()
+
+    def _end_service(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        if self.service is not None:
+            self.service.stop()
+
+
+class SiteService(threading.Thread):
+    """The live service of a site in a thread of its task's process."""
+
+    def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
+        super().__init__(name="service", daemon=True)
+        self.site, self.engine, self.plan, self.data = site, engine, plan, data
+        engine.ids = data.truth.ids
+        self.process: SiteProcess | None = None
+        self.stopping = False
+        self._ignores = False  # whether the server's last step was ignored
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:  # the server must not notice: the owner is told
+            self.site._report("live", error)
+
+    async def _serve(self) -> None:
+        until = time.monotonic() + TRIES_FOR
+        while not self.stopping:
+            try:
+                self.process = process = SiteProcess(self)
+                break
+            except RunError:  # the port or the database is still in use by the process of an earlier task
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(0.5)
+        else:
+            return
+
+        def started() -> None:
+            SiteStatus(self.site.kit).record_live(process.address, process.token_file)
+            log.info("live on %s", process.address)
+
+        await process.serve(started)
+
+    def pass_time(self, step: int) -> None:
+        """The server is at this step; a recording may have no reading of this site for it. A step that
+        cannot be yet is ignored, and the owner is told once."""
+        process = self.process
+        if process is None or not hasattr(process, "loop"):
+            return
+        ignored, self._ignores = self._ignores, step > process.furthest()
+        if not self._ignores:
+            process.loop.call_soon_threadsafe(process.service.pass_time, step)
+        elif not ignored:
+            latest = format_time(int(process.furthest()))
+            problem = f"the server is at {format_time(step)}: steps after {latest} are ignored for now"
+            self.site._report("clock", RunError(self.site.kit, problem))
+
+    def stop(self) -> None:
+        self.stopping = True
+        process = self.process
+        if process is not None and hasattr(process, "loop"):
+            process.loop.call_soon_threadsafe(process.service.stopping.set)
+        self.join(10.0)
+
+
+class SiteProcess(ServiceProcess):
+    """The service of a site with all its doors: what `cnfgnn live` serves, for the site's own sensors."""
+
+    def __init__(self, of: SiteService) -> None:
+        self.report = of.site._report
+        state = make_folder(of.site.kit / LIVE)
+        state.chmod(0o700)
+        super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
+        clock, deadline = self.service.clock, self.service.schedule.deadline
+        of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        of.engine.furthest = self.furthest
+
+    def furthest(self) -> float:
+        """The latest step that the server can be at, by the site's own clock."""
+        return self.service.clock.furthest(self.service.recent.step)
+
+    def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
+        try:
+            return super()._tracking(parts, recent, store)
+        except Exception as error:  # it may be about true readings: the server must not notice that it failed
+            self.report("watch", error)
+            return None
+
+
+def parts_of_site(of: SiteService) -> Parts:
+    """What the service of a site is made of; the graph is not known here."""
+    site, plan, engine = of.site, of.plan, of.engine
+    folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
+    if not engine.takes_inputs:
+        readings = replace(readings, others=())
+    return Parts(
+        engine,
+        replace(readings, positions=_positions(site, plan, folder, readings.ids)),
+        plan.reading,
+        intervals=engine.intervals,
+        model=lambda service: SiteModel(service, engine, plan.name, site.kit / LIVE),
+        config=plan.cleaning,
+        folder=folder,
+        begun_with=site.begun_with,
+        inputs=site.input_files if engine.takes_inputs else (),
+    )
+
+
+def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[str]) -> Floats | None:
+    """Where the sensors are, for the site's page, if the site knows it."""
+    chosen = plan.live.positions
+    try:
+        return known_positions(folder, ids, site.kit / chosen if chosen else None)
+    except CnfgnnError as error:  # the page can do without
+        site._report("positions", error)
+        return None
+
+
+def counted_readings(data: SiteData) -> Readings:
+    """The site's readings without rows in the future and rows that are far from all others."""
+    counted = np.flatnonzero(np.isin(data.seconds, data.counted))
+    return rows_of(data.observed, counted).on_grid()
+
+
+def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
+    """The settings of a site's service: `[live]` in its local/site.toml."""
+    chosen = plan.live
+    mqtt = None
+    if chosen.mqtt:
+        mqtt = broker.BrokerSettings(
+            chosen.mqtt,
+            chosen.mqtt_readings or broker.READINGS,
+            chosen.mqtt_forecasts or broker.FORECASTS,
+            name=f"cnfgnn-{plan.name}",
+            password=os.environ.get(MQTT_PASSWORD),
+        )
+    return LiveSettings(
+        state=kit / LIVE,
+        deadline=live.deadline,
+        feed=chosen.clock == FEED,
+        speed=live.speed,
+        zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
+        host=chosen.host,
+        port=chosen.port,
+        token_file=kit / chosen.token_file if chosen.token_file else None,
+        mqtt=mqtt,
+        poll=chosen.poll,
+    )

@@ -1,0 +1,279 @@
+"""A site's readings and their blurred copy: the description that the server gets, and the series of both.
+
+The readings never leave the site. Whatever the server can notice comes from the copy: the nodes train on it,
+and a refusal depends on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.folder import load_readings, zeros_are_missing
+from cnfgnn.data.inputs import InputNames
+from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
+from cnfgnn.data.readings import DAY, Readings, weekday
+from cnfgnn.data.series import Series
+from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site.copies import blurred_copy, check_least_blur, check_older_copies
+from cnfgnn.federation.site.settings import settings_file
+from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.retrain import with_stored
+from cnfgnn.privacy.inputs import without_outliers
+from cnfgnn.transports.remote.endpoint import Terms
+
+LIVE = "live"  # the folder of the site's live service in its kit
+SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
+
+
+class SiteData:
+    """The readings of a site's sensors, in the order of its settings: `truth`, and their blurred `copy`.
+
+    Which readings are missing is decided first, and the copy has the same gaps. Outliers are sought in each
+    of the two by itself. Without blur both are the same object.
+
+    Windows are numbered from the first to the last step at which any site has a reading, so one wrong
+    timestamp would affect every site. When the site reports its time span, it therefore ignores
+
+    - rows without any reading,
+    - rows in the `future`, that is more than a step ahead of the clock (for timestamps without a time zone:
+      a step and `FURTHEST_ZONE`),
+    - `isolated` rows: fewer than `SMALLEST_CLUSTER` rows that lie further from the rest than the rest has
+      rows.
+
+    They are ignored for the time span only: rows that fall within the agreed span are used like all others.
+
+    `more` are sensors that joined while the federation is live; the file may have no readings of them. With
+    `live`, readings that the site's live service has received come on top of those in the file.
+    """
+
+    def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = (), live: bool = False) -> None:
+        if plan.readings is None:
+            raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
+        check_least_blur(plan, kit)
+        found = load_readings(kit / plan.readings, plan.reading)
+        if live:
+            found = with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings))
+        loaded: Readings = found.select(plan.sensors)
+        self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
+        if more:
+            loaded = columns_of(found, (*plan.sensors, *more))
+        observed = masked_codes(loaded, plan.cleaning)
+        blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
+        self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
+        check_older_copies(self.blur, plan, kit)
+        self.truth: Readings = masked_outliers(observed, plan.cleaning)
+        self.copy = self.truth if blurred is observed else masked_outliers(blurred, plan.cleaning)
+        self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
+        self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
+        self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
+        if not len(self.measured):
+            raise DataError(self.source, "it has no reading for any sensor of this site")
+        latest = time.time() + self.step + (0 if self.copy.utc else FURTHEST_ZONE)
+        past = self.measured[self.measured <= latest]
+        if not len(past):
+            problem = "all readings are in the future: check this machine's clock and the file's time zone"
+            raise DataError(self.source, problem, row=str(self.copy.times[0]))
+        self.future, self.newest = self.measured[len(past) :], int(past[-1])
+        is_isolated = isolated_rows((past - past[0]) // self.step)
+        self.isolated, self.counted = past[is_isolated], past[~is_isolated]
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What looks wrong with the true readings; for the site's owner only."""
+        return findings_in(self._loaded, self._cleaning, prefix="")
+
+    @property
+    def source(self) -> str:
+        """Where the readings come from, for messages."""
+        return self.truth.source
+
+    @property
+    def input_names(self) -> set[str]:
+        """The names of its other variables and covariates."""
+        return {*self.inputs.variables, *self.inputs.covariates}
+
+    @property
+    def step(self) -> int:
+        return int(self.copy.step.astype("timedelta64[s]").astype(int))
+
+    @property
+    def first(self) -> int:
+        return int(self.counted[0])
+
+    @property
+    def last(self) -> int:
+        return int(self.counted[-1])
+
+    def of_sensors(self, ids: Sequence[str]) -> SiteData:
+        """The same for these sensors; those that there are no readings of are missing throughout."""
+        if tuple(ids) == self.truth.ids:
+            return self
+        other = copy.copy(self)
+        other.truth, other.observed = columns_of(self.truth, ids), columns_of(self.observed, ids)
+        other.copy = other.truth if self.copy is self.truth else columns_of(self.copy, ids)
+        return other
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the server needs to number windows, and the blur; it contains no reading."""
+        return {
+            "first": self.first,
+            "last": self.last,
+            "step": self.step,
+            "utc": self.copy.utc,
+            "blur": self.blur,
+            "newest": self.newest,
+            "measured": len(self.counted),
+            "ignored": len(self.isolated) + len(self.future),
+            **{kind: list(names) for kind, names in self.inputs._asdict().items()},
+        }
+
+    def warnings(self) -> list[str]:
+        """What the site's owner should look at; for the owner only, because it names rows."""
+        warnings, source = list(self.copy_warnings), self.source
+        for seconds, where in ((self.isolated, "far from all other rows"), (self.future, "in the future")):
+            if len(seconds):
+                rows = "1 row is" if len(seconds) == 1 else f"{len(seconds)} rows are"
+                times = ", ".join(map(format_time, seconds[:3]))
+                if len(seconds) > 3:
+                    times += ", ..."
+                warnings.append(f"{rows} {where} in {source}; check the timestamps: {times}")
+        if age := age_if_old(self.newest, self.step, self.copy.utc, time.time()):
+            warnings.append(f"the newest reading in {source} is {age} old ({format_time(self.newest)})")
+        return warnings
+
+    def readings_before(self, end: int, steps: int) -> Readings | None:
+        """The true readings of the last `steps` steps before `end`, in seconds since 1970; None without
+        any."""
+        recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
+        if not recent.any():
+            return None
+        r = self.truth
+        return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
+
+    def series(self, terms: Terms) -> Series:
+        """The copy on the time steps that all sites agreed on; steps without a reading are missing."""
+        if terms.step != self.step:
+            problem = f"the readings are {self.step} s apart, and those of the other sites {terms.step} s"
+            raise DataError(self.source, problem)
+        if (int(self.seconds[0]) - terms.first) % terms.step:
+            raise DataError(
+                self.source,
+                f"the timestamps are shifted against the other sites' steps of {terms.step} s",
+                row=str(self.copy.times[0]),
+            )
+        return self._on_steps(self.copy, terms)
+
+    def true_series(self, terms: Terms) -> Series | None:
+        """The readings on the same steps, for their owner; None if the copy is the readings."""
+        return None if self.copy is self.truth else self._on_steps(self.truth, terms)
+
+    def _on_steps(self, readings: Readings, terms: Terms) -> Series:
+        n, rows = len(readings.ids), (self.seconds - terms.first) // terms.step
+        within = (rows >= 0) & (rows < terms.rows)
+        values = np.full((n, terms.rows), np.nan)
+        missing = np.ones((n, terms.rows), dtype=np.bool_)
+        values[:, rows[within]] = readings.values[within].T
+        missing[:, rows[within]] = readings.missing[within].T
+        seconds = terms.first + terms.step * np.arange(terms.rows)
+        day = int(DAY.astype(int))
+        others = [one.at(seconds) for one in readings.others]
+        return Series(values, missing, (seconds % day) / day, weekday(seconds), others, seconds)
+
+
+def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
+    """The readings and further inputs of these sensors, in this order; NaN for those that are not there, and
+    then without positions."""
+    place = {sensor: column for column, sensor in enumerate(readings.ids)}
+    columns = np.array([place.get(sensor, -1) for sensor in ids], dtype=np.int64)
+    if (columns >= 0).all():
+        return readings.select(ids)
+    unknown = columns < 0
+    values, missing = readings.values[:, columns], readings.missing[:, columns]
+    values[:, unknown], missing[:, unknown] = np.nan, True
+    others = tuple(
+        one if one.for_all else replace(one, readings=columns_of(one.readings, ids))
+        for one in readings.others
+    )
+    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=others)
+
+
+def masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:
+    """Codes for missing values are missing, also in further inputs."""
+    others = (replace(one, readings=mask_codes(one.readings, cleaning)) for one in readings.others)
+    return replace(mask_codes(readings, cleaning), others=tuple(others))
+
+
+def masked_outliers(readings: Readings, cleaning: DataConfig) -> Readings:
+    """Outliers are missing, also in other variables."""
+    others = (without_outliers(one, cleaning) for one in readings.others)
+    return replace(mask_outliers(readings, cleaning), others=tuple(others))
+
+
+def rows_with_readings(series: Series) -> int:
+    """The number of time steps up to and including the newest reading."""
+    measured = np.flatnonzero(~np.isnan(series.values).all(axis=0))
+    return int(measured[-1]) + 1 if len(measured) else 0
+
+
+def first_rows(series: Series, rows: int) -> Series:
+    """The same series with all readings after the first `rows` time steps removed. Further inputs keep the
+    values that they had by then: what is known of later times may still change."""
+    if rows >= rows_with_readings(series) and not series.others:
+        return series
+    values, missing = series.values.copy(), series.missing.copy()
+    values[:, rows:], missing[:, rows:] = np.nan, True
+    others = [one.until(rows) for one in series.others]
+    return Series(values, missing, series.time_of_day, series.weekday, others, series.seconds)
+
+
+def value_ranges(series: Series) -> tuple[tuple[float, float] | None, ...]:
+    """Each node's minimum and maximum; None for a node without readings."""
+    ranges: list[tuple[float, float] | None] = []
+    for values, missing in zip(series.values, series.missing, strict=True):
+        known = values[~missing]
+        ranges.append((float(known.min()), float(known.max())) if len(known) else None)
+    return tuple(ranges)
+
+
+def digest(series: Series, terms: Terms) -> str:
+    """A SHA-256 digest of all readings and their timestamps."""
+    sha = hashlib.sha256(repr((terms.first, terms.step, series.values.shape)).encode())
+    sha.update(np.where(np.isnan(series.values), np.nan, series.values).tobytes())  # all NaNs alike
+    sha.update(series.missing.tobytes())
+    for one in series.others:
+        sha.update(repr((one.name, one.known_ahead, one.values.shape)).encode())
+        sha.update(np.where(np.isnan(one.values), np.nan, one.values).tobytes())
+    return sha.hexdigest()
+
+
+def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these row numbers, in ascending order, are too few and too far from the rest to be right.
+
+    Split the rows at the longest gap. The smaller part is isolated if it has fewer than `SMALLEST_CLUSTER`
+    rows and the gap is longer than the number of rows in the larger part. Repeat with the larger part.
+    """
+    kept = np.arange(len(rows))
+    while len(kept) > 1:
+        gaps = np.diff(rows[kept]) - 1
+        split = int(np.argmax(gaps)) + 1
+        smaller, larger = kept[:split], kept[split:]
+        if len(smaller) > len(larger):
+            smaller, larger = larger, smaller
+        if gaps[split - 1] <= len(larger) or len(smaller) >= SMALLEST_CLUSTER:
+            break
+        kept = larger
+    isolated = np.ones(len(rows), dtype=np.bool_)
+    isolated[kept] = False
+    return isolated
