@@ -29,19 +29,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.processes import LIVE as LIVE_FOLDER
+from cnfgnn.federation.kits.processes import read_live
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import TaskError, run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
 from cnfgnn.federation.server.task import Task, settings_of
-from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
-from cnfgnn.federation.site.live.relay import read_service
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.engine import rows_of
 from cnfgnn.process_setup import keep_freed_memory
@@ -73,7 +73,7 @@ class Federation:
         """Resident memory in MiB: of the server's task, of the engine's process there, and of the largest
         process of each kind at a site."""
         jobs = {name: processes.jobs_of(kit) for name, kit in self.kits.items()}
-        services = [read_service(self.kits[name])["process"]["pid"] for name in self.sites]
+        services = [read_live(self.kits[name])["pid"] for name in self.sites]
         tasks = [pid for name in self.sites for pid in jobs[name]]
         return {
             "server": max(map(resident, jobs["server"])),

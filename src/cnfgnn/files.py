@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,23 @@ def read_json_or_empty(path: Path) -> dict[str, Any]:
         return read_json(path) or {}
     except RunError:
         return {}
+
+
+def read_json_of_others(path: Path, most: int = 1 << 16) -> dict[str, Any]:
+    """The object in a JSON file in a folder that an untrusted process writes; empty if it is no such file.
+
+    A link is not followed, and nothing large, and no device or pipe is read.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as file:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1 or about.st_size > most:
+                return {}
+            content = json.loads(file.read(most))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.kits.processes import read_live
 from tests.federation.live_processes import FULL, SITES, go_live, live_processes
 from tests.federation.proxy import proxied
 from tests.federation.running_federation import ENGINE_WARNINGS
@@ -47,7 +47,7 @@ def test_a_site_that_is_killed_or_taken_down_rejoins_and_the_others_go_on(tmp_pa
         processes.up(south)
         live.until_full()
         processes.down(south)
-        assert not read_service(south)
+        assert not read_live(south)
         live.next_forecasts(*OTHERS)
         assert live.next_forecasts(*OTHERS) == BOTH_FULL
         processes.up(south)
@@ -59,7 +59,7 @@ def test_a_site_that_is_paused_for_two_minutes_rejoins(tmp_path: Path) -> None:
         south = live.federation.kits["south"]
         parent = processes.running(south)
         assert parent is not None
-        stopped = [parent, *processes.jobs_of(south), read_service(south)["process"]["pid"]]
+        stopped = [parent, *processes.jobs_of(south), read_live(south)["pid"]]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.randomness import Draw
-from cnfgnn.federation.engine.carry.executor import SiteExecutor
-from cnfgnn.transports.remote.endpoint import Terms
+from cnfgnn.federation.site.nodes import SiteNodes
 
-EXECUTOR = "tests.federation.fault_injection.FaultySite"
+PROGRAM = """import sys
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+    from tests.federation import fault_injection
+    fault_injection.install()
+"""  # what the processes of a site run first
 FAULT = "fault"  # a file in the kit: the verb that fails next, and how
 BLOCKED = "blocked"  # a file that exists while a verb is blocked
 PHASES = {1: "update", 2: "encode", 3: "backward", 4: "embed"}  # the verb of each phase
@@ -36,19 +37,23 @@ def inject(kit: Path, verb: str, fault: str, number: int | None = None, in_round
     partial.replace(kit / FAULT)
 
 
-class FaultySite(SiteExecutor):
-    """Blocks (to be killed there) or returns corrupted tensors at the verb that its kit names."""
+def install() -> None:
+    """In the process that workers are forked from: have the nodes of every run fail where their kit says."""
+    of_run = SiteNodes._owner
 
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        super().handle_event(event_type, fl_ctx)
-        if self.endpoint is None or hasattr(self, "kit"):
-            return
-        self.kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        join = self.endpoint.join
-        self.endpoint.join = lambda terms: self._with_faults(join, terms)
+    def with_faults(site: SiteNodes, *args: Any) -> Owner:
+        return Faults(site.kit).in_nodes_of(of_run(site, *args))
 
-    def _with_faults(self, join: Callable[[Terms], Owner], terms: Terms) -> Owner:
-        owner = join(terms)
+    SiteNodes._owner = with_faults  # type: ignore[method-assign]
+
+
+class Faults:
+    """Blocks (to be killed there) or returns corrupted tensors at the verb that the kit names."""
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+
+    def in_nodes_of(self, owner: Owner) -> Owner:
         for verb in ("update", "encode", "backward", "embed", "weights"):
             setattr(owner.nodes, verb, self._intercepted(verb, getattr(owner.nodes, verb)))
         return owner

@@ -14,12 +14,12 @@ import pytest
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
+from cnfgnn.federation.kits.processes import LIVE as LIVE_FOLDER
 from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.server.task import Task, serve
 from cnfgnn.federation.site.copies import LiveCopies
 from cnfgnn.federation.site.live import engine as live_engine
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, SiteProcess
-from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.live.engine import rows_of
 from cnfgnn.transports.remote import live_transport

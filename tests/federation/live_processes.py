@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.kits.processes import read_live
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.engine import rows_of
 from cnfgnn.live.token_file import read_token
@@ -82,7 +82,7 @@ class LiveProcesses:
         return found
 
     def is_joined(self, name: str) -> bool:
-        if not read_service(self.federation.kits[name]):
+        if not read_live(self.federation.kits[name]):
             return False
         told = self.sites.get(name) or {}
         health = self.client(name).get("/health").json
@@ -107,7 +107,7 @@ class LiveProcesses:
         assert_same_ranges(made, undisturbed(self.federation.kits[name], self.data, SITES[name]))
 
     def kill_service(self, name: str) -> None:
-        os.kill(read_service(self.federation.kits[name])["process"]["pid"], signal.SIGKILL)
+        os.kill(read_live(self.federation.kits[name])["pid"], signal.SIGKILL)
 
     # ---- steps --------------------------------------------------------------------------------------
 

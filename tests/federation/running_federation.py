@@ -8,12 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
@@ -22,9 +22,10 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.kits.engine_files import CONTROLLER, EXECUTOR
+from cnfgnn.federation.kits.engine_files import CONTROLLER, ENGINE_FOLDER
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator import tasks as task_client
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
@@ -151,15 +152,18 @@ class RunningFederation:
             self.end()
 
     def kill_job(self, name: str) -> None:
-        [job] = processes.jobs_of(self.kits[name])
+        """Kill the process that has the nodes of a site, or the server's process of the task."""
+        kit = self.kits[name]
+        [job] = processes.jobs_of(kit) if name == "server" else processes.workers_of(kit)
         os.kill(job, signal.SIGKILL)
 
     def kill(self, name: str) -> None:
         """Kill every process of a kit, the parent first because it restarts the others."""
         parent = processes.running(self.kits[name])
         assert parent is not None
-        for pid in (parent, *processes.jobs_of(self.kits[name])):
-            os.kill(pid, signal.SIGKILL)
+        for process in (psutil.Process(parent), *psutil.Process(parent).children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         wait_for(lambda: processes.running(self.kits[name]) is None, f"{name} is dead")
 
 
@@ -184,23 +188,25 @@ def running_federation(
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src"), str(ROOT)]
     )  # for the executor that injects faults
-    task_client.EXECUTOR = fault_injection.EXECUTOR if faults else EXECUTOR
+    if faults:
+        (folder / "first").mkdir(parents=True)
+        (folder / "first" / "sitecustomize.py").write_text(fault_injection.PROGRAM)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "first"), os.environ["PYTHONPATH"]])
     task_client.CONTROLLER = message_log.CONTROLLER if logged else CONTROLLER
     starts_within, task_client.STARTS_WITHIN = task_client.STARTS_WITHIN, 120.0  # on a busy machine
     project = read_project(write_example(folder / "example", data, sites, min_sites, blur))
-    of_tests = [fault_injection.EXECUTOR] * faults + [message_log.CONTROLLER] * logged
-    made = make_kits(project, folder / "kits", of_tests)
+    made = make_kits(project, folder / "kits", [message_log.CONTROLLER] * logged)
     try:
         if up:
             for kit in made.values():
                 processes.up(kit)
         yield RunningFederation(folder, made)
-        refused = {name: read_refusals(kit) for name, kit in made.items() if read_refusals(kit)}
-        assert not refused, "parties that keep to the protocol are refused nothing"
+        refused = [read_refusals(place) for kit in made.values() for place in (kit, kit / ENGINE_FOLDER)]
+        assert not any(refused), "parties that keep to the protocol are refused nothing"
     finally:
         with ThreadPoolExecutor(len(made)) as pool:
             list(pool.map(processes.down, made.values()))
-        task_client.EXECUTOR, task_client.CONTROLLER = EXECUTOR, CONTROLLER
+        task_client.CONTROLLER = CONTROLLER
         task_client.STARTS_WITHIN = starts_within
         os.environ.clear()
         os.environ.update(before)

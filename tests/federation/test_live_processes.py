@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.site.live.relay import read_service
+from cnfgnn.federation.kits.processes import read_live
 from cnfgnn.federation.site.settings import settings_file
 from tests.commands import said
 from tests.federation.live_federation import ABSENT
@@ -70,11 +70,11 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         live.assert_ranges_are_undisturbed("south")
 
         [job] = processes.jobs_of(live.federation.server)  # the command starts the task again
-        services = {name: read_service(live.federation.kits[name])["process"] for name in SITES}
+        services = {name: read_live(live.federation.kits[name]) for name in SITES}
         os.kill(job, signal.SIGKILL)
         assert live.next_forecasts() == {name: {"last embedding"} for name in SITES}
         live.until_full()
-        assert {name: read_service(live.federation.kits[name])["process"] for name in SITES} == services
+        assert {name: read_live(live.federation.kits[name]) for name in SITES} == services
 
         live.until(lambda: live.sites[TELLS]["coverage"])  # at the beginning of an hour
         assert [live.sites[name]["coverage"] for name in SITES if name != TELLS] == [None, None]
@@ -84,7 +84,7 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         live.assert_ranges_are_undisturbed(TELLS)
 
         assert live.end() == 130
-        wait_for(lambda: not any(read_service(live.federation.kits[name]) for name in SITES), "services end")
+        wait_for(lambda: not any(read_live(live.federation.kits[name]) for name in SITES), "services end")
 
 
 @pytest.mark.chaos

@@ -10,15 +10,16 @@ import pytest
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.kept_states import KeptStates
+from cnfgnn.federation.kits.processes import LIVE
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.retrain import plan_judged
 from cnfgnn.federation.server.status import TRAINING, read_status
 from cnfgnn.federation.server.task import RUNS, Task, serve
 from cnfgnn.federation.site.live.nodes import SWITCHES
-from cnfgnn.federation.site.live.relay import LIVE, MODEL
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
 from cnfgnn.federation.site.owner import EVALUATIONS
+from cnfgnn.federation.site.status import MODEL
 from cnfgnn.federation.site.store import STATES
 from cnfgnn.federation.spans import Span
 from cnfgnn.runs.folder import Run

@@ -11,15 +11,12 @@ import pytest
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.coverage_sums import coverage_told
 from cnfgnn.federation.project import SiteLive
-from cnfgnn.federation.site.live import relay as live_relay
 from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, settings_of
-from cnfgnn.federation.site.live.relay import Relay, read_service
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.watch import Numbers, Report
 from cnfgnn.privacy.copies import write_private
-from cnfgnn.transports.remote.messages import pack, unpack
 from tests.waiting import wait_for
 
 TOKEN = "a-token-of-a-live-page"
@@ -98,22 +95,6 @@ def test_a_server_cannot_choose_the_clock_of_a_site(
     assert problem in site.describe()["problem"]
     [noted] = read_site_status(tmp_path)["problems"]
     assert problem in noted["problem"]
-
-
-def test_a_site_whose_service_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_relay, "PROGRAM", "cnfgnn.no_such_program")
-    relay = Relay(tmp_path, {})
-    try:
-        hello = unpack(relay.answer(pack("hello")))
-        assert hello.fields["ready"] is False
-        wait_for(lambda: relay.problem == live_relay.FAILS, "the problem")
-        assert unpack(relay.answer(pack("hello"))).fields["problem"] == live_relay.FAILS
-        assert unpack(relay.answer(pack("due", after=0))).kind == "lost"
-        assert unpack(relay.answer(b"?")).kind == "lost"
-    finally:
-        relay.close()
-    assert "no_such_program" in (tmp_path / "live" / "console.txt").read_text()
-    assert not read_service(tmp_path)
 
 
 # ---- coverage that an owner tells --------------------------------------------------------------------------

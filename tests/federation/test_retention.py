@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,20 +39,40 @@ def write_task(folder: Path, age: int, size: int = 100) -> Path:
     return folder
 
 
+def write_log(file: Path, age: int) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"x" * 10)
+    os.utime(file, (1e9 - age, 1e9 - age))
+    return file
+
+
+@contextmanager
+def running_job(folder: Path) -> Iterator[None]:
+    """A process of the engine that works on a task, as far as its command line tells."""
+    line = ["nvflare.private.fed.app.client.worker_process", str(folder.parent), folder.name]
+    process = subprocess.Popen([sys.executable, "-c", "input()", *line], stdin=subprocess.PIPE)
+    try:
+        yield
+    finally:
+        process.communicate(b"\n")
+
+
 def test_a_site_keeps_the_latest_tasks_and_those_it_takes_part_in(made: dict[str, Path]) -> None:
     kit = made["north"]
-    folders = [write_task(kit / task(number), age=number) for number in range(KEEP_TASKS + 3)]
-    (kit / "rejoin").mkdir()
-    (kit / "rejoin" / f"{folders[-1].name}.json").write_text("{}")
-    others = {path.name for path in kit.iterdir()} - {path.name for path in folders}
-    done = remove_old_tasks(kit, KEEP_TASKS)
-    assert (done.tasks, done.bytes) == (2, 200)
-    assert [folder.exists() for folder in folders] == [True] * KEEP_TASKS + [False] * 2 + [True]
+    folders = [write_task(kit / "engine" / task(number), age=number) for number in range(KEEP_TASKS + 3)]
+    logs = [write_log(kit / "tasks" / f"{task(number)}.txt", number) for number in range(KEEP_TASKS + 3)]
+    others = {path.name for path in kit.iterdir()}
+    with running_job(folders[-1]):
+        done = remove_old_tasks(kit, KEEP_TASKS)
+    assert (done.tasks, done.bytes) == (2, 220)
+    for kept in (folders, logs):
+        assert [path.exists() for path in kept] == [True] * KEEP_TASKS + [False] * 2 + [True]
     toml = kit / "local" / "site.toml"
     toml.write_text(toml.read_text() + "keep_tasks = 3\n")
-    assert f"removed the files of {KEEP_TASKS - 3} tasks" in said("federation", "clean", kit)
+    assert f"removed the files of {KEEP_TASKS - 2} tasks" in said("federation", "clean", kit)
     assert "removed the files of 3 tasks" in said("federation", "clean", kit, "--keep", 0)
-    assert {path.name for path in kit.iterdir()} == others | {folders[-1].name}
+    assert {path.name for path in kit.iterdir()} == others
+    assert not any(path.exists() for path in (*folders, *logs))
     toml.write_text(toml.read_text().replace("keep_tasks = 3", "keep_tasks = 0"))
     with pytest.raises(ConfigError, match="keep_tasks"):
         read_site(kit)

@@ -51,7 +51,7 @@ def answered(**connection: Any) -> ServerAnswer:
 
 def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_parts(tmp_path: Path) -> None:
     status = SiteStatus(tmp_path)
-    status.record_server("abc", answered(heard=1.0), "")
+    status.record_live("http://127.0.0.1:1", tmp_path / "token")
     status.record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
     threads = [
         threading.Thread(target=SiteStatus(tmp_path).record_problem, args=("save", f"problem {number}"))
@@ -62,7 +62,7 @@ def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_part
     for thread in threads:
         thread.join()
     known = read_site_status(tmp_path)
-    assert known["server"]["process"] == "abc"
+    assert known["live"]["address"] == "http://127.0.0.1:1"
     assert known["forecast"]["from"] == "2026-01-01"
     assert len(known["problems"]) == 5
     assert (tmp_path / "site-status.json").stat().st_mode & 0o077 == 0

@@ -45,13 +45,27 @@ def init(
     print("  cnfgnn federation up KIT      (at each site)")
 
 
-def up(kit: KitArgument = Path()) -> None:
+def up(
+    kit: KitArgument = Path(),
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground, for systemd or a container.")
+    ] = False,
+) -> None:
     """Start the server or the site of a kit in the background."""
     from cnfgnn.federation.kits.certificates import check_valid
     from cnfgnn.federation.kits.kit import record_program, role
-    from cnfgnn.federation.kits.processes import running, wait_until_listening
+    from cnfgnn.federation.kits.processes import (
+        run_in_foreground,
+        running,
+        supervisor_status,
+        wait_until_listening,
+    )
     from cnfgnn.federation.kits.processes import up as start
+    from cnfgnn.federation.operator.status import confinement_lines
 
+    if foreground:
+        record_program(kit)
+        run_in_foreground(kit)
     was_running = running(kit) is not None
     pid = start(kit)
     record_program(kit)
@@ -60,6 +74,33 @@ def up(kit: KitArgument = Path()) -> None:
         print(f"warning: {warning}", file=sys.stderr)
     state = "is already running" if was_running else "is up"
     print(f"the {role(kit)} {state}, process {pid}; log: {kit / 'log.txt'}")
+    for line in confinement_lines(supervisor_status(kit).get("confinement") or {}):
+        print(f"engine: {line}")
+
+
+def engine(
+    socket: Annotated[Path, typer.Argument(help="The socket of the site: socket/site.sock in its kit.")],
+    workspace: Annotated[Path, typer.Argument(help="A folder for the engine's files; it is emptied.")],
+) -> None:
+    """Run a site's engine by itself, as another user or in a container of its own, in the foreground.
+
+    The site's settings say that its engine runs elsewhere, and as which user.
+    """
+    import os
+    import sys
+
+    from cnfgnn.errors import RunError
+    from cnfgnn.federation.kits.engine_files import SITE_PROGRAM, engine_environment
+
+    if not socket.is_socket():
+        raise RunError(socket, "there is no socket of a site here: start the site first")
+    if not workspace.is_dir():
+        raise RunError(workspace, "there is no such folder")
+    folder = workspace.resolve()
+    command = [sys.executable, "-u", "-m", SITE_PROGRAM, str(socket.resolve()), str(folder)]
+    os.chdir(folder)
+    os.umask(0o077)
+    os.execve(sys.executable, command, engine_environment(folder))
 
 
 def down(kit: KitArgument = Path()) -> None:

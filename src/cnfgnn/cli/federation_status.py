@@ -52,6 +52,8 @@ def _print_site(report: Mapping[str, Any]) -> None:
         print(f"  the server at {report['server']} received a heartbeat {report['heard']:.0f} s ago")
     else:
         print("  the server receives no heartbeats")
+    for line in report["confinement"]:
+        print(f"  engine: {line}")
     if evaluation := report["evaluation"]:
         shown = f"RMSE {progress.number(evaluation['rmse'])}, MAE {progress.number(evaluation['mae'])}"
         made = f"made {local_time(evaluation['time'])}"

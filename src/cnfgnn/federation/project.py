@@ -62,6 +62,20 @@ class SiteLive:
 
 
 @dataclass(frozen=True)
+class SiteEngine:
+    """The settings under [engine] of a site: how its engine is kept away from the readings.
+
+    user       whom the engine becomes if the site is started by root, or who runs it elsewhere
+    confined   "required": the engine does not run if this machine cannot confine it
+    elsewhere  whether the engine is started by somebody else, such as in a container of its own
+    """
+
+    user: str = "nobody"
+    confined: str = "if possible"
+    elsewhere: bool = False
+
+
+@dataclass(frozen=True)
 class SitePlan:
     """One site: the sensors it owns and, if known, where it keeps their readings.
 
@@ -84,6 +98,7 @@ class SitePlan:
     cleaning: DataConfig = field(default_factory=DataConfig)  # which readings count as missing
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
+    engine: SiteEngine = field(default_factory=SiteEngine)  # how the engine is confined
     new_sensors: tuple[NewSensor, ...] = ()  # that the project does not know, for a live federation
 
 

@@ -24,9 +24,10 @@ from cnfgnn.federation.engine.guard.handshake import connection_problem
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator import tasks as task_client
 from cnfgnn.federation.operator.make_kits import make_kits
+from cnfgnn.federation.operator.status import engine_process
 from cnfgnn.federation.project import KEEP_TASKS, Project
 from cnfgnn.federation.server.process_status import read_server_status
-from cnfgnn.federation.site.status import read_site_status, recorded_process
+from cnfgnn.files import read_json_or_empty
 from tests.commands import said
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import Echo, connected, federation
@@ -50,7 +51,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project,
 @pytest.fixture
 def copied(running: tuple[Project, Kits], tmp_path: Path) -> Iterator[Path]:
     """A copy of north's kit, without the files that its process wrote."""
-    left_out = shutil.ignore_patterns("process.json", "site-status.json", "*.txt*", "rejoin", ".lock")
+    left_out = shutil.ignore_patterns(
+        "process.json", "supervisor.json", "engine", "socket", "*.txt*", ".lock"
+    )
     copy = Path(shutil.copytree(running[1]["north"], tmp_path / "copy", ignore=left_out))
     yield copy
     processes.down(copy)
@@ -58,7 +61,7 @@ def copied(running: tuple[Project, Kits], tmp_path: Path) -> Iterator[Path]:
 
 def hears(kit: Path, other_than: str = "") -> bool:
     """Whether the server receives heartbeats from the process of this kit."""
-    process = recorded_process(kit)
+    process = engine_process(kit)
     time.sleep(ASKED_EVERY)
     try:
         return process != other_than and handshake.ask_server(kit, process).connection["heard"] is not None
@@ -67,7 +70,7 @@ def hears(kit: Path, other_than: str = "") -> bool:
 
 
 def recorded(kit: Path, part: str) -> Callable[[], bool]:
-    return lambda: part in (read_site_status(kit).get("server") or {}).get("problem", "")
+    return lambda: part in read_json_or_empty(kit / "engine" / "connection.json").get("problem", "")
 
 
 def refusals(server: Path) -> dict[str, Any]:
@@ -119,9 +122,9 @@ def test_a_copied_kit_is_refused_while_its_site_runs_and_all_parties_are_told(
         assert processes.jobs_of(copied) == []
         echo.stop()
         wait_for(lambda: session.state(echo.id) == "FINISHED:COMPLETED", "the job ends")
-    assert "the server refuses this kit" in log(copied)
+    assert "the server refuses this kit" in log(copied / "engine")
     assert "the server refuses this kit" in (copied / "console.txt").read_text()
-    assert "with a copy of this kit" in log(north)
+    assert "with a copy of this kit" in log(north / "engine")
     assert "refused a connection in the name of site north" in log(made["server"])
     assert "a connection in its name was refused" in said("federation", "status", made["server"])
     assert "problem: the server refuses this kit" in said("federation", "status", copied)
@@ -135,7 +138,7 @@ def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
     _, made = running
     north, refused_before = made["north"], refusals(made["server"]).get("count", 0)
     for _ in range(2):
-        parent, before = processes.running(north), recorded_process(north)
+        parent, before = processes.running(north), engine_process(north)
         assert parent is not None
         os.kill(parent, signal.SIGKILL)
         wait_for(lambda: processes.running(north) is None, "north is dead")
@@ -144,7 +147,7 @@ def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
     assert refusals(made["server"]).get("count", 0) == refused_before
 
     # As after a power cut: the connection looks open, nobody answers, and the machine starts again.
-    frozen = processes.running(north)
+    frozen = processes.engine_of(north)
     assert frozen is not None
     os.kill(frozen, signal.SIGSTOP)
     try:

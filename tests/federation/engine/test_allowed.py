@@ -23,10 +23,10 @@ from cnfgnn.federation.engine.guard.allowed import (
 )
 from cnfgnn.federation.engine.guard.connection_monitor import ConnectionMonitor
 from cnfgnn.federation.engine.guard.message_guard import MessageGuard
-from cnfgnn.federation.engine.provisioning import OPERATOR
 from cnfgnn.federation.kits.engine_files import (
     CONNECTION_MONITOR,
     MESSAGE_GUARD,
+    OPERATOR,
     SERVER_COMPONENTS,
     SITE_COMPONENTS,
 )

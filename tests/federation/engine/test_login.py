@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from nvflare.apis.fl_exception import FLCommunicationError
 
 from cnfgnn.federation.engine.guard.connection_monitor import ConnectionMonitor
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.site.supervisor import LOGIN_UNANSWERED
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import connected, federation, have_processes_run
 from tests.waiting import wait_for
@@ -21,16 +21,16 @@ pytestmark = ENGINE_WARNINGS
 
 
 class BeganAgain(Exception):
-    """In place of the new program of this process."""
+    """In place of the end of this process."""
 
 
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch, installed: list[str]) -> ConnectionMonitor:
-    def begin_again(program: str, arguments: list[str]) -> None:
-        assert (program, arguments) == (sys.executable, sys.orig_argv)
+    def end(code: int) -> None:
+        assert code == LOGIN_UNANSWERED  # for which the supervisor starts it again at once
         raise BeganAgain
 
-    monkeypatch.setattr(os, "execv", begin_again)
+    monkeypatch.setattr(os, "_exit", end)
     return ConnectionMonitor()
 
 
@@ -67,13 +67,14 @@ UNANSWERED_ONCE = """
 import os, sys
 from pathlib import Path
 
-tried = Path(os.environ["LOGIN_TRIED"])
-if "client_train" in " ".join(sys.orig_argv) and not tried.exists():
+tried = Path(__file__).with_name("tried")
+if "engine.client" in " ".join(sys.orig_argv) and not tried.exists():
     from nvflare.apis.fl_exception import FLCommunicationError
     from nvflare.private.fed.authenticator import Authenticator
 
+    tried.touch()
+
     def unanswered(self):
-        tried.touch()
         raise FLCommunicationError("failed to challenge server: timeout: ")
 
     Authenticator._challenge_server = unanswered
@@ -85,18 +86,16 @@ def test_a_site_whose_first_login_is_not_answered_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with federation(tmp_path / "project") as (_, made):
-        monkeypatch.setenv("LOGIN_TRIED", str(tmp_path / "tried"))
         have_processes_run(UNANSWERED_ONCE, tmp_path / "faults", monkeypatch)
         north = made["north"]
         pid = processes.up(north)
         wait_for(lambda: connected(made["server"]) == {"north"}, "north to log in")
-        assert (tmp_path / "tried").exists()
-        assert "beginning again" in (north / "log.txt").read_text()
+        assert (tmp_path / "faults" / "tried").exists()
+        assert "beginning again" in (north / "console.txt").read_text()
         assert processes.running(north) == pid
 
 
 CONFIGURED_LATE = """
-import sys
 
 if "server_train" in " ".join(sys.orig_argv):
     import time

@@ -32,7 +32,7 @@ from cnfgnn.federation.engine.guard.allowed import (
     Door,
 )
 from cnfgnn.federation.engine.guard.site_commands import COMMANDS
-from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.refusals import MOST_REFUSALS, read_refusals
 from tests.commands import said
 from tests.federation.engine.test_site_commands import packed

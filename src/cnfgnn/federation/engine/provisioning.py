@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.project import Project
 
-OPERATOR = "operator@federation.cnfgnn"
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +12,8 @@ from typing import Any, TypeVar
 from cnfgnn.errors import RunError
 
 Found = TypeVar("Found")
+OPERATOR = "operator@federation.cnfgnn"  # the name of the operator's certificate
+TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 CONTROLLER = "cnfgnn.federation.engine.carry.controller.FederationController"
 EXECUTOR = "cnfgnn.federation.engine.carry.executor.SiteExecutor"
 LAUNCHER = "cnfgnn.federation.engine.carry.launcher.RestartingLauncher"
@@ -21,9 +25,20 @@ RETENTION = "cnfgnn.federation.engine.carry.job_store.JobRetention"
 CONNECTION_MONITOR = "cnfgnn.federation.engine.guard.connection_monitor.ConnectionMonitor"
 SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTION)
 SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
+SITE_PROGRAM = "cnfgnn.federation.engine.client"  # the engine at a site
+ENGINE_FOLDER = "engine"  # in a site's kit: the engine's scratch workspace, which is emptied at each start
+# What the engine gets of the owner's environment. A password that a service was given is not its business.
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "RES_OPTIONS")
+CONNECTION_FILE = "connection.json"  # in a site's engine folder: how the server sees its connection
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
 MOST_SITES = 450  # two connections each, and the engine's select() takes 1,024 files
 LARGEST_STREAM = 16 << 20  # bytes of a message that the engine streams; it streams none of ours
+# What the engine reads from its environment.
+ENGINE_LIMITS = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",
+    "NVFLARE_STREAMING_MAX_BLOB_SIZE": str(LARGEST_STREAM),
+    "PYTHONUNBUFFERED": "1",
+}
 MOST_JOBS = 2  # at a time: a live task, and a training beside it
 
 # What the engine lets the operator do: a job must contain no code, and a site's processes are its owner's.
@@ -118,6 +133,26 @@ def connection_settings() -> dict[str, Any]:
     Sites connect to the server only."""
     loopback = {"host": "localhost", "connection_security": "mtls"}
     return {"internal": {"scheme": "tcp", "resources": loopback}, "allow_adhoc_conns": False}
+
+
+def with_port(settings: dict[str, Any], port: int) -> dict[str, Any]:
+    """Connection settings in which the engine's processes at a site find each other at this port."""
+    internal = settings["internal"]
+    return {**settings, "internal": {**internal, "resources": {**internal["resources"], "port": port}}}
+
+
+def engine_environment(workspace: Path) -> dict[str, str]:
+    """The environment of a site's engine, made from nothing. PYTHONPATH becomes absolute, because the process
+    runs in its workspace."""
+    found = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = absolute_places(found["PYTHONPATH"])
+    return {**found, **ENGINE_LIMITS, "HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
+
+
+def absolute_places(places: str) -> str:
+    """The places of a PYTHONPATH, none of them relative."""
+    return os.pathsep.join(os.path.abspath(place) for place in places.split(os.pathsep) if place)
 
 
 def log_settings() -> dict[str, Any]:

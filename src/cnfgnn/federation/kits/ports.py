@@ -12,14 +12,10 @@ from cnfgnn.federation.kits.engine_files import read_startup
 from cnfgnn.federation.kits.kit import role
 
 RELEASED_WITHIN = 5.0  # seconds until the ports of a server that was just killed are free again
-ANY_PORT = 0  # stands for the loopback port of a site's process, whose number the system chooses
 
 
 def closed_ports(kit: Path, pid: int) -> list[int]:
-    """The ports that a kit's process should listen on and does not.
-
-    A site's process listens only on loopback, on any port, for its own tasks: see `ANY_PORT`.
-    """
+    """The ports that a server's process should listen on and does not."""
     import psutil
 
     try:
@@ -29,8 +25,6 @@ def closed_ports(kit: Path, pid: int) -> list[int]:
     except psutil.Error:
         connections = []
     listening = {end.laddr.port for end in connections if end.status == psutil.CONN_LISTEN}
-    if role(kit) == "site":
-        return [] if listening else [ANY_PORT]
     return [port for _, port in _server_addresses(kit) if port not in listening]
 
 
@@ -48,6 +42,15 @@ def check_ports_free(kit: Path) -> None:
                 f"port {port} cannot be opened ({problem}): stop the program that uses it, or change the port"
                 " in PROJECT.toml and make new kits",
             )
+
+
+def server_port(kit: Path) -> int:
+    """The port of the server that a site's engine connects to."""
+
+    def find(config: Any) -> int:
+        return int(str(config["servers"][0]["service"]["target"]).rpartition(":")[2])
+
+    return read_startup(kit, "fed_client.json", find)
 
 
 def _server_addresses(kit: Path) -> list[tuple[str, int]]:

@@ -32,13 +32,10 @@ def identity(pid: int) -> dict[str, Any] | None:
 
 
 def is_running(recorded: Mapping[str, Any]) -> bool:
-    """Whether the process that `identity` described still runs.
-
-    Files of earlier versions have no ticks. For those, any process with this id counts.
-    """
+    """Whether the process that `identity` described still runs."""
     pid = recorded.get("pid")
     now = identity(pid) if type(pid) is int and pid > 0 else None
-    return now is not None and ("ticks" not in recorded or now == dict(recorded))
+    return now is not None and now == dict(recorded)
 
 
 def _ticks(pid: int) -> int | None:

@@ -5,31 +5,41 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.kits.certificates import check_valid
 from cnfgnn.federation.kits.certificates import read as read_certificate
-from cnfgnn.federation.kits.engine_files import LARGEST_STREAM, read_startup
+from cnfgnn.federation.kits.engine_files import (
+    ENGINE_FOLDER,
+    ENGINE_LIMITS,
+    SITE_PROGRAM,
+    TASK_ID,
+    absolute_places,
+    read_startup,
+)
 from cnfgnn.federation.kits.kit import check_current, role
-from cnfgnn.federation.kits.ports import ANY_PORT, check_ports_free, closed_ports
+from cnfgnn.federation.kits.ports import check_ports_free, closed_ports, server_port
 from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.files import read_json_or_empty
 
 ENGINE = "nvflare.private.fed.app."
-PROGRAM = {"server": f"{ENGINE}server.server_train", "site": f"{ENGINE}client.client_train"}
-CONFIG = {"server": "fed_server.json", "site": "fed_client.json"}
-LIVE_SERVICE = "cnfgnn.federation.site.live.service"
+SERVER_PROGRAM = f"{ENGINE}server.server_train"
+SUPERVISOR = "cnfgnn.federation.site.supervisor"
+OF_KITS = (ENGINE, SITE_PROGRAM, SUPERVISOR)  # how the programs of a kit's processes begin
+SUPERVISOR_STATUS = "supervisor.json"  # in a site's kit: what runs, and how the engine is confined
 PROCESS_FILE = "process.json"
-TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+LIVE = "live"  # in a site's kit: the folder of its live service
+SERVICE = "service.json"  # in that folder: the identity of the service's process
 CONSOLE_FILE = "console.txt"
 HEARTBEAT = 4  # seconds between a site's heartbeats; even, because the engine counts in steps of two
+ENDS_WITHIN = 30.0  # seconds for a supervisor to end what it has started
 TERMINATES_WITHIN = 5.0  # seconds before a process that was asked to end is killed
 READY_WITHIN = 120.0  # seconds for a started process to load its programs and open its ports
 LOCK_WITHIN = 30.0  # seconds to wait for another command that starts or stops the kit
@@ -37,7 +47,7 @@ STILL_LISTED = 0.3  # seconds in which a process that was just killed may still 
 
 
 def up(kit: str | Path) -> int:
-    """Start the parent process of a kit in the background unless it runs; return its process id.
+    """Start the process of a kit in the background unless it runs; return its process id.
 
     Kits of earlier versions, certificates that are not valid and ports in use are refused here. Use
     `wait_until_listening` to find out whether the process came up.
@@ -49,17 +59,37 @@ def up(kit: str | Path) -> int:
         pid = running(kit)
         if pid is not None:
             return pid
-        check_current(kit)
-        check_valid(kit)
-        _terminate(_engine_processes(kit))  # jobs that outlived a killed parent would answer beside new ones
-        check_ports_free(kit)
+        _prepare(kit)
         return _start(kit)
+
+
+def run_in_foreground(kit: str | Path) -> None:
+    """Become the process of a kit, for a program that watches over it, such as systemd."""
+    kit = Path(kit).resolve()
+    with _locked(kit):
+        if (pid := running(kit)) is not None:
+            raise RunError(kit, f"it runs already, as process {pid}")
+        _prepare(kit)
+        _record(kit, os.getpid())
+    os.chdir(kit)
+    os.umask(0o077)
+    os.execve(sys.executable, [sys.executable, *_program(kit)], _environment(kit))
+
+
+def _prepare(kit: Path) -> None:
+    check_current(kit)
+    check_valid(kit)
+    if role(kit) == "site":
+        server_port(kit)  # refuses files that cannot be read here, and not in the background
+        engine_settings(kit)
+    _terminate(_processes_of(kit))  # what outlived a killed parent would answer beside the new processes
+    check_ports_free(kit)
 
 
 def active_tasks(kit: Path) -> set[str]:
     """The ids of the tasks that processes of this kit are working on, taken from their command lines."""
     found: set[str] = set()
-    for process in _engine_processes(kit.resolve()):
+    for process in _processes_of(kit.resolve()):
         for word in process.info["cmdline"] or []:
             found |= set(TASK_ID.findall(word))
     return found
@@ -69,28 +99,40 @@ def wait_until_listening(kit: str | Path, pid: int, timeout: float = READY_WITHI
     """Wait until a started process has opened its ports; raise at once if it ended."""
     kit = Path(kit).resolve()
     deadline = time.monotonic() + timeout
-    while closed := closed_ports(kit, pid):
+    while problem := _not_ready(kit, pid):
         if running(kit) != pid:
             problem = f"its process ended right after the start{_last_console_line(kit)}"
             raise RunError(kit, f"{problem}; see {kit / CONSOLE_FILE}")
         if time.monotonic() > deadline:
-            port = "a port for its tasks" if closed[0] == ANY_PORT else f"port {closed[0]}"
-            problem = f"its process has not opened {port} within {timeout:.0f} s; see {kit / 'log.txt'}"
-            raise RunError(kit, problem)
+            raise RunError(kit, f"{problem} within {timeout:.0f} s; see {kit / CONSOLE_FILE}")
         time.sleep(0.2)
 
 
+def _not_ready(kit: Path, pid: int) -> str:
+    """What a kit's process has not done yet; empty if it is ready."""
+    if role(kit) == "server":
+        closed = closed_ports(kit, pid)
+        return f"its process has not opened port {closed[0]}" if closed else ""
+    return "" if supervisor_status(kit).get("connected") else "its engine has not started"
+
+
+def supervisor_status(kit: Path) -> dict[str, Any]:
+    """What the supervisor of a site says of its processes; empty if it does not run."""
+    found = read_json_or_empty(kit / SUPERVISOR_STATUS)
+    return found if isinstance(found.get("process"), dict) and is_running(found["process"]) else {}
+
+
 def down(kit: str | Path) -> bool:
-    """Stop the process of a kit, its jobs and its live service; return whether anything was running."""
+    """Stop the process of a kit and all that belongs to it; return whether anything was running."""
     kit = Path(kit).resolve()
     with _locked(kit):
         pid = running(kit)
-        # End the parent first: it would restart its jobs.
-        parent_ended = _terminate([process for process in _engine_processes(kit) if process.pid == pid])
-        jobs_ended = _terminate(_engine_processes(kit))
-        service_ended = _terminate(_processes_of(kit, LIVE_SERVICE))
+        # End the parent first: it ends its own processes in order, or would restart its jobs.
+        parents = [process for process in _processes_of(kit) if process.pid == pid]
+        parent_ended = _terminate(parents, ENDS_WITHIN)
+        others_ended = _terminate(_processes_of(kit)) or end_live(kit)
         (kit / PROCESS_FILE).unlink(missing_ok=True)
-    return parent_ended or jobs_ended or service_ended
+    return parent_ended or others_ended
 
 
 def running(kit: str | Path) -> int | None:
@@ -101,34 +143,34 @@ def running(kit: str | Path) -> int | None:
         recorded = json.loads((kit / PROCESS_FILE).read_text())
     except (OSError, ValueError):
         return None
-    if not isinstance(recorded, dict) or not is_running(recorded):
-        return None
-    pid = int(recorded["pid"])
-    if "ticks" in recorded:
-        return pid
-    # Earlier versions recorded the start by the wall clock, which may have been set since.
-    return pid if pid in [process.pid for process in _engine_processes(kit.resolve())] else None
+    return int(recorded["pid"]) if isinstance(recorded, dict) and is_running(recorded) else None
 
 
 def jobs_of(kit: str | Path) -> list[int]:
-    """The process ids of the jobs that run for a kit."""
+    """The process ids of the engine's jobs that run for a kit."""
     kit = Path(kit).resolve()
     parent = running(kit)
-    return [process.pid for process in _engine_processes(kit) if process.pid != parent]
+    jobs = [process for process in _processes_of(kit, (ENGINE,)) if process.pid != parent]
+    return [process.pid for process in jobs]
+
+
+def workers_of(kit: str | Path) -> list[int]:
+    """The process ids of the workers of a site's tasks."""
+    workers = supervisor_status(Path(kit)).get("workers", [])
+    return [worker["pid"] for worker in workers if worker["pid"]]
+
+
+def engine_of(kit: str | Path) -> int | None:
+    """The process id of the engine's parent process at a site; None if it does not run."""
+    engine = supervisor_status(Path(kit)).get("engine") or {}
+    return int(engine["pid"]) if is_running(engine) else None
 
 
 def _start(kit: Path) -> int:
-    kit_role = role(kit)
-    settings = ["secure_train=true"]
-    if kit_role == "site":
-        settings += [f"uid={_site_name(kit)}", f"heart_beat_interval={HEARTBEAT}"]
-    settings += [f"org={_organisation(kit)}", "config_folder=config"]
-    program = ["-u", "-m", PROGRAM[kit_role], "-m", str(kit), "-s", CONFIG[kit_role], "--set", *settings]
     try:
-        (kit / "transfer").mkdir(exist_ok=True)
-        with _private_file(kit / CONSOLE_FILE) as console:
+        with open_private(kit / CONSOLE_FILE) as console:
             process = subprocess.Popen(
-                [sys.executable, *program],
+                [sys.executable, *_program(kit)],
                 cwd=kit,
                 env=_environment(kit),
                 stdin=subprocess.DEVNULL,
@@ -138,13 +180,32 @@ def _start(kit: Path) -> int:
                 umask=0o077,
             )
         process.returncode = 0  # it outlives us on purpose: keep Python from warning about it
-        recorded = json.dumps(identity(process.pid) or {})  # empty if it has ended already
-        with _private_file(kit / PROCESS_FILE) as file:
-            os.truncate(file, 0)
-            os.write(file, f"{recorded}\n".encode())
+        _record(kit, process.pid)
     except OSError as error:
         raise StorageError(kit, error) from error
     return process.pid
+
+
+def _record(kit: Path, pid: int) -> None:
+    """Write down which process runs for a kit; empty if it has ended already."""
+    with open_private(kit / PROCESS_FILE) as file:
+        os.truncate(file, 0)
+        os.write(file, f"{json.dumps(identity(pid) or {})}\n".encode())
+
+
+def _program(kit: Path) -> list[str]:
+    if role(kit) == "site":
+        return ["-u", "-m", SUPERVISOR, str(kit)]
+    (kit / "transfer").mkdir(exist_ok=True)
+    settings = ["secure_train=true", f"org={_organisation(kit)}", "config_folder=config"]
+    return ["-u", "-m", SERVER_PROGRAM, "-m", str(kit), "-s", "fed_server.json", "--set", *settings]
+
+
+def engine_settings(kit: Path) -> list[str]:
+    """The settings of a site's engine."""
+    name = read_startup(kit, "fed_client.json", lambda config: str(config["client"]["fqsn"]))
+    settings = ["secure_train=true", f"uid={name}", f"heart_beat_interval={HEARTBEAT}"]
+    return [*settings, f"org={_organisation(kit)}", "config_folder=config"]
 
 
 def _last_console_line(kit: Path) -> str:
@@ -160,40 +221,57 @@ def _last_console_line(kit: Path) -> str:
 
 
 def _environment(kit: Path) -> dict[str, str]:
-    """Our environment, and what the engine reads from it.
+    """Our environment, and for the server what the engine reads from it.
 
-    PYTHONPATH becomes absolute, because the process runs in the kit's folder. Jobs are stored in the kit: the
-    engine's default is a folder under /tmp.
+    PYTHONPATH becomes absolute, because the process runs in the kit's folder. The server's jobs are stored in
+    the kit: the engine's default is a folder under /tmp.
     """
-    places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(place) for place in places if place),
-        "NVFL_JOB_STORE_ROOT": str(kit / "jobs"),
-        "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "10",
-        "NVFLARE_STREAMING_MAX_BLOB_SIZE": str(LARGEST_STREAM),
-        "PYTHONUNBUFFERED": "1",
-    }
+    found = {**os.environ, "PYTHONPATH": absolute_places(os.environ.get("PYTHONPATH", ""))}
+    if role(kit) == "server":
+        found |= {**ENGINE_LIMITS, "NVFL_JOB_STORE_ROOT": str(kit / "jobs")}
+    return found
 
 
-def _engine_processes(kit: Path) -> list[Any]:
-    """Every engine process that works in this kit."""
-    return _processes_of(kit, ENGINE)
-
-
-def _processes_of(kit: Path, program: str) -> list[Any]:
-    """The processes of this kit that run such a program, recognised by their command lines."""
+def _processes_of(kit: Path, programs: tuple[str, ...] = OF_KITS) -> list[Any]:
+    """The processes of this kit that run such programs, recognised by their command lines."""
     import psutil
 
-    found = []
+    found, places = [], {str(kit), str(kit / ENGINE_FOLDER)}
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []
-        if any(word.startswith(program) for word in line) and str(kit) in line:
+        if any(word.startswith(programs) for word in line) and places & set(line):
             found.append(process)
     return found
 
 
-def _terminate(processes: list[Any]) -> bool:
+def read_live(kit: Path) -> dict[str, Any]:
+    """The identity of the process that serves a site live, which outlives its supervisor; empty if none."""
+    recorded = read_json_or_empty(kit / LIVE / SERVICE)
+    return recorded if is_running(recorded) else {}
+
+
+def end_live(kit: Path) -> bool:
+    """End the live service of a site, if it runs; returns whether it did."""
+    recorded = read_live(kit)
+    if recorded:
+        end_processes([int(recorded["pid"])])
+    (kit / LIVE / SERVICE).unlink(missing_ok=True)
+    return bool(recorded)
+
+
+def end_processes(pids: list[int]) -> None:
+    """End processes and all that they have started."""
+    import psutil
+
+    found = []
+    for pid in pids:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            found += [process, *process.children(recursive=True)]
+    _terminate(found)
+
+
+def _terminate(processes: list[Any], within: float = TERMINATES_WITHIN) -> bool:
     """Terminate processes, kill those that do not end in time; return whether there were any.
 
     Waiting also keeps our own children from staying behind as zombies.
@@ -202,7 +280,7 @@ def _terminate(processes: list[Any]) -> bool:
 
     for process in processes:
         _unless_ended(process, process.terminate)
-    _, remaining = psutil.wait_procs(processes, timeout=TERMINATES_WITHIN)
+    _, remaining = psutil.wait_procs(processes, timeout=within)
     for process in remaining:
         _unless_ended(process, process.kill)
     psutil.wait_procs(remaining, timeout=TERMINATES_WITHIN)
@@ -220,11 +298,6 @@ def _unless_ended(process: Any, action: Callable[[], object]) -> None:
         raise RunError(f"process {process.pid}", "belongs to another user: stop it as that user") from error
 
 
-def _site_name(kit: Path) -> str:
-    """The name in the engine's file, which is the certificate's: site.toml may have been edited."""
-    return read_startup(kit, CONFIG["site"], lambda config: str(config["client"]["fqsn"]))
-
-
 def _organisation(kit: Path) -> str:
     """The organisation in the kit's certificate."""
     from cryptography.x509.oid import NameOID
@@ -235,7 +308,7 @@ def _organisation(kit: Path) -> str:
 
 
 @contextmanager
-def _private_file(path: Path) -> Iterator[int]:
+def open_private(path: Path) -> Iterator[int]:
     """A file to append to that only its owner can read."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

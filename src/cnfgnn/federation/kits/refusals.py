@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.files import read_json_or_empty, write_whole
+from cnfgnn.files import read_json_of_others, write_whole
+from cnfgnn.transports.remote.messages import legible
 
 REFUSED = "refused.json"
 LOCK = ".refused.lock"
+LARGEST = 1 << 20  # bytes of the file
 MOST_REFUSALS = 10  # of one party, which could make up any number of different ones
 
 
@@ -30,13 +32,19 @@ def record_refusal(kit: Path, who: str, what: str) -> None:
                 return
             entry = {"time": time.time(), "who": who, "what": what}
             write_whole(kit / REFUSED, json.dumps({"refused": [*known, entry]}).encode())
-            (kit / REFUSED).chmod(0o600)
         finally:
             os.close(handle)
 
 
 def read_refusals(kit: Path) -> list[dict[str, Any]]:
-    """What was refused, the oldest first; empty if nothing was, or the file is damaged."""
-    found = read_json_or_empty(kit / REFUSED).get("refused")
-    entries = found if isinstance(found, list) else []
-    return [entry for entry in entries if isinstance(entry, dict) and {"time", "who", "what"} <= entry.keys()]
+    """What was refused, the oldest first; empty if nothing was, or the file is damaged.
+
+    At a site the engine's processes write it, which may not be what they seem: the texts are made legible.
+    """
+    found = read_json_of_others(kit / REFUSED, LARGEST).get("refused")
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return [
+        {"time": entry["time"], "who": legible(entry["who"]), "what": legible(entry["what"])}
+        for entry in entries
+        if {"time", "who", "what"} <= entry.keys()
+    ]

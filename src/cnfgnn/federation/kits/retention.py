@@ -1,8 +1,8 @@
 """Removing the files of finished tasks, so that a kit keeps those of the latest tasks only.
 
-The engine keeps every task forever: at the server a folder in `jobs`, at a site a folder named after the
-task's id, each with the task's log. A folder is renamed before it is deleted, so that a process that scans
-them at the same time finds a complete folder or none.
+The engine keeps every task forever: at the server a folder in `jobs`, at a site a folder in its workspace,
+each with the task's log. A site's own process of a task writes a log, too. A folder is renamed before it is
+deleted, so that a process that scans them at the same time finds a complete folder or none.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cnfgnn.errors import StorageError
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER, TASK_ID
 from cnfgnn.federation.kits.kit import role
-from cnfgnn.federation.kits.processes import TASK_ID, active_tasks
+from cnfgnn.federation.kits.processes import active_tasks
 
 JOBS = "jobs"
-REJOIN = "rejoin"  # a site's folder with one file for each task that it takes part in
+TASKS = "tasks"  # in a site's kit: the logs of its own processes, one for each task
 FINISHED = "FINISHED"  # how the engine's states of a finished task begin
 DELETED_PREFIX = ".gone-"  # begins the name of a folder that is being deleted
 
@@ -34,7 +35,9 @@ class Removed:
 def remove_old_tasks(kit: Path, keep: int) -> Removed:
     """Remove the files of all but the latest `keep` finished tasks."""
     old = _old_at_server(kit, keep) if role(kit) == "server" else _old_at_site(kit, keep)
-    removed = {path.name: remove_folder(kit, path) for path in old}
+    removed = {path.name.partition(".")[0]: 0 for path in old}
+    for path in old:
+        removed[path.name.partition(".")[0]] += remove_folder(kit, path)
     for leftover in kit.glob(f"{DELETED_PREFIX}*"):  # of a process that was killed while it deleted
         shutil.rmtree(leftover, ignore_errors=True)
     return Removed(len(removed), sum(removed.values()))
@@ -50,8 +53,11 @@ def _old_at_server(kit: Path, keep: int) -> list[Path]:
 
 
 def _old_at_site(kit: Path, keep: int) -> list[Path]:
-    active = active_tasks(kit) | {file.stem for file in (kit / REJOIN).glob("*.json")}
-    return [path for path in _latest_first(_task_folders(kit)) if path.name not in active][keep:]
+    """Logs of the site's own processes, and folders of its engine."""
+    active = active_tasks(kit)
+    logs = [path for path in (kit / TASKS).glob("*.txt*") if path.name.partition(".")[0] not in active]
+    folders = [path for path in _task_folders(kit / ENGINE_FOLDER) if path.name not in active]
+    return _latest_first(logs)[keep:] + _latest_first(folders)[keep:]
 
 
 def _finished_at_server(kit: Path) -> list[Path]:
@@ -84,8 +90,8 @@ def _latest_first(folders: list[Path]) -> list[Path]:
 
 
 def remove_folder(kit: Path, folder: Path) -> int:
-    """Delete a folder; return its size in bytes."""
-    size = sum(_file_sizes(folder))
+    """Delete a folder, or a single file; return its size in bytes."""
+    size = sum(_file_sizes(folder)) if folder.is_dir() else folder.lstat().st_size
     renamed = kit / f"{DELETED_PREFIX}{folder.parent.name}-{folder.name}"
     try:
         folder.rename(renamed)
@@ -93,7 +99,10 @@ def remove_folder(kit: Path, folder: Path) -> int:
         return 0
     except OSError as error:
         raise StorageError(folder, error) from error
-    shutil.rmtree(renamed, ignore_errors=True)
+    if renamed.is_dir() and not renamed.is_symlink():
+        shutil.rmtree(renamed, ignore_errors=True)
+    else:
+        renamed.unlink(missing_ok=True)
     return size
 
 

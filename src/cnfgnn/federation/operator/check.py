@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,15 +13,23 @@ from cnfgnn.attack.smoothed_copies import TOO_FEW, SmoothedCopies
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.windows import fewest_rows
 from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.federation.engine.confine import (
+    WRITABLE_DEVICES,
+    Limits,
+    available,
+    python_paths,
+    usable_by,
+)
 from cnfgnn.federation.engine.guard.handshake import ask_server, connection_problem, copied_kit_warning
 from cnfgnn.federation.kits.certificates import check_valid
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.kits.kit import role
 from cnfgnn.federation.kits.processes import running
+from cnfgnn.federation.operator.status import engine_process
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import changed_since_copied, private_folder
 from cnfgnn.federation.site.readings import SiteData
-from cnfgnn.federation.site.settings import read_site, settings_file
-from cnfgnn.federation.site.status import recorded_process
+from cnfgnn.federation.site.settings import REQUIRED, read_site, settings_file
 from cnfgnn.federation.spans import format_duration, format_time
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
@@ -66,6 +75,7 @@ def check_site(kit: Path, hide: float | None = None) -> Iterator[str]:
     yield _clock(data)
     for warning in check_valid(kit):
         yield f"warning: {warning}"
+    yield from _engine(plan, kit)
     yield from _server(kit)
 
 
@@ -144,9 +154,28 @@ def _clock(data: SiteData) -> str:
     return f"clock: {now:%Y-%m-%d %H:%M} UTC, newest reading {format_duration(max(0, shown - newest))} old"
 
 
+def _engine(plan: SitePlan, kit: Path) -> Iterator[str]:
+    """What would confine the engine on this machine, and whether it could open the readings all the same."""
+    readable = python_paths()
+    user: str | None = plan.engine.user if os.geteuid() == 0 else None
+    if user is not None and (problem := usable_by(user, readable)):
+        yield f"engine: {problem}"
+        user = None
+    limits = Limits(readable, (str(kit.resolve() / ENGINE_FOLDER), *WRITABLE_DEVICES), user=user)
+    found = available(limits)
+    yield f"engine: {found.summary()}"
+    for gap in found.gaps():
+        yield f"engine: {gap}"
+    if not found.landlock and plan.engine.confined == REQUIRED:
+        raise RunError(kit, f"this machine cannot confine the engine, and engine.confined is {REQUIRED!r}")
+    private = [private_folder(plan, kit), kit / "local", *([kit / plan.readings] if plan.readings else [])]
+    for problem in limits.reached(private):
+        yield f"warning: {problem}"
+
+
 def _server(kit: Path) -> Iterator[str]:
     """Connect to the server without joining: both sides check certificates, and the clocks are compared."""
-    answer = ask_server(kit, recorded_process(kit) if running(kit) else "")
+    answer = ask_server(kit, engine_process(kit) if running(kit) else "")
     yield f"server: {answer.address} answers as {answer.server}, certificates match"
     if problem := connection_problem(answer):
         raise RunError(kit, problem)

@@ -12,8 +12,9 @@ from typing import Any
 
 from cnfgnn.config.toml import dump_table
 from cnfgnn.errors import ConfigError, RunError, StorageError
-from cnfgnn.federation.engine.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, OPERATOR, provision
+from cnfgnn.federation.engine.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, provision
 from cnfgnn.federation.kits import engine_files
+from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.kit import ISSUED, PROGRAM_FILE, record_program
 from cnfgnn.federation.project import Project, SitePlan
 

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
+from cnfgnn.federation.engine.confine import Confinement
 from cnfgnn.federation.engine.guard.handshake import (
     ask_server,
     connection_problem,
@@ -19,17 +20,17 @@ from cnfgnn.federation.engine.guard.handshake import (
     local_time,
 )
 from cnfgnn.federation.kits.certificates import WARN_WITHIN, issued, revoked, validities
+from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.kits.ports import closed_ports
-from cnfgnn.federation.kits.processes import jobs_of
+from cnfgnn.federation.kits.processes import CONSOLE_FILE, LIVE, read_live, supervisor_status
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.operator.tasks import FINAL_STATES, connected_sites, is_active, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
 from cnfgnn.federation.server.status import read_status
-from cnfgnn.federation.site.live.relay import LIVE, MODEL, live_service_runs
 from cnfgnn.federation.site.settings import read_site
-from cnfgnn.federation.site.status import read_site_status, recorded_process
-from cnfgnn.files import read_json_or_empty
+from cnfgnn.federation.site.status import MODEL, read_site_status
+from cnfgnn.files import read_json_of_others, read_json_or_empty
 from cnfgnn.live.token_file import TOKEN, read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
@@ -39,20 +40,23 @@ SILENT_FOR = 60.0  # seconds after which a server that writes no status is repor
 def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
     """When the server last received a heartbeat of the site, its last forecast, and what it refused or could
     not do."""
-    recorded = read_site_status(kit)
+    recorded, supervisor = read_site_status(kit), supervisor_status(kit)
     report: dict[str, Any] = {
         "site": read_site(kit).name,
-        "task": bool(pid and jobs_of(kit)),
+        "task": bool(supervisor.get("workers")),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
-        "live": live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
+        "live": live_service(kit, recorded.get("live")) if read_live(kit) else None,
         "failed": recorded.get("problems", []),
-        "refused": read_refusals(kit),
+        "refused": read_refusals(kit / ENGINE_FOLDER),
         "heard": None,
     }
+    report["confinement"] = confinement_lines(supervisor.get("confinement") or {})
     problems = _certificate_problems(kit)
+    if problem := supervisor.get("problem"):
+        problems.append(f"{problem}; see {kit / CONSOLE_FILE}")
     try:
-        answer = ask_server(kit, recorded_process(kit) if pid else "")
+        answer = ask_server(kit, engine_process(kit) if pid else "")
         report["server"] = answer.address
         report["heard"] = answer.connection.get("heard")
         if problem := connection_problem(answer) or copied_kit_warning(answer.connection):
@@ -60,6 +64,20 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
     except CnfgnnError as error:
         problems.append(str(error))
     return {**report, "problems": problems}
+
+
+def engine_process(kit: Path) -> str:
+    """The name by which the server knows the site's engine, as the engine wrote it down."""
+    return str(read_json_of_others(kit / ENGINE_FOLDER / CONNECTION_FILE).get("process", ""))
+
+
+def confinement_lines(recorded: Mapping[str, Any]) -> list[str]:
+    """How the engine of a site is confined, and what each missing piece would allow."""
+    if not recorded:
+        return []
+    found = Confinement.from_dict(recorded)
+    problem = recorded.get("user_problem")
+    return [found.summary(), *([str(problem)] if problem else []), *found.gaps()]
 
 
 def server_report(kit: Path, pid: int | None) -> dict[str, Any]:

@@ -121,19 +121,28 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
 def _submit(session: Session, task: Task) -> str:
     with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
         # We decide how many sites are enough; the engine must not wait for more than one.
-        at_sites: dict[str, Any] = {"live": dict(task.live)} if task.do == "live" else {}
-        if task.do == "retrain":
-            at_sites = {"beside": True, "states": dict(task.states)}
+        told = {"do": task.do, "run": task.run, **_training(task)}
+        told |= {"live": dict(task.live)} if task.do == "live" else {}
+        told |= {"states": dict(task.states)} if task.do == "retrain" else {}
         job = job_folder(
             Path(folder) / "job",
             task.do,
             CONTROLLER,
             {"task": asdict(task)},
             EXECUTOR,
-            at_sites,
+            {"task": told},
             min_clients=1,
         )
         return session.submit(job)
+
+
+def _training(task: Task) -> dict[str, Any]:
+    """What sites are told of a training: its method and its rounds, as far as somebody has chosen them."""
+    rounds = task.settings.get("training.rounds", 0)
+    return {
+        "method": str(task.settings.get("method", "")),
+        "rounds": rounds if type(rounds) is int else 0,
+    }
 
 
 @contextmanager

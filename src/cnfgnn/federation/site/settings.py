@@ -17,6 +17,7 @@ from cnfgnn.federation.project import (
     CLEANING_KEYS,
     KEEP_TASKS,
     MOST_TASKS,
+    SiteEngine,
     SiteLive,
     SitePlan,
     amount_of_blur,
@@ -38,9 +39,12 @@ SITE_KEYS = (
     "reading",
     "inputs",
     "live",
+    "engine",
     "new_sensors",
     *CLEANING_KEYS,
 )
+REQUIRED = "required"
+CONFINED = ("if possible", REQUIRED)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -97,6 +101,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         reading=_reading(content.get("reading", {}), file),
         input_blurs=_input_blurs(content.get("inputs", {})),
         live=_live(content.get("live", {})),
+        engine=_engine(content.get("engine", {})),
         new_sensors=new_sensors(content.get("new_sensors", {}), tuple(map(str, sensors))),
     )
 
@@ -149,16 +154,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 
 def _live(table: Any) -> SiteLive:
     """The settings under [live]: its clock, where it serves its forecasts, and what it tells the server."""
-    kinds = {field.name: type(field.default) for field in fields(SiteLive)}
-    if not isinstance(table, dict):
-        raise ConfigError("live", "it must be a table, [live]", list(kinds))
-    for key, value in table.items():
-        if key not in kinds:
-            raise ConfigError("live", f"unknown setting {key!r}", list(kinds))
-        wanted = (int, float) if kinds[key] is float else (kinds[key],)
-        if type(value) not in wanted:
-            raise ConfigError(f"live.{key}", f"it must be {_KINDS[kinds[key]]}")
-    found = SiteLive(**table)
+    found = SiteLive(**_typed("live", table, SiteLive))
     if not 0 <= found.port <= 65535:
         raise ConfigError("live.port", "it must be from 0 to 65535; 0 chooses a free port")
     if not 0.05 <= found.poll <= 3600:
@@ -172,6 +168,28 @@ def _live(table: Any) -> SiteLive:
     except ConfigError as error:
         raise ConfigError("live.timezone", error.problem) from None
     return found
+
+
+def _engine(table: Any) -> SiteEngine:
+    """The settings under [engine]: how the engine is confined."""
+    found = SiteEngine(**_typed("engine", table, SiteEngine))
+    if found.confined not in CONFINED:
+        raise ConfigError("engine.confined", f"it cannot be {found.confined!r}", CONFINED)
+    return found
+
+
+def _typed(name: str, table: Any, kind: type[SiteLive | SiteEngine]) -> dict[str, Any]:
+    """A table whose keys are the fields of a class, with values of their kinds."""
+    kinds = {field.name: type(field.default) for field in fields(kind)}
+    if not isinstance(table, dict):
+        raise ConfigError(name, f"it must be a table, [{name}]", list(kinds))
+    for key, value in table.items():
+        if key not in kinds:
+            raise ConfigError(name, f"unknown setting {key!r}", list(kinds))
+        wanted = (int, float) if kinds[key] is float else (kinds[key],)
+        if type(value) not in wanted:
+            raise ConfigError(f"{name}.{key}", f"it must be {_KINDS[kinds[key]]}")
+    return table
 
 
 _KINDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}

@@ -1,7 +1,6 @@
 """A site's status for its owner: a small file in the site's kit that the site's processes write.
 
-It never leaves the site. Two processes write it, the one that holds the connection and the one that runs the
-task, so each replaces its own part of the file under a lock.
+It never leaves the site. Processes of several tasks write it, so each replaces its own part under a lock.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import read_json_or_empty, write_whole
 
-if TYPE_CHECKING:
-    from cnfgnn.federation.engine.guard.handshake import ServerAnswer
-
+MODEL = "model.json"  # in the folder of the live service: its model, and the switches before it
 SITE_STATUS = "site-status.json"
 LOCK = ".site-status.lock"
 MOST_PROBLEMS = 5  # how many of the latest problems the file keeps
@@ -32,15 +29,6 @@ class SiteStatus:
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
-
-    def record_server(self, process: str, answer: ServerAnswer | None, problem: str) -> None:
-        """Record how the server sees this site's connection."""
-        server: dict[str, Any] = {"time": time.time(), "process": process, "problem": problem}
-        if answer is not None:
-            server["address"] = answer.address
-            server["ahead"] = answer.clock_ahead
-            server["connection"] = dict(answer.connection)
-        self._update(lambda status: {"server": server})
 
     def record_forecast(self, file: str, first: str, last: str) -> None:
         forecast = {"time": time.time(), "file": file, "from": first, "to": last}
@@ -81,8 +69,3 @@ class SiteStatus:
 def read_site_status(kit: Path) -> dict[str, Any]:
     """The file's content; empty if it is missing or damaged (the next writer replaces it)."""
     return read_json_or_empty(kit / SITE_STATUS)
-
-
-def recorded_process(kit: Path) -> str:
-    """The name by which the server knows the site's running process, as that process recorded it."""
-    return str((read_site_status(kit).get("server") or {}).get("process", ""))

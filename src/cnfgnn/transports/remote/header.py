@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.calls import Number
+from cnfgnn.transports.remote.limits import Malformed as Malformed
 
 MAGIC, VERSION, CALLS, ANSWERS = b"cnfgnn", b"\x01", b"C", b"A"
 PREFIX = struct.Struct("<8sI")  # magic, kind and version; the length of the JSON that follows
@@ -32,10 +33,6 @@ DTYPES = {
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class Malformed(ValueError):
-    """A message that does not follow the protocol; the reason in one sentence."""
 
 
 @dataclass(frozen=True)

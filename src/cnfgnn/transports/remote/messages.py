@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.limits import LARGEST_PIECE as LARGEST_PIECE
 from cnfgnn.transports.remote.limits import PIECE as PIECE
+from cnfgnn.transports.remote.limits import Malformed
 
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 16  # bytes of the fields of a note

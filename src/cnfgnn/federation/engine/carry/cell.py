@@ -15,7 +15,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 
 from cnfgnn.federation.engine.guard.allowed import CHANNEL, TOPIC
-from cnfgnn.transports.remote.messages import Unreachable
+from cnfgnn.transports.remote.messages import Buffer, Unreachable
 
 ONLY_THE_SERVER = "only the server of the job may send requests"
 
@@ -40,16 +40,17 @@ class CellChannel:
         return memoryview(reply.payload)
 
 
-def serve_requests(cell: Any, job_id: str, answer: Callable[[bytes], bytes]) -> None:
-    """At a site: answer the requests of this job's server, and of nobody else."""
+def serve_requests(cell: Any, job_id: str, answer: Callable[[bytes], Buffer | None]) -> None:
+    """At a site: answer the requests of this job's server, and of nobody else; None is no answer."""
     server = FQCN.join([FQCN.ROOT_SERVER, job_id])
 
-    def respond(message: Message) -> Message:
+    def respond(message: Message) -> Message | None:
         if message.get_header(MessageHeaderKey.ORIGIN) != server:
             return make_reply(ReturnCode.AUTHENTICATION_ERROR, ONLY_THE_SERVER)
         payload = message.payload
         if not isinstance(payload, bytes | bytearray | memoryview):
             return make_reply(ReturnCode.INVALID_REQUEST, "the payload is not bytes")
-        return make_reply(ReturnCode.OK, "", answer(bytes(payload)))
+        answered = answer(bytes(payload))
+        return None if answered is None else make_reply(ReturnCode.OK, "", answered)
 
     cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=respond)

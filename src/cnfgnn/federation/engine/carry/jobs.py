@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.files import make_folder, write_whole
 
 OPERATOR_KIT = "operator"

@@ -24,14 +24,12 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
     """Checks regularly whether a connected site lacks a running job.
 
     A site gets a new token each time it registers. A site whose token did not take part when the job began is
-    asked which jobs it runs. After a restart it may have rejoined by itself (see the launcher); otherwise the
-    job is deployed to it.
+    asked which jobs it runs. After a restart it runs none, and the job is deployed to it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.joined: set[tuple[str, str]] = set()  # job and token of late sites that run the job
-        self.not_running: set[tuple[str, str]] = set()  # and of those that did not at the last check
         self.ended = threading.Event()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -44,7 +42,6 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
         while not self.ended.wait(CHECK_INTERVAL):
             running = dict(engine.job_runner.running_jobs)
             self.joined = {pair for pair in self.joined if pair[0] in running}
-            self.not_running = {pair for pair in self.not_running if pair[0] in running}
             for job_id, job in running.items():
                 participants = engine.run_processes.get(job_id, {}).get(RunProcessKey.PARTICIPANTS)
                 if participants is None:
@@ -58,8 +55,6 @@ class LateJoiners(FLComponent):  # type: ignore[misc]
         try:
             if _runs_job(engine, job.job_id, client):
                 self.joined.add(pair)
-            elif pair not in self.not_running:
-                self.not_running.add(pair)  # it may be about to rejoin by itself
             else:
                 with engine.new_context() as fl_ctx:
                     _deploy(engine, job, client, fl_ctx)

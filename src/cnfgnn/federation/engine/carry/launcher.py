@@ -1,16 +1,15 @@
-"""Part of a site's parent process: restarts jobs that crash, and rejoins them after the site restarts."""
+"""Part of a site's parent process: starts jobs, and restarts those that crash."""
 
 from __future__ import annotations
 
-import copy
-import json
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobReturnCode
@@ -18,16 +17,14 @@ from nvflare.app_common.job_launcher.client_process_launcher import ClientProces
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 
-from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation.kits.retention import REJOIN, remove_old_tasks
-from cnfgnn.federation.project import KEEP_TASKS
-from cnfgnn.files import write_whole
+from cnfgnn.federation.engine.carry.control import CONNECTION, connection_for_job
+from cnfgnn.federation.kits.engine_files import TASK_ID
+from cnfgnn.federation.restarts import Pauses
 
 ABORTED = 9  # the engine's exit code of a job that was aborted
 # A restart is pointless after these: the job finished, was aborted, or is invalid and can never run here.
 FINAL_EXIT_CODES = (0, ABORTED, ProcessExitCode.UNSAFE_COMPONENT, ProcessExitCode.CONFIG_ERROR)
-STABLE_UPTIME = 60.0  # seconds of uptime after which the crash counter resets
-LONGEST_PAUSE = 30.0  # seconds between restarts
+KEPT_JOBS = 20  # whose logs stay in the workspace
 
 
 class RestartingHandle(JobHandleSpec):  # type: ignore[misc]
@@ -56,15 +53,14 @@ class RestartingHandle(JobHandleSpec):  # type: ignore[misc]
         return JOB_RETURN_CODE_MAPPING.get(self.code, JobReturnCode.EXECUTION_ERROR)
 
     def wait(self) -> None:
-        crashes = 0
+        pauses = Pauses()
         while True:
             started = time.monotonic()
             self.process.wait()
             code = self.process.poll()
             if code in FINAL_EXIT_CODES or self.stopping.is_set():
                 break
-            crashes = 1 if time.monotonic() - started > STABLE_UPTIME else crashes + 1
-            pause = min(2.0 ** (crashes - 2), LONGEST_PAUSE) if crashes > 1 else 0.0
+            pause = pauses.after(time.monotonic() - started)
             self.logger.warning(
                 f"the job's process ended with exit code {code}: restarting it in {pause:.0f} s"
             )
@@ -82,50 +78,37 @@ class RestartingHandle(JobHandleSpec):  # type: ignore[misc]
 
 
 class RestartingLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
-    """Starts jobs at a site, restarts them when they crash, and rejoins them after the site restarts."""
+    """Starts jobs at a site, each with a connection to the site, and restarts them when they crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starting = threading.Lock()
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        job_id = job_meta[JobConstants.JOB_ID]
-        marker = kit / REJOIN / f"{job_id}.json"
-        marker.parent.mkdir(mode=0o700, exist_ok=True)
-        write_whole(marker, json.dumps(job_meta).encode())
+        workspace = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        job = workspace / job_meta[JobConstants.JOB_ID]
         launch = super().launch_job
 
         def spawn() -> Any:
-            (kit / job_id / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)  # of the previous process
+            (job / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)  # of the previous process
             _renew_credentials(fl_ctx)
-            return launch(job_meta, fl_ctx).adapter
-
-        def ended() -> None:
-            marker.unlink(missing_ok=True)
-            self._remove_old_tasks(kit)
-
-        return RestartingHandle(spawn, ended, self.logger)
-
-    def _remove_old_tasks(self, kit: Path) -> None:
-        try:
-            remove_old_tasks(kit, KEEP_TASKS)
-        except (CnfgnnError, OSError) as error:
-            self.logger.error(f"the files of old tasks could not be removed: {error}")
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_START:
-            self._remove_old_tasks(Path(fl_ctx.get_engine().args.workspace))
-            self._rejoin(fl_ctx)
-        super().handle_event(event_type, fl_ctx)
-
-    def _rejoin(self, fl_ctx: FLContext) -> None:
-        """Start the jobs that were running here; the server then ends those that have finished meanwhile."""
-        engine = fl_ctx.get_engine()
-        for marker in sorted((Path(engine.args.workspace) / REJOIN).glob("*.json")):
+            connection = connection_for_job()
             try:
-                meta = json.loads(marker.read_text())
-                answer = engine.start_app(marker.stem, copy.deepcopy(meta))
-                self.logger.info(f"rejoining job {marker.stem}: {answer}")
-            except Exception as error:  # one job that fails must not keep the site from rejoining the others
-                self.logger.error(f"job {marker.stem} could not be rejoined: {type(error).__name__}: {error}")
-                marker.unlink(missing_ok=True)
+                with self._starting:  # the engine hands our environment and inheritable files to the job
+                    os.set_inheritable(connection, True)
+                    os.environ[CONNECTION] = str(connection)
+                    return launch(job_meta, fl_ctx).adapter
+            finally:
+                os.close(connection)
+
+        return RestartingHandle(spawn, lambda: _remove_old_jobs(workspace), self.logger)
+
+
+def _remove_old_jobs(workspace: Path) -> None:
+    """Remove the files of all but the latest finished jobs, which are their logs."""
+    folders = [path for path in workspace.iterdir() if TASK_ID.fullmatch(path.name)]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[:-KEPT_JOBS]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _renew_credentials(fl_ctx: FLContext) -> None:

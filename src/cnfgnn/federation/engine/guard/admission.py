@@ -33,7 +33,6 @@ from cnfgnn.federation.kits.kit import read_server
 from cnfgnn.federation.server.process_status import ServerStatus
 from cnfgnn.version import __version__
 
-SITE_PROCESS = "cnfgnn_process"  # the property that identifies a site's process in its heartbeats
 CHECK_INTERVAL = 1.0  # seconds
 ANSWERS_WITHIN = 5.0  # seconds for a connected site to answer when another process uses its name
 LOG_AGAIN_AFTER = 600.0  # seconds
@@ -60,7 +59,9 @@ class AdmissionControl(FLComponent):  # type: ignore[misc]
         elif event_type in HEARTBEATS and self.connections is not None:
             peer = fl_ctx.get_peer_context()
             if peer is not None:
-                self.connections.record_heartbeat(peer.get_identity_name(), peer.get_prop(SITE_PROCESS))
+                self.connections.record_heartbeat(
+                    peer.get_identity_name(), peer.get_prop(handshake.SITE_PROCESS)
+                )
         elif event_type == EventType.SYSTEM_END:
             self.ended.set()
 

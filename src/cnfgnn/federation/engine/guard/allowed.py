@@ -25,9 +25,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import CellMessageHeaderKeys
 
-from cnfgnn.federation.engine.provisioning import OPERATOR
-from cnfgnn.federation.kits.engine_files import LARGEST_STREAM
-from cnfgnn.federation.kits.processes import TASK_ID
+from cnfgnn.federation.kits.engine_files import LARGEST_STREAM, OPERATOR, TASK_ID
 
 CHANNEL, TOPIC = "cnfgnn", "request"  # of our own requests
 SERVER, SITE, SERVER_JOB, SITE_JOB = "server", "site", "server's job", "site's job"  # the kinds of processes

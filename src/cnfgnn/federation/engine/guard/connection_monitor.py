@@ -5,10 +5,12 @@ In the parent process it also sees that the site logs in, asks the server about 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,20 @@ from nvflare.fuel.f3.cellnet.defs import ReturnCode
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.engine.guard import handshake, message_checks, site_commands
-from cnfgnn.federation.engine.guard.admission import SITE_PROCESS
-from cnfgnn.federation.engine.guard.handshake import connection_problem, copied_kit_warning
+from cnfgnn.federation.engine.guard.handshake import (
+    SITE_PROCESS,
+    ServerAnswer,
+    connection_problem,
+    copied_kit_warning,
+)
 from cnfgnn.federation.engine.repairs.shared_sockets import share_sockets
-from cnfgnn.federation.site.status import SiteStatus
+from cnfgnn.federation.kits.engine_files import CONNECTION_FILE
+from cnfgnn.files import write_whole
 
 ASK_INTERVAL = 60.0  # seconds
 ASK_AGAIN_AFTER = 10.0  # seconds, while something is wrong or the server has not heard this process yet
 UNANSWERED = f"failed to challenge server: {ReturnCode.TIMEOUT}"  # how the engine says that nobody answered
+LOGIN_UNANSWERED = 75  # exit code
 SAME_PROBLEM = 60  # two problems that agree in this many characters are the same: times and counts follow
 
 
@@ -56,10 +64,10 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
             self.ended.set()
 
     def _log_in_again(self, communicator: Any) -> None:
-        """Have the process begin again if the server does not answer its login, instead of ending for good.
+        """End the process if the server does not answer its login: the site starts it again.
 
         A server that has just started, or is busy, may lose the first message of a connection, and then it
-        answers none of them. The process id stays the same, so that commands still find the process.
+        answers none of them.
         """
         log_in = communicator.client_registration
 
@@ -69,14 +77,13 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
             except FLCommunicationError as error:
                 if UNANSWERED in str(error):
                     self.logger.error("the server does not answer the login of this site: beginning again")
-                    os.execv(sys.executable, sys.orig_argv)
+                    os._exit(LOGIN_UNANSWERED)
                 raise
 
         communicator.client_registration = client_registration
 
     def _keep_asking(self, kit: Path) -> None:
-        status = SiteStatus(kit)
-        status.record_server(self.process, None, "this site is not connected yet")
+        self._record(kit, None, "this site is not connected yet")
         while True:
             answer, problem = None, ""
             try:
@@ -87,10 +94,19 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
             except Exception as error:  # whatever it is, the next attempt may succeed
                 problem = f"{type(error).__name__}: {error}"
             self._log(problem)
-            status.record_server(self.process, answer, problem)
+            self._record(kit, answer, problem)
             healthy = answer is not None and not problem and answer.connection.get("heard") is not None
             if self.ended.wait(ASK_INTERVAL if healthy else ASK_AGAIN_AFTER):
                 return
+
+    def _record(self, workspace: Path, answer: ServerAnswer | None, problem: str) -> None:
+        """Write down for the owner how the server sees this site's connection."""
+        found: dict[str, Any] = {"time": time.time(), "process": self.process, "problem": problem}
+        if answer is not None:
+            found |= {"address": answer.address, "ahead": answer.clock_ahead}
+            found["connection"] = dict(answer.connection)
+        with suppress(CnfgnnError):  # a full disk does not end a connection
+            write_whole(workspace / CONNECTION_FILE, json.dumps(found).encode())
 
     def _log(self, problem: str) -> None:
         """Log a problem once, and once that it is over; errors also appear on the console."""

@@ -30,6 +30,7 @@ COPY_WARNING_LASTS = 86_400.0  # seconds in which the owner is warned about a co
 HAS_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 LONGEST_ANSWER = 1 << 16  # bytes
 STATUS_REQUEST, CONNECTION_STATUS = "cnfgnn_status_request", "cnfgnn_connection_status"
+SITE_PROCESS = "cnfgnn_process"  # the property that identifies a site's process in its heartbeats
 PROBE_PREFIX = "status-"  # begins the last part of the name under which a site asks
 
 

@@ -28,7 +28,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderK
 from cnfgnn.federation.engine.guard import contents
 from cnfgnn.federation.engine.guard.allowed import SERVER, party, printable, refusal
 from cnfgnn.federation.engine.guard.handshake import peer_certificate, role
-from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.refusals import MOST_REFUSALS, record_refusal
 
 REFUSED = "refused"  # all that the sender of a request is told

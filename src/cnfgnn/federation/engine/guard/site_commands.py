@@ -30,8 +30,7 @@ from nvflare.private.fed.client.communicator import Communicator
 from cnfgnn.federation.engine.carry.jobs import APP, client_config
 from cnfgnn.federation.engine.guard.allowed import STATUS_OF_JOB, printable
 from cnfgnn.federation.engine.guard.message_checks import REFUSED, record
-from cnfgnn.federation.engine.provisioning import OPERATOR
-from cnfgnn.federation.kits.processes import TASK_ID
+from cnfgnn.federation.kits.engine_files import OPERATOR, TASK_ID
 
 # The processors of all other commands are not registered.
 COMMANDS: Mapping[str, str] = {

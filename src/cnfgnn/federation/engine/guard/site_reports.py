@@ -27,7 +27,7 @@ from nvflare.private.scheduler_constants import ShareableHeader
 
 from cnfgnn.federation.engine.guard.allowed import printable
 from cnfgnn.federation.engine.guard.message_checks import REFUSED, record
-from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.kits.engine_files import OPERATOR
 
 CONFIGURED_WITHIN = 30.0  # seconds from the first message on
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.site.live.engine import SiteEngine
-from cnfgnn.federation.site.live.relay import MODEL
+from cnfgnn.federation.site.status import MODEL
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.live.learning import FOLLOWED_EVERY, written
 from cnfgnn.live.models import REMEMBERED

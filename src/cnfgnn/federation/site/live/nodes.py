@@ -36,13 +36,13 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE
+from cnfgnn.federation.kits.processes import LIVE
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import LiveCopies
 from cnfgnn.federation.site.live.copies import CopyOfNewest
 from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.live.model import SiteModel
-from cnfgnn.federation.site.live.relay import LIVE
 from cnfgnn.federation.site.newcomer_fits import State, use
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner

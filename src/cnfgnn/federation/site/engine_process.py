@@ -1,0 +1,164 @@
+"""The engine's process at a site: what it is given, and how it is started, admitted and ended.
+
+It is not trusted. It gets its files and settings when it connects, an environment without the owner's
+secrets, a folder of its own that is emptied at each start, and connections to the site for its jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pwd
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import ConfigError, RunError, StorageError
+from cnfgnn.federation.frames import Frames
+from cnfgnn.federation.kits.engine_files import (
+    ENGINE_FOLDER,
+    SITE_PROGRAM,
+    engine_environment,
+    with_port,
+)
+from cnfgnn.federation.kits.ports import server_port
+from cnfgnn.federation.kits.processes import CONSOLE_FILE, end_processes, engine_settings, open_private
+from cnfgnn.files import make_folder
+
+SOCKET = "socket/site.sock"  # in the kit; its folder is what an engine in a container of its own shares
+CONNECTION_CONFIG = "local/comm_config.json"
+ENGINE_FILES = ("resources.json", "authorization.json", "comm_config.json", "log_config.json")
+LONGEST_PATH = 107  # bytes of the path of a Unix socket
+_CREDENTIALS = struct.Struct("3i")
+
+log = logging.getLogger(__name__)
+
+
+class EngineProcess:
+    """The parent process of a site's engine, while it runs.
+
+    user  whom the engine becomes if the site runs as root, or who runs it elsewhere
+    """
+
+    def __init__(self, kit: Path, user: str) -> None:
+        self.kit, self.user = kit, user
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; it connects by itself."""
+        folder = make_folder(self.kit / ENGINE_FOLDER, 0o700)
+        if os.geteuid() == 0:
+            self.kit.chmod(0o711)  # another user enters its folder, and reads nothing else
+        try:
+            with open_private(self.kit / CONSOLE_FILE) as console:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", SITE_PROGRAM, socket_path(self.kit, folder), str(folder)],
+                    cwd=folder,
+                    env=engine_environment(folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    umask=0o077,
+                )
+        except OSError as error:
+            raise StorageError(self.kit, error) from error
+
+    def settings(self) -> dict[str, Any]:
+        """What the process gets to know: certificate and key of the site, and the engine's configuration."""
+        port = _free_port()
+        files = {f"startup/{file.name}": file.read_text() for file in (self.kit / "startup").iterdir()}
+        files |= {f"local/{name}": (self.kit / "local" / name).read_text() for name in ENGINE_FILES}
+        files[CONNECTION_CONFIG] = json.dumps(with_port(json.loads(files[CONNECTION_CONFIG]), port))
+        return {
+            "files": files,
+            "set": engine_settings(self.kit),
+            "server_port": server_port(self.kit),
+            "own_port": port,
+            "user": self.user,
+        }
+
+    def is_it(self, connection: socket.socket) -> bool:
+        """Whether this connection comes from the process that was started here."""
+        pid, _, _ = _peer(connection)
+        return self.process is not None and pid == self.process.pid
+
+    def end(self) -> None:
+        """End the process, and whatever it has started."""
+        process, self.process = self.process, None
+        if process is not None and process.poll() is None:
+            end_processes([process.pid])
+        if process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+
+
+def is_user(connection: socket.socket, user: str) -> bool:
+    """Whether the process at the other end runs as this user."""
+    _, uid, _ = _peer(connection)
+    try:
+        return uid == pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise ConfigError("engine.user", f"this machine has no user {user!r}") from None
+
+
+def _peer(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as the kernel recorded them."""
+    known = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(known)
+    return pid, uid, gid
+
+
+def listen(kit: Path) -> socket.socket:
+    """Open the site's socket for its engine."""
+    path = kit / SOCKET
+    make_folder(path.parent, 0o700)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(socket_path(kit, Path.cwd()))
+        path.chmod(0o600)
+        listener.listen(4)
+    except OSError as error:
+        listener.close()
+        raise StorageError(path, error) from error
+    return listener
+
+
+def socket_path(kit: Path, seen_from: Path) -> str:
+    """The shortest way to write the socket's path: the kernel takes no more than 107 bytes."""
+    path = kit / SOCKET
+    shortest = min(str(path), os.path.relpath(path, seen_from), key=len)
+    if len(os.fsencode(shortest)) > LONGEST_PATH:
+        raise RunError(kit, "the path of this kit is too long for a Unix socket: move it nearer to the root")
+    return shortest
+
+
+def hand_over(frames: Frames) -> socket.socket:
+    """Give the engine's parent process a connection for one of its jobs; returns the site's end of it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with theirs:
+        socket.send_fds(frames.connection, [b"c"], [theirs.fileno()])
+    return ours
+
+
+def _free_port() -> int:
+    """A port for the engine's own processes to find each other; if another program takes it meanwhile, the
+    engine ends and is started again with another one."""
+    with socket.socket() as attempt:
+        attempt.bind(("127.0.0.1", 0))
+        return int(attempt.getsockname()[1])
+
+
+def describe_end(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

@@ -1,0 +1,291 @@
+"""A site as a program: `python -m cnfgnn.federation.site.supervisor KIT`.
+
+The supervisor starts the engine, which is confined and not trusted, and a worker for each task, which has the
+site's readings. It passes the server's requests from one to the other, starts again what has crashed, and
+ends everything in order. It loads neither PyTorch nor the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.federation.frames import Frames
+from cnfgnn.federation.kits.process_identity import identity
+from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
+from cnfgnn.federation.kits.retention import remove_old_tasks
+from cnfgnn.federation.restarts import Pauses
+from cnfgnn.federation.site.engine_process import EngineProcess, describe_end, hand_over, is_user, listen
+from cnfgnn.federation.site.settings import REQUIRED, read_site
+from cnfgnn.federation.site.workers import Worker, Workers
+from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.files import hold_lock, make_folder, write_whole
+from cnfgnn.transports.remote.limits import Malformed
+from cnfgnn.transports.remote.messages import pack, unpack
+from cnfgnn.version import __version__
+
+LOG, LOG_BYTES = "log.txt", 2_000_000
+END = 0  # the number of a message that says that a task is over
+CHECKED_EVERY = 0.5  # seconds
+BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come back to its worker
+MOST_JOBS = 8  # connections of the engine's jobs at a time
+LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
+STARTING = "its process for this task is starting"
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Everything that runs for a site's kit."""
+
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+        self.plan = read_site(kit)
+        self.workers = Workers(kit)
+        self.engine = EngineProcess(kit, self.plan.engine.user)
+        self.ended = threading.Event()
+        self.confinement: dict[str, Any] = {}
+        self.problem = ""  # why the engine does not run
+        self.restarts = 0
+        self._control: Frames | None = None
+        self._jobs: dict[str, list[Frames]] = {}  # the connections of each task's jobs
+        self._lock = threading.Lock()
+        self._written = ""
+
+    def run(self) -> None:
+        """Run the site until it is asked to end."""
+        with listen(self.kit) as listener:
+            threading.Thread(target=self._accept, args=[listener], name="engine", daemon=True).start()
+            try:
+                self._keep_engine()
+            finally:
+                self._close_connections()
+                self.engine.end()
+                self.workers.end_all()
+                (self.kit / STATUS).unlink(missing_ok=True)
+
+    def end(self) -> None:
+        self.ended.set()
+
+    # ---- the engine ----------------------------------------------------------------------------------
+
+    def _keep_engine(self) -> None:
+        """Start the engine, and start it again when it has ended or its certificate was renewed."""
+        pauses = Pauses()
+        while not self.ended.is_set():
+            begun, certificate = time.monotonic(), self._certificate()
+            if not self.plan.engine.elsewhere:
+                self.engine.start()
+            self._write_status()
+            code = self._watch(certificate)
+            self._close_connections()
+            self.engine.end()
+            if self.ended.is_set():
+                return
+            if code is None:
+                log.warning("the certificate was renewed: the engine starts again")
+                continue
+            pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
+            self.restarts += 1
+            self.problem = f"the engine's process {describe_end(code)}"
+            log.error("%s: starting it again in %.0f s", self.problem, pause)
+            self._write_status()
+            self.ended.wait(pause)
+
+    def _watch(self, certificate: int) -> int | None:
+        """Wait until the engine has ended; returns its exit code, or None if it must start again."""
+        while not self.ended.wait(CHECKED_EVERY):
+            process = self.engine.process
+            if process is not None and (code := process.poll()) is not None:
+                return code
+            if self._certificate() != certificate:
+                return None
+            self._write_status()
+        return 0
+
+    def _certificate(self) -> int:
+        with suppress(OSError):
+            return (self.kit / "startup" / "client.crt").stat().st_mtime_ns
+        return 0
+
+    def _accept(self, listener: Any) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return  # it is closed
+            try:
+                elsewhere = self.plan.engine.elsewhere
+                known = is_user(connection, self.engine.user) if elsewhere else self.engine.is_it(connection)
+                if not known:
+                    log.warning("a process that is not the engine has connected, and was refused")
+                    connection.close()
+                    continue
+                frames = Frames(connection)
+                frames.send_json(self.engine.settings())
+                threading.Thread(target=self._admit, args=[frames], name="control", daemon=True).start()
+            except (OSError, CnfgnnError) as error:
+                log.error("the engine could not be given its files: %s", error)
+                connection.close()
+
+    def _admit(self, frames: Frames) -> None:
+        """Give the engine's jobs their connections, as long as it runs."""
+        try:
+            self.confinement = frames.receive_json()
+            self.problem = self._unconfined()
+            if self.problem:
+                log.error("%s", self.problem)
+                frames.close()
+                return
+            with self._lock:
+                before, self._control = self._control, frames
+            if before is not None:
+                before.close()
+            while True:
+                frames.receive(0)
+                if len(self._jobs) >= MOST_JOBS:
+                    log.error("the engine has too many jobs")
+                    break
+                job = Frames(hand_over(frames))
+                threading.Thread(target=self._serve, args=[job], name="job", daemon=True).start()
+        except (EOFError, OSError):
+            pass
+        frames.close()
+
+    def _unconfined(self) -> str:
+        """Why the engine may not run, although it could; empty if it may."""
+        if self.plan.engine.confined != REQUIRED or self.confinement.get("landlock"):
+            return ""
+        return (
+            'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine:'
+            " its kernel has no Landlock"
+        )
+
+    def _close_connections(self) -> None:
+        with self._lock:
+            open_ = [frames for of_task in self._jobs.values() for frames in of_task]
+            if self._control is not None:
+                open_.append(self._control)
+            self._control = None
+        for frames in open_:
+            frames.close()
+
+    # ---- its jobs ------------------------------------------------------------------------------------
+
+    def _serve(self, frames: Frames) -> None:
+        """Pass the requests of one job on to its worker, until the job or the task ends."""
+        try:
+            task = SiteTask.of(frames.receive_json())
+        except (EOFError, ValueError) as error:
+            log.warning("a job of the engine was refused: %s", error)
+            frames.close()
+            return
+        with self._lock:
+            self._jobs.setdefault(task.id, []).append(frames)
+        over = False
+        try:
+            while True:
+                number, request = frames.receive()
+                if number == END:
+                    over = True
+                    break
+                self._pass_on(task, frames, number, request)
+        except (EOFError, OSError):
+            pass
+        self._left(task, frames, over)
+
+    def _left(self, task: SiteTask, frames: Frames, over: bool) -> None:
+        """A job has ended. Its worker waits a while for the next one, unless the task is over."""
+        frames.close()
+        with self._lock:
+            self._jobs[task.id].remove(frames)
+        if over:
+            self._end_worker(task)
+        else:
+            threading.Timer(BACK_WITHIN, self._end_worker, [task]).start()
+
+    def _end_worker(self, task: SiteTask) -> None:
+        with self._lock:
+            if self._jobs.get(task.id):
+                return
+            self._jobs.pop(task.id, None)
+        self.workers.end(task)
+        self._write_status()
+        try:
+            remove_old_tasks(self.kit, self.plan.keep_tasks)
+        except (CnfgnnError, OSError) as error:
+            log.error("the files of old tasks could not be removed: %s", error)
+
+    def _pass_on(self, task: SiteTask, frames: Frames, number: int, request: bytearray) -> None:
+        worker = self.workers.of(task)
+
+        def answered(answer: bytes) -> None:
+            with suppress(OSError):  # the job is gone
+                frames.send(number, answer)
+
+        if not worker.ask(request, answered) and (said := _without(worker, request)):
+            answered(said)
+
+    # ---- for the owner -------------------------------------------------------------------------------
+
+    def _write_status(self) -> None:
+        engine = self.engine.process
+        status: Mapping[str, Any] = {
+            "process": identity(os.getpid()),
+            "engine": None if engine is None else identity(engine.pid),
+            "connected": self._control is not None,
+            "confinement": self.confinement,
+            "problem": self.problem if self._control is None else "",
+            "restarts": self.restarts,
+            "workers": self.workers.report(),
+        }
+        text = json.dumps(status)
+        if text != self._written:
+            with suppress(CnfgnnError):  # a full disk does not end a site
+                write_whole(self.kit / STATUS, text.encode())
+                self._written = text
+
+
+def _without(worker: Worker, request: bytearray) -> bytes:
+    """What is answered for a worker that does not run: a site that is there and not ready. Other requests
+    are not answered, so that the server asks again."""
+    try:
+        if unpack(request).kind != "hello":
+            return b""
+    except Malformed as error:
+        return pack("lost", reason=str(error)[:300])
+    about: dict[str, Any] = {"ready": False, "problem": worker.problem or STARTING, "version": __version__}
+    return pack("hello", **about, clock=time.time(), busy=False)
+
+
+def main(kit: Path) -> None:
+    os.umask(0o077)
+    os.chdir(kit)
+    kit = Path.cwd()
+    handler = RotatingFileHandler(kit / LOG, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
+    )
+    lock = hold_lock(make_folder(kit / "socket", 0o700) / "lock", kit)
+    supervisor = Supervisor(kit)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.end())
+    try:
+        supervisor.run()
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

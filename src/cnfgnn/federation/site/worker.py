@@ -1,0 +1,114 @@
+"""A site's process for one task: it holds the site's nodes in memory and answers the server's requests.
+
+All that touches a reading happens here. A process of its own keeps what cannot be undone in a process, such
+as memory settings, a low priority or being killed for its memory, away from the other tasks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.federation.frames import LARGEST
+from cnfgnn.federation.kept_states import KeptStates
+from cnfgnn.federation.kits.process_identity import identity
+from cnfgnn.federation.kits.processes import LIVE, SERVICE
+from cnfgnn.federation.kits.retention import TASKS
+from cnfgnn.federation.site.nodes import SiteNodes
+from cnfgnn.federation.site.old_states import remove_old_states
+from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.privacy.copies import write_private
+from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
+from cnfgnn.transports.remote.endpoint import Endpoint
+
+AT_A_TIME = 8  # requests that may wait for something while another one is answered
+NUMBER = 8  # bytes of the number before each message
+LOG = "log.txt"  # of a live service, in its folder
+LOG_BYTES = 2_000_000  # of a file; the one before is kept
+
+log = logging.getLogger(__name__)
+
+gc.freeze()  # what is loaded is shared with every worker that is forked from here
+
+
+def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
+    """Answer the requests that arrive, until the task is over or the process is asked to end."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    collect_garbage_regularly()
+    if task.do == LIVE:
+        _write_log(make_folder(kit / LIVE, 0o700) / LOG)
+        _serve_live(kit, task, connection, ended)
+    else:
+        _write_log(make_folder(kit / TASKS, 0o700) / f"{task.id}.txt")
+        if task.do == "retrain":
+            make_way()
+            _remove_old_states(kit, task)
+        keep_freed_memory()
+        nodes = SiteNodes(kit, live=task.do == "retrain")
+        _answer(connection, Endpoint(nodes.join, nodes.describe).answer, ended.set)
+        ended.wait()
+
+
+def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: threading.Event) -> None:
+    """Serve until the operator ends the task: without a supervisor or a server the forecasts go on."""
+    from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
+
+    folder = kit / LIVE
+    lock = hold_lock(folder / "service.lock", folder, "the live service of process")
+    try:
+        write_private(folder / SERVICE, json.dumps(identity(os.getpid())).encode())
+        site = LiveSiteNodes(kit, LiveTerms.of(task.live))
+        site.ended = ended
+        _answer(connection, Endpoint(site.join, site.describe, due=site.due).answer, lambda: None)
+        ended.wait()
+        (folder / SERVICE).unlink(missing_ok=True)
+        site.close()
+    finally:
+        os.close(lock)
+
+
+def _answer(connection: Connection, answer: Callable[[bytes], bytes], closed: Callable[[], None]) -> None:
+    """Answer requests in several threads, because some wait for a moment, until the supervisor is gone."""
+    receiving, sending = threading.Lock(), threading.Lock()
+
+    def keep_answering() -> None:
+        try:
+            while True:
+                with receiving:
+                    request = connection.recv_bytes(LARGEST + NUMBER)
+                answered = answer(memoryview(request)[NUMBER:])  # type: ignore[arg-type]
+                with sending:
+                    connection.send_bytes(request[:NUMBER] + answered)
+        except (EOFError, OSError):
+            closed()
+
+    for _ in range(AT_A_TIME):
+        threading.Thread(target=keep_answering, name="answers", daemon=True).start()
+
+
+def _remove_old_states(kit: Path, task: SiteTask) -> None:
+    try:
+        kept = KeptStates.told(task.states)
+        if kept is not None and (removed := remove_old_states(kit, kept)):
+            log.info("removed the states of models that are not kept: %s", ", ".join(removed))
+    except (CnfgnnError, OSError) as error:  # the training does not need it
+        log.error("old states could not be removed: %s", error)
+
+
+def _write_log(file: Path) -> None:
+    handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler], force=True
+    )
