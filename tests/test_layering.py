@@ -138,6 +138,56 @@ def test_what_needs_the_engine_is_imported_late() -> None:
             assert not any(name.startswith("cnfgnn.federation") for name in top_level_imports(path)), path
 
 
+# The rooms of a federation, from the lowest; what is in none of them stands below all, and the demo above.
+ROOMS = ["kits", "site", "server", "engine", "operator"]
+APART = {("engine", "site")}  # bytes pass between them, and nothing else
+
+
+def room_of(module: str) -> int:
+    """The number of the room that a module of a federation is in; -1 if it stands below all."""
+    name = module.split(".")[2]
+    return len(ROOMS) if name == "demo" else ROOMS.index(name) if name in ROOMS else -1
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE / "federation").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_rooms_of_a_federation_import_those_below_them(path: Path) -> None:
+    own = module_name(path)
+    if own.count(".") < 2 or path.name == "__init__.py":
+        return
+    for name in imported_modules(path):
+        if name.startswith("cnfgnn.federation.") and room_of(name) >= 0:
+            assert room_of(name) <= room_of(own), f"{own} imports {name}"
+            assert (own.split(".")[2], name.split(".")[2]) not in APART, f"{own} imports {name}"
+
+
+def test_the_engine_and_the_supervisor_of_a_site_load_neither_pytorch_nor_each_other() -> None:
+    """Neither directly nor through another module; the engine's jobs do without NumPy, too."""
+    relay = reachable_modules("cnfgnn.federation.engine.carry.executor")
+    supervisor = reachable_at_once("cnfgnn.federation.site.supervisor")
+    assert not any(name.startswith(("cnfgnn.federation.site", "cnfgnn.data")) for name in relay)
+    assert not any("torch" in imports_at_once(name) for name in relay | supervisor)
+    assert not any("numpy" in imports_at_once(name) for name in relay)
+    assert not any(name.startswith("cnfgnn.federation.engine") for name in supervisor)
+
+
+def imports_at_once(name: str) -> set[str]:
+    file = module_file(name)
+    return {other.split(".")[0] for other in top_level_imports(file)} if file is not None else set()
+
+
+def reachable_at_once(first: str) -> set[str]:
+    """A module and every module that is loaded with it."""
+    found, waiting = {first}, [first]
+    while waiting:
+        file = module_file(waiting.pop())
+        new = set() if file is None else {n for n in top_level_imports(file) if module_file(n)} - found
+        found |= new
+        waiting += new
+    return found
+
+
 LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the extra `live`
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cnfgnn.cli import sites
 from cnfgnn.cli.sites import SiteLines, headline
 from cnfgnn.federation.server.status import STARTING
 
@@ -23,6 +24,7 @@ def lines(capsys: pytest.CaptureFixture[str], *seen: dict[str, Any]) -> list[str
     watcher = SiteLines()
     for current in seen:
         watcher(current)
+    watcher.end()
     return capsys.readouterr().err.splitlines()
 
 
@@ -105,3 +107,16 @@ def test_sensors_left_out_of_a_comparison_are_shown() -> None:
 def test_a_finished_run_that_is_resumed_has_no_round_after_its_last() -> None:
     assert headline(status(round=2, rounds=1)) == "train one: running, round 1/1"
     assert headline(status(round=1, rounds=3)) == "train one: running, round 1/3"
+
+
+def test_a_command_says_something_every_few_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "QUIET_FOR", 0.1)
+    watcher, said = SiteLines(), ""
+    try:
+        watcher.say("train one: connecting to the server")
+        while "connecting to the server, for " not in said:  # a server that does not answer yet
+            said += capsys.readouterr().err
+    finally:
+        watcher.end()

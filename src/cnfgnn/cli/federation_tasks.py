@@ -201,10 +201,12 @@ def forecast(
 
 def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
     from cnfgnn.cli.sites import sites_watcher
-    from cnfgnn.federation.operator.tasks import run_task
 
     watcher = sites_watcher()
     try:
+        watcher.say(f"{task.do} {task.run}: connecting to the server")
+        from cnfgnn.federation.operator.tasks import run_task  # loads the engine, which takes a moment
+
         return run_task(kit, task, watcher)
     finally:
         watcher.end()

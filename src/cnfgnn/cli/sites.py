@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from rich.text import Text
 from cnfgnn.cli.federation_live_status import live_lines, live_sites_table
 from cnfgnn.cli.progress import HEARTBEAT_S, number, size
 
+QUIET_FOR = 3.5  # seconds without an event after which the last line is printed again
 PHASE_NAMES = {
     0: "",
     1: "(1) training of the nodes",
@@ -39,19 +41,27 @@ class LiveSites:
     def __call__(self, status: Mapping[str, Any]) -> None:
         self.live.update(status_view(status))
 
+    def say(self, line: str) -> None:
+        """What the command does before there is a task."""
+        self.live.update(Text(line))
+
     def end(self) -> None:
         self.live.stop()
 
 
 class SiteLines:
-    """Prints a line for each event of a task, and one every half minute in between.
+    """Prints a line for each event of a task, and one every few seconds in between.
 
     Events are: a finished round, a site that becomes absent or present, a new reason for an absence, a site
     that the others wait for, a refused answer, a warning, and another model of a live task.
     """
 
     def __init__(self) -> None:
-        self.printed_at, self.done, self.state, self.token = time.monotonic(), 0, "", ""
+        self.printed_at = self.event_at = time.monotonic()
+        self.done, self.state, self.token, self.headline = 0, "", "", ""
+        self.quiet_for = QUIET_FOR
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep_talking, name="lines", daemon=True).start()
         self.absent: dict[str, set[str]] = {}  # absent sites, and the reasons already printed
         self.holding_up: set[str] = set()
         self.warned: list[str] = []
@@ -68,14 +78,27 @@ class SiteLines:
             self.warned.append(line)
             self._print(f"warning: {line}")
         state = "waiting" if status.get("waiting") else str(status.get("state"))
-        if state != self.state:
-            self.state = state
-            self._print(headline(status))
-        elif status.get("done", 0) != self.done or time.monotonic() - self.printed_at > HEARTBEAT_S:
-            self.done = status.get("done", 0)
-            self._print(headline(status))
+        self.headline = headline(status)
+        self.quiet_for = HEARTBEAT_S if status.get("live") else QUIET_FOR  # a live task runs for months
+        if state != self.state or status.get("done", 0) != self.done:
+            self.state, self.done = state, status.get("done", 0)
+            self._print(self.headline)
 
-    def end(self) -> None: ...
+    def say(self, line: str) -> None:
+        """What the command does before there is a task."""
+        self.headline = line
+        self._print(line)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _keep_talking(self) -> None:
+        """Say where the task is when nothing has happened for a while: also while the server is asked."""
+        while not self._ended.wait(1.0):
+            now = time.monotonic()
+            if self.headline and now - self.printed_at > self.quiet_for:
+                self.printed_at = now
+                print(f"{self.headline}, for {now - self.event_at:.0f} s", file=sys.stderr, flush=True)
 
     def _print_sites(self, status: Mapping[str, Any]) -> None:
         absent = absent_sites(status)
@@ -105,7 +128,7 @@ class SiteLines:
         self.switched = max((switch["time"] for switch in switches), default=0.0)
 
     def _print(self, line: str) -> None:
-        self.printed_at = time.monotonic()
+        self.printed_at = self.event_at = time.monotonic()
         print(line, file=sys.stderr, flush=True)
 
 

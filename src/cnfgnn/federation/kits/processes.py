@@ -113,7 +113,8 @@ def _not_ready(kit: Path, pid: int) -> str:
     if role(kit) == "server":
         closed = closed_ports(kit, pid)
         return f"its process has not opened port {closed[0]}" if closed else ""
-    return "" if supervisor_status(kit).get("connected") else "its engine has not started"
+    status = supervisor_status(kit)
+    return "" if status.get("connected") or status.get("elsewhere") else "its engine has not started"
 
 
 def supervisor_status(kit: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def is_user(connection: socket.socket, user: str) -> bool:
     """Whether the process at the other end runs as this user."""
     _, uid, _ = _peer(connection)
     try:
-        return uid == pwd.getpwnam(user).pw_uid
+        return uid == (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid)
     except KeyError:
         raise ConfigError("engine.user", f"this machine has no user {user!r}") from None
 
@@ -115,15 +115,16 @@ def _peer(connection: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def listen(kit: Path) -> socket.socket:
-    """Open the site's socket for its engine."""
+def listen(kit: Path, for_others: bool) -> socket.socket:
+    """Open the site's socket for its engine; with `for_others`, processes of other users may connect, and
+    those who are not the engine's are sent away."""
     path = kit / SOCKET
-    make_folder(path.parent, 0o700)
+    make_folder(path.parent).chmod(0o711 if for_others else 0o700)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(socket_path(kit, Path.cwd()))
-        path.chmod(0o600)
+        path.chmod(0o666 if for_others else 0o600)
         listener.listen(4)
     except OSError as error:
         listener.close()

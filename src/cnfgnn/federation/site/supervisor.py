@@ -26,11 +26,18 @@ from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
 from cnfgnn.federation.kits.retention import remove_old_tasks
 from cnfgnn.federation.restarts import Pauses
-from cnfgnn.federation.site.engine_process import EngineProcess, describe_end, hand_over, is_user, listen
+from cnfgnn.federation.site.engine_process import (
+    SOCKET,
+    EngineProcess,
+    describe_end,
+    hand_over,
+    is_user,
+    listen,
+)
 from cnfgnn.federation.site.settings import REQUIRED, read_site
-from cnfgnn.federation.site.workers import Worker, Workers
+from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
-from cnfgnn.files import hold_lock, make_folder, write_whole
+from cnfgnn.files import hold_lock, write_whole
 from cnfgnn.transports.remote.limits import Malformed
 from cnfgnn.transports.remote.messages import pack, unpack
 from cnfgnn.version import __version__
@@ -42,6 +49,7 @@ BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come
 MOST_JOBS = 8  # connections of the engine's jobs at a time
 LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 STARTING = "its process for this task is starting"
+TOO_MANY = "it has as many tasks as it takes at a time"
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +67,20 @@ class Supervisor:
         self.problem = ""  # why the engine does not run
         self.restarts = 0
         self._control: Frames | None = None
-        self._jobs: dict[str, list[Frames]] = {}  # the connections of each task's jobs
+        self._connections: list[Frames] = []  # of the engine's jobs
+        self._jobs: dict[str, Frames] = {}  # those that said what their task is
         self._lock = threading.Lock()
         self._written = ""
 
     def run(self) -> None:
         """Run the site until it is asked to end."""
-        with listen(self.kit) as listener:
-            threading.Thread(target=self._accept, args=[listener], name="engine", daemon=True).start()
-            try:
-                self._keep_engine()
-            finally:
-                self._close_connections()
-                self.engine.end()
-                self.workers.end_all()
-                (self.kit / STATUS).unlink(missing_ok=True)
+        try:
+            self._keep_engine()
+        finally:
+            self._close_connections()
+            self.engine.end()
+            self.workers.end_all()
+            (self.kit / STATUS).unlink(missing_ok=True)
 
     def end(self) -> None:
         self.ended.set()
@@ -84,17 +91,16 @@ class Supervisor:
         """Start the engine, and start it again when it has ended or its certificate was renewed."""
         pauses = Pauses()
         while not self.ended.is_set():
-            begun, certificate = time.monotonic(), self._certificate()
-            if not self.plan.engine.elsewhere:
-                self.engine.start()
-            self._write_status()
-            code = self._watch(certificate)
+            begun = time.monotonic()
+            with listen(self.kit, self.plan.engine.elsewhere) as listener:
+                threading.Thread(target=self._accept, args=[listener], name="engine", daemon=True).start()
+                code = self._run_engine()
             self._close_connections()
             self.engine.end()
             if self.ended.is_set():
                 return
             if code is None:
-                log.warning("the certificate was renewed: the engine starts again")
+                log.warning("the certificate or the socket is another one: the engine starts again")
                 continue
             pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
             self.restarts += 1
@@ -103,21 +109,27 @@ class Supervisor:
             self._write_status()
             self.ended.wait(pause)
 
-    def _watch(self, certificate: int) -> int | None:
-        """Wait until the engine has ended; returns its exit code, or None if it must start again."""
+    def _run_engine(self) -> int | None:
+        """Start the engine and wait until it has ended; returns its exit code, or None if it must start again
+        because its certificate was renewed, or because somebody has removed its socket."""
+        before = self._files()
+        if not self.plan.engine.elsewhere:
+            self.engine.start()
         while not self.ended.wait(CHECKED_EVERY):
             process = self.engine.process
             if process is not None and (code := process.poll()) is not None:
                 return code
-            if self._certificate() != certificate:
+            if self._files() != before:
                 return None
             self._write_status()
         return 0
 
-    def _certificate(self) -> int:
+    def _files(self) -> tuple[int, int]:
+        """What tells whether the certificate and the socket are still the same."""
+        certificate, path = self.kit / "startup" / "client.crt", self.kit / SOCKET
         with suppress(OSError):
-            return (self.kit / "startup" / "client.crt").stat().st_mtime_ns
-        return 0
+            return certificate.stat().st_mtime_ns, path.stat().st_ino if path.exists() else 0
+        return 0, 0
 
     def _accept(self, listener: Any) -> None:
         while True:
@@ -154,13 +166,18 @@ class Supervisor:
                 before.close()
             while True:
                 frames.receive(0)
-                if len(self._jobs) >= MOST_JOBS:
+                if len(self._connections) >= MOST_JOBS:
                     log.error("the engine has too many jobs")
                     break
                 job = Frames(hand_over(frames))
+                with self._lock:
+                    self._connections.append(job)
                 threading.Thread(target=self._serve, args=[job], name="job", daemon=True).start()
         except (EOFError, OSError):
             pass
+        with self._lock:
+            if self._control is frames:
+                self._control = None
         frames.close()
 
     def _unconfined(self) -> str:
@@ -174,52 +191,42 @@ class Supervisor:
 
     def _close_connections(self) -> None:
         with self._lock:
-            open_ = [frames for of_task in self._jobs.values() for frames in of_task]
-            if self._control is not None:
-                open_.append(self._control)
-            self._control = None
-        for frames in open_:
+            control, self._control = self._control, None
+            connections = [*self._connections, *([control] if control is not None else [])]
+        for frames in connections:
             frames.close()
 
     # ---- its jobs ------------------------------------------------------------------------------------
 
     def _serve(self, frames: Frames) -> None:
         """Pass the requests of one job on to its worker, until the job or the task ends."""
+        task, over = None, False
         try:
             task = SiteTask.of(frames.receive_json())
-        except (EOFError, ValueError) as error:
-            log.warning("a job of the engine was refused: %s", error)
-            frames.close()
-            return
-        with self._lock:
-            self._jobs.setdefault(task.id, []).append(frames)
-        over = False
-        try:
-            while True:
+            with self._lock:
+                self._jobs[task.id] = frames  # of a task that has another one, the newest counts
+            while not over:
                 number, request = frames.receive()
-                if number == END:
-                    over = True
-                    break
-                self._pass_on(task, frames, number, request)
+                over = number == END
+                if not over:
+                    self._pass_on(task, frames, number, request)
+        except ValueError as error:
+            log.warning("a job of the engine was refused: %s", error)
         except (EOFError, OSError):
             pass
-        self._left(task, frames, over)
-
-    def _left(self, task: SiteTask, frames: Frames, over: bool) -> None:
-        """A job has ended. Its worker waits a while for the next one, unless the task is over."""
         frames.close()
         with self._lock:
-            self._jobs[task.id].remove(frames)
-        if over:
-            self._end_worker(task)
-        else:
-            threading.Timer(BACK_WITHIN, self._end_worker, [task]).start()
+            self._connections.remove(frames)
+        if task is not None:
+            self.ended.wait(0.0 if over else BACK_WITHIN)
+            self._end_worker(task, frames)
 
-    def _end_worker(self, task: SiteTask) -> None:
+    def _end_worker(self, task: SiteTask, frames: Frames) -> None:
+        """End the worker of a task whose job has ended, unless the job is back with another connection."""
         with self._lock:
-            if self._jobs.get(task.id):
+            if self._jobs.get(task.id) is not frames:
                 return
-            self._jobs.pop(task.id, None)
+            del self._jobs[task.id]
         self.workers.end(task)
         self._write_status()
         try:
@@ -234,7 +241,10 @@ class Supervisor:
             with suppress(OSError):  # the job is gone
                 frames.send(number, answer)
 
-        if not worker.ask(request, answered) and (said := _without(worker, request)):
+        if worker is not None and worker.ask(request, answered):
+            return
+        problem = TOO_MANY if worker is None else worker.problem or STARTING
+        if said := _without_worker(request, problem):
             answered(said)
 
     # ---- for the owner -------------------------------------------------------------------------------
@@ -248,6 +258,7 @@ class Supervisor:
             "confinement": self.confinement,
             "problem": self.problem if self._control is None else "",
             "restarts": self.restarts,
+            "elsewhere": self.plan.engine.elsewhere,
             "workers": self.workers.report(),
         }
         text = json.dumps(status)
@@ -257,15 +268,15 @@ class Supervisor:
                 self._written = text
 
 
-def _without(worker: Worker, request: bytearray) -> bytes:
-    """What is answered for a worker that does not run: a site that is there and not ready. Other requests
-    are not answered, so that the server asks again."""
+def _without_worker(request: bytearray, problem: str) -> bytes:
+    """What a site answers that has no worker for a task: that it is there and not ready. Other requests are
+    not answered, so that the server asks again."""
     try:
         if unpack(request).kind != "hello":
             return b""
     except Malformed as error:
         return pack("lost", reason=str(error)[:300])
-    about: dict[str, Any] = {"ready": False, "problem": worker.problem or STARTING, "version": __version__}
+    about: dict[str, Any] = {"ready": False, "problem": problem, "version": __version__}
     return pack("hello", **about, clock=time.time(), busy=False)
 
 
@@ -277,7 +288,7 @@ def main(kit: Path) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
     )
-    lock = hold_lock(make_folder(kit / "socket", 0o700) / "lock", kit)
+    lock = hold_lock(kit / ".supervisor.lock", kit)
     supervisor = Supervisor(kit)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.end())

@@ -26,6 +26,7 @@ from cnfgnn.federation.site_task import SiteTask
 
 PROGRAM = "cnfgnn.federation.site.worker"
 LIVE = "live"  # stands for the id of a live task: its worker outlives it
+MOST_WORKERS = 4  # a live one, a training beside it, and what is just ending
 NUMBER = 8  # bytes of the number before each message
 ENDS_WITHIN = 10.0  # seconds before a worker that was asked to end is killed
 STARTS_WITHIN = 3.0  # seconds that a request waits for a worker
@@ -45,16 +46,19 @@ class Workers:
         self.context.set_forkserver_preload([PROGRAM])
         forkserver.ensure_running()
 
-    def of(self, task: SiteTask) -> Worker:
+    def of(self, task: SiteTask) -> Worker | None:
         """The worker of a task; it is started unless it runs. There is one live worker: with other terms, it
-        is another one."""
+        is another one. None if there are too many."""
         key = LIVE if task.do == LIVE else task.id
         with self._lock:
             worker = self.running.get(key)
             if worker is not None and worker.serves(task):
+                worker.task = task
                 return worker
             if worker is not None:
                 worker.end()
+            elif len(self.running) >= MOST_WORKERS:
+                return None
             if key == LIVE:
                 end_live(self.kit)  # of a supervisor that was killed
             self.running[key] = worker = Worker(self.kit, task, self.context)
@@ -99,13 +103,12 @@ class Worker:
         self._thread.start()
 
     def serves(self, task: SiteTask) -> bool:
-        """Whether this worker is for a task: for each of its connections, and for later live tasks."""
-        over = self._ended.is_set() or not self._thread.is_alive()
-        return not over and (task.id == self.task.id or task.live == self.task.live)
+        """Whether this worker is for a task, also if the task is over; a live one serves later ones, too."""
+        return task.id == self.task.id or (task.live == self.task.live and not self._ended.is_set())
 
     def ask(self, request: bytes | bytearray, then: Then) -> bool:
         """Send a request; `then` gets the answer. Returns whether there is a worker to ask."""
-        if not self._ready.wait(STARTS_WITHIN):
+        if self._ended.is_set() or not self._ready.wait(STARTS_WITHIN):
             return False
         number = next(self._numbers)
         self._waiting[number] = then
