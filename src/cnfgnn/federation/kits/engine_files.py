@@ -143,11 +143,16 @@ def with_port(settings: dict[str, Any], port: int) -> dict[str, Any]:
 
 def engine_environment(workspace: Path) -> dict[str, str]:
     """The environment of a site's engine, made from nothing. PYTHONPATH becomes absolute, because the process
-    runs in its workspace."""
+    runs in its workspace.
+
+    Python must not look for modules there: what an engine left behind would be loaded by the next one, before
+    that is confined.
+    """
     found = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = absolute_places(found["PYTHONPATH"])
-    return {**found, **ENGINE_LIMITS, "HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
+    places = {"HOME": str(workspace), "TMPDIR": str(workspace / "tmp")}
+    return {**found, **ENGINE_LIMITS, **places, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
 def absolute_places(places: str) -> str:

@@ -196,7 +196,7 @@ def _record(kit: Path, pid: int) -> None:
 
 def _program(kit: Path) -> list[str]:
     if role(kit) == "site":
-        return ["-u", "-m", SUPERVISOR, str(kit)]
+        return ["-u", "-P", "-m", SUPERVISOR, str(kit)]  # the kit has a folder that the engine writes
     (kit / "transfer").mkdir(exist_ok=True)
     settings = ["secure_train=true", f"org={_organisation(kit)}", "config_folder=config"]
     return ["-u", "-m", SERVER_PROGRAM, "-m", str(kit), "-s", "fed_server.json", "--set", *settings]

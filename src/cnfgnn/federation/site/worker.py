@@ -88,7 +88,11 @@ def _answer(connection: Connection, answer: Callable[[bytes], bytes], closed: Ca
             while True:
                 with receiving:
                     request = connection.recv_bytes(LARGEST + NUMBER)
-                answered = answer(memoryview(request)[NUMBER:])  # type: ignore[arg-type]
+                try:
+                    answered = answer(memoryview(request)[NUMBER:])  # type: ignore[arg-type]
+                except Exception:  # no request may cost the site a thread: it gets no answer
+                    log.exception("a request could not be answered")
+                    continue
                 with sending:
                     connection.send_bytes(request[:NUMBER] + answered)
         except (EOFError, OSError):
