@@ -1,0 +1,135 @@
+"""Confining a process, and trying out what would hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cnfgnn.federation.engine.confine import landlock, privileges, seccomp
+from cnfgnn.federation.engine.confine.limits import Confinement, Limits
+
+# Starts without packages and without looking into the working folder.
+_BARE_PYTHON = (
+    *("-I", "-S", "-c"),
+    "import sys; sys.path.insert(0, sys.argv[1]); from cnfgnn.federation.engine.confine import program;"
+    " program.run(*sys.argv[2:])",
+    str(Path(__file__).resolve().parents[4]),
+)
+TRIED_WITHIN = 60.0  # seconds for a process that tries something and ends
+
+
+def confine(limits: Limits) -> Confinement:
+    """Give up everything but the limits, for good, for this process and all that it starts.
+
+    Whatever is open stays open: the caller decides which files and sockets, and which environment, a process
+    begins with. What the kernel does not offer is left out, and the answer says so.
+
+    Raises:
+        LookupError: There is no such user.
+        OSError: The process may not become this user, or the kernel refuses limits that it knows.
+        RuntimeError: There are other threads, which would go on unconfined.
+    """
+    if _threads() > 1:
+        raise RuntimeError("a process can be confined only before it starts threads")
+    before = os.geteuid()
+    version = landlock.abi()
+    rules = _rules(limits) if version else None  # before the user changes: it may not see all paths
+    privileges.close_bounding_set()
+    if limits.user is not None:
+        privileges.become(limits.user)
+    privileges.drop_capabilities()
+    privileges.forbid_new_privileges()
+    if rules is not None:
+        rules.restrict()
+        rules.close()
+    filtered = seccomp.install(truncation=version < landlock.GOVERNS_TRUNCATION)
+    return Confinement(
+        landlock=version,
+        user=privileges.user_name(),
+        other_user=os.geteuid() != before,
+        capabilities_dropped=not privileges.has_capabilities(),
+        no_new_privileges=privileges.gains_no_privileges(),
+        seccomp=filtered,
+    )
+
+
+def _rules(limits: Limits) -> landlock.Rules:
+    rules = landlock.Rules()
+    rules.allow(limits.readable, landlock.READ)
+    rules.allow(limits.writable, landlock.WRITE)
+    rules.allow(limits.listable, landlock.READ_DIR)
+    rules.allow_ports(limits.connect_ports, landlock.CONNECT_TCP)
+    rules.allow_ports(limits.listen_ports, landlock.BIND_TCP)
+    return rules
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # there is no /proc, or this process is confined already
+        return threading.active_count()
+
+
+def confined_command(limits: Limits, command: Sequence[str], report: int | None = None) -> list[str]:
+    """A command that confines itself and then becomes another one, in the same process.
+
+    Args:
+        limits: What the other one may do; it must be able to read its own program.
+        command: The other one, with the path of its program.
+        report: A file that is open in the process, to write the `Confinement` to as a line of JSON.
+    """
+    to = "" if report is None else str(report)
+    return [sys.executable, *_BARE_PYTHON, "start", json.dumps(limits.to_dict()), to, *command]
+
+
+def available(limits: Limits) -> Confinement:
+    """What would hold for a process with these limits, as a process that confines itself and ends tells us.
+
+    Raises:
+        OSError: It cannot be confined like this; the message is the reason.
+    """
+    return Confinement.from_dict(_tried("confine", limits.to_dict()))
+
+
+def start_problem(limits: Limits) -> str:
+    """Why Python does not start within these limits, in one sentence; empty if it does.
+
+    Its libraries may lie where the limits or the user do not let it.
+    """
+    command = [sys.executable, "-P", "-c", "import ctypes, ssl"]
+    try:
+        _finished(confined_command(limits, command))
+    except OSError as error:
+        return f"Python does not start when it is confined ({error})"
+    return ""
+
+
+def usable_by(user: str, readable: Iterable[str], writable: Iterable[str] = ()) -> str:
+    """Why this user cannot read these files and folders, or write to those, in one sentence; empty if it can.
+
+    A process tries it that becomes the user. What is below a folder is not tried.
+    """
+    try:
+        paths = {"readable": list(readable), "writable": list(writable)}
+        return str(_tried("use", {"user": user, **paths})["problem"])
+    except OSError as error:
+        return str(error)
+
+
+def _tried(what: str, how: dict[str, Any]) -> dict[str, Any]:
+    answer = json.loads(_finished([sys.executable, *_BARE_PYTHON, what], json.dumps(how)))
+    return dict(answer)
+
+
+def _finished(command: Sequence[str], given: str = "") -> str:
+    """What a command prints. If it fails, the last line of its complaint becomes an error."""
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=TRIED_WITHIN)
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}")
+    return done.stdout

@@ -1,0 +1,122 @@
+"""What a confined process may still do, and what holds on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cnfgnn.federation.engine.confine.landlock import GOVERNS_PORTS, GOVERNS_SIGNALS, GOVERNS_TRUNCATION
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a confined process may still do. Folders stand for all that is below them."""
+
+    readable: tuple[str, ...]  # files and folders, to read and to execute
+    writable: tuple[str, ...]  # folders, and single files such as /dev/null; nothing in them is executed
+    listable: tuple[str, ...] = ()  # folders whose names may be listed, without reading what is in them
+    connect_ports: tuple[int, ...] = ()  # of TCP, on every host
+    listen_ports: tuple[int, ...] = ()  # of TCP, on every address of this machine
+    user: str | None = None  # whom to become, which only root can; None: nobody else
+
+    def reached(self, secrets: Iterable[str | os.PathLike[str]]) -> list[str]:
+        """A sentence for each of these files and folders that could be opened in spite of the limits."""
+        allowed = [os.path.realpath(path) for path in (*self.readable, *self.writable)]
+        problems = []
+        for secret in secrets:
+            place = os.path.realpath(secret)
+            above = [other for other in allowed if os.path.commonpath([place, other]) == other]
+            if above:
+                problems.append(f"{secret} is open to the engine, which may open all of {above[0]}: move it")
+        return problems
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Limits:
+        """Limits from JSON, where tuples have become lists."""
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What confines a process, as the operating system tells."""
+
+    landlock: int  # what the kernel knows of it (its ABI); 0: nothing
+    user: str
+    other_user: bool  # than the one who started it
+    capabilities_dropped: bool
+    no_new_privileges: bool
+    seccomp: bool
+
+    @property
+    def closed(self) -> bool:
+        """Whether files outside the limits are out of reach."""
+        return self.landlock > 0 and self.seccomp and self.capabilities_dropped and self.no_new_privileges
+
+    def gaps(self) -> list[str]:
+        """What is missing, and what it would allow: a sentence each."""
+        gaps = [*self._gaps_of_landlock(), *self._other_gaps()]
+        return [gap.replace("WHOEVER", "whoever controls the engine can") for gap in gaps]
+
+    def _gaps_of_landlock(self) -> list[str]:
+        if self.landlock == 0:
+            return [
+                "this kernel has no Landlock (Linux 5.13 or newer has it, unless it is switched off): WHOEVER"
+                f" read and change every file of user {self.user}, read the memory of its other programs, end"
+                " them, and connect to every port"
+            ]
+        version, gaps = f"Landlock's version {self.landlock}", []
+        if self.landlock < GOVERNS_TRUNCATION and not self.seccomp:
+            gaps.append(
+                f"{version} does not govern how files are emptied (Linux 6.2 does): WHOEVER empty every file"
+                f" of user {self.user}"
+            )
+        if self.landlock < GOVERNS_PORTS:
+            gaps.append(
+                f"{version} does not govern ports (Linux 6.7 does): WHOEVER connect to every TCP port and"
+                " listen on every free one"
+            )
+        if self.landlock < GOVERNS_SIGNALS:
+            gaps.append(
+                f"{version} does not govern signals (Linux 6.12 does): WHOEVER end every other program of"
+                f" user {self.user}"
+            )
+        return gaps
+
+    def _other_gaps(self) -> list[str]:
+        gaps = []
+        if not self.seccomp:
+            gaps.append(
+                "system calls are not filtered: WHOEVER connect to Unix sockets of other programs, change the"
+                f" modes and times of user {self.user}'s files, pass by the limits for ports, and try every"
+                " call of the kernel"
+            )
+        if not self.capabilities_dropped:
+            gaps.append("it has capabilities of root: WHOEVER do what root can")
+        if not self.no_new_privileges:
+            gaps.append("it can gain privileges: WHOEVER use programs such as sudo")
+        if not self.other_user:
+            gaps.append(
+                f"it runs as user {self.user}, as the site does: WHOEVER ask for the sizes and times of this"
+                " user's files"
+            )
+        return gaps
+
+    def summary(self) -> str:
+        """One line that names what confines the process."""
+        by = [f"Landlock (ABI {self.landlock})"] if self.landlock else []
+        by += ["seccomp"] if self.seccomp else []
+        by += [f"user {self.user}"] if self.other_user else []
+        return f"confined by {', '.join(by)}" if by else f"not confined: it can do what user {self.user} can"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Confinement:
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
