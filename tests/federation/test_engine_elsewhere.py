@@ -6,6 +6,7 @@ import os
 import pwd
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_an_engine_elsewhere_connects_if_it_is_the_right_user(tmp_path: Path) ->
             wait_for(socket.exists, "the site listens")
             command = [sys.executable, "-m", "cnfgnn", "federation", "engine", socket, workspace]
             engine = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
+            has_ended = partial(_has_ended, engine)
             try:
                 if admitted:
                     wait_for(lambda: connected(made["server"]) == {"north"}, "north is connected")
@@ -51,3 +53,7 @@ def test_an_engine_elsewhere_connects_if_it_is_the_right_user(tmp_path: Path) ->
                 engine.kill()
                 engine.wait()
             processes.down(north)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
