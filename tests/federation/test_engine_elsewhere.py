@@ -41,13 +41,9 @@ def test_an_engine_elsewhere_connects_if_it_is_the_right_user(tmp_path: Path) ->
                     wait_for(lambda: connected(made["server"]) == {"north"}, "north is connected")
                     assert "confined by" in said("federation", "status", north)
                     os.kill(processes.running(north) or 0, 9)
-                    assert wait_for(
-                        lambda engine=engine: engine.poll() is not None, "the engine ends with its site"
-                    )
+                    assert wait_for(has_ended, "the engine ends with its site")
                 else:
-                    assert wait_for(
-                        lambda engine=engine: engine.poll() is not None, "the engine is sent away"
-                    )
+                    assert wait_for(has_ended, "the engine is sent away")
                     assert "is not the engine" in (north / "log.txt").read_text()
             finally:
                 engine.kill()

@@ -35,8 +35,8 @@ def check_current(kit: Path) -> None:
         raise RunError(
             kit,
             "this kit was made by an earlier version of cnfgnn: make new kits with cnfgnn federation init"
-            " PROJECT.toml --authority AUTHORITY --out FOLDER; a site's new kit finds its key and copies again,"
-            " if local/site.toml, local/copies.json and states/ of this one are copied into it",
+            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json and"
+            " states/ of a site into its new kit, which then finds its key and copies again",
         )
 
 
