@@ -29,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import rows_of
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import TaskError, run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
@@ -43,7 +44,6 @@ from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.site.live.relay import read_service
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.engine import rows_of
 from cnfgnn.process_setup import keep_freed_memory
 
 if __package__:  # imported by tests

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.server.task import Task, serve
-from cnfgnn.federation.site.copies import LiveCopies
+from cnfgnn.federation.site.copies import SiteCopies
 from cnfgnn.federation.site.live import engine as live_engine
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, SiteProcess
 from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.site.settings import read_site
-from cnfgnn.live.engine import rows_of
 from cnfgnn.transports.remote import live_transport
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import unpack
@@ -161,7 +160,7 @@ class LiveFederation(InMemoryFederation):
         for name, columns in self.sites.items():
             plan = read_site(self.kits[name])
             readings = self.data.readings.select([self.data.readings.ids[k] for k in columns])
-            copies = LiveCopies(plan, self.kits[name], readings)
+            copies = SiteCopies(readings, plan, self.kits[name])
             copies.blur(readings, plan.blur)
             for one in readings.others:
                 if sigma := plan.input_blurs[one.name]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
@@ -25,6 +24,7 @@ from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import CONTROLLER, EXECUTOR
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator import tasks as task_client
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop

@@ -16,13 +16,13 @@ import torch
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.readings import rows_of
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import GrowingGraph, NewSensor
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.store import with_new_sensors
-from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import with_rows_ahead

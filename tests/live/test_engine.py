@@ -11,9 +11,10 @@ import pytest
 
 from cnfgnn.config.presets import PRIVATE
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
-from cnfgnn.live.engine import CopyOfRows, Engine, rows_of
-from cnfgnn.privacy.copies import SimulatedCopies
+from cnfgnn.data.readings import Readings, rows_of
+from cnfgnn.live.engine import Engine
+from cnfgnn.privacy.copies import CopiesOfNewest, SimulatedCopies
+from cnfgnn.privacy.truth_and_copy import Blurring
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
@@ -104,7 +105,7 @@ def test_copies_are_drawn_once_for_each_row() -> None:
             return super().blur(readings, sigma, name)
 
     drawn, config = Counting(1), small(PRIVATE)
-    copy = CopyOfRows(config, drawn)
+    copy = Blurring.of(config, CopiesOfNewest(drawn)).copy_of
     copy(rows_of(DATA.readings, slice(0, 100)))
     assert drawn.rows == 100
     moved = copy(rows_of(DATA.readings, slice(10, 103)))

@@ -15,9 +15,9 @@ import pytest
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.inputs import Input
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.live.engine import Engine, rows_of
+from cnfgnn.live.engine import Engine
 from cnfgnn.live.replay import moments_of
 from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
 from cnfgnn.live.start import LiveProcess, LiveSettings

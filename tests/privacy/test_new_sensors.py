@@ -15,10 +15,11 @@ import pytest
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.newcomer_fits import FOLDER, State
-from cnfgnn.live.engine import CopyOfRows, rows_of
+from cnfgnn.privacy.copies import CopiesOfNewest
+from cnfgnn.privacy.truth_and_copy import Blurring
 from cnfgnn.runs.simulation import simulate
 from tests.privacy.two_truths import HISTORY, HORIZON, TwoTruths, as_bytes, brief, city
 
@@ -53,7 +54,7 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
         ids,
         ready,
         DataConfig(),
-        CopyOfRows(truths.config, truths.copies),
+        Blurring.of(truths.config, CopiesOfNewest(truths.copies)),
         show,
         lambda what, error: told.problems.add(what),
         folder,

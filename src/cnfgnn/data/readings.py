@@ -153,3 +153,20 @@ class Readings:
 def weekday(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """0 to 6, Monday first, of seconds since 1970, which began on a Thursday."""
     return (seconds // int(DAY.astype(int)) + 3) % 7
+
+
+def rows_of(readings: Readings, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Readings:
+    """Some rows of readings; further inputs have times of their own and stay as they are."""
+    return replace(
+        readings,
+        times=readings.times[rows],
+        values=readings.values[rows],
+        missing=readings.missing[rows],
+    )
+
+
+def last_rows(readings: Readings, count: int) -> Readings:
+    """The newest rows of readings."""
+    if len(readings.times) <= count:
+        return readings
+    return rows_of(readings, slice(len(readings.times) - count, None))

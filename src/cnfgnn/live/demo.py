@@ -16,10 +16,9 @@ import numpy as np
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.files import make_folder
-from cnfgnn.live.engine import rows_of
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.replay import Player, replay
 from cnfgnn.live.start import LiveProcess, LiveSettings

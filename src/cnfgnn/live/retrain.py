@@ -24,12 +24,12 @@ import numpy.typing as npt
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import zeros_are_missing
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.files import hold_lock
-from cnfgnn.live.engine import KEPT_ROWS, rows_of
+from cnfgnn.live.engine import KEPT_ROWS
 from cnfgnn.live.models import Models, Training
 from cnfgnn.live.recent import Cell, RecentReadings
 from cnfgnn.live.store import FILE as DATABASE

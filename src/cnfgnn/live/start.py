@@ -24,12 +24,12 @@ from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_rows
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel, last_rows
+from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel
 from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS

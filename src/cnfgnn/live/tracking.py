@@ -16,8 +16,8 @@ import torch
 
 from cnfgnn.algorithm.intervals import Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
-from cnfgnn.live.engine import Engine, LiveModel, last_rows
+from cnfgnn.data.readings import Readings, last_rows
+from cnfgnn.live.engine import Engine, LiveModel
 from cnfgnn.live.journal import Journal, State
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, key_of_input, new_key, standard_normal
@@ -71,6 +71,38 @@ class SimulatedCopies:
                 draws = standard_normal(key, sensor, readings.times[observed])
                 values[observed, column] = blurred(readings.values[observed, column], draws, sigma)
         return replace(readings, values=values)
+
+
+class CopiesOfNewest:
+    """Copies of the newest readings, which come again with every new row: only rows that are new or have
+    changed are drawn; the others are remembered."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.copies = copies
+        self._last: dict[str, tuple[Readings, Readings]] = {}  # readings and their copy, by name
+
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        values = np.full_like(readings.values, np.nan)
+        changed = np.ones(len(readings.times), dtype=np.bool_)
+        if name in self._last:
+            before, copy = self._last[name]
+            _, now, then = np.intersect1d(readings.times, before.times, return_indices=True)
+            same = _same_rows(readings, now, before, then)
+            changed[now[same]] = False
+            values[now[same]] = copy.values[then[same]]
+        if changed.any():
+            rows = np.flatnonzero(changed)
+            values[rows] = self.copies.blur(rows_of(readings, rows), sigma, name).values
+        self._last[name] = readings, replace(readings, values=values)
+        return self._last[name][1]
+
+
+def _same_rows(one: Readings, rows: Times, other: Readings, others: Times) -> npt.NDArray[np.bool_]:
+    """Which of these rows are the same in both."""
+    values, before = one.values[rows], other.values[others]
+    equal = (values == before) | (np.isnan(values) & np.isnan(before))
+    same: npt.NDArray[np.bool_] = (equal & (one.missing[rows] == other.missing[others])).all(axis=1)
+    return same
 
 
 class CopyStore:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 from nvflare.fuel.f3.message import Message
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 from nvflare.private.admin_defs import Message as Command
@@ -24,6 +23,7 @@ from cnfgnn.federation.engine.guard.site_commands import (
     is_signed_by_operator,
 )
 from cnfgnn.federation.engine.provisioning import OPERATOR
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from tests.federation.issued_certificates import issue
 from tests.federation.two_site_federation import write_project

@@ -32,13 +32,11 @@ from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.input_files import names_of_files
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_rows, rows_of
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import LiveCopies
-from cnfgnn.federation.site.live.copies import CopyOfNewest
 from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.live.model import SiteModel
@@ -54,7 +52,7 @@ from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.live import broker
 from cnfgnn.live.clock import FEED, SYSTEM
-from cnfgnn.live.engine import KEPT_ROWS, Floats, last_rows, rows_of, window_of
+from cnfgnn.live.engine import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.folder_source import InputFile, state_of
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
@@ -242,8 +240,8 @@ class LiveSiteNodes(SiteNodes):
                 return
             self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
-        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan, self.data)
-        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
+        ids, cleaning, blurring = self.data.truth.ids, self.plan.cleaning, self.data.live_blurring(self.plan)
+        self.engine = SiteEngine(ids, ready, cleaning, blurring, nodes.show, self._report, self.kit / LIVE)
         self.service = SiteService(self, self.engine, self.plan, self.data)
         self.service.start()
         if begins:
@@ -256,12 +254,6 @@ class LiveSiteNodes(SiteNodes):
             EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
         except StorageError as error:  # a full disk does not keep a better model away
             self._report("switch", error)
-
-    def _copies(self, plan: SitePlan, data: SiteData) -> CopyOfNewest | None:
-        """Makes the copies of readings as they arrive; None if a copy is the reading itself."""
-        if not LiveCopies.needed(plan, self.kit):
-            return None
-        return CopyOfNewest(plan, LiveCopies(plan, self.kit, data.observed))
 
     def _check_clock(self, plan: SitePlan) -> None:
         """Refuse a task whose clock is another than the one in the site's own settings."""
@@ -330,7 +322,7 @@ class LiveSiteNodes(SiteNodes):
         if before is not None:
             before.stop()
         with self._changing:
-            engine.copies = self._copies(plan, data)  # of rows with more columns
+            engine.blurring = data.live_blurring(plan)  # of rows with more columns
             self.service = SiteService(self, engine, plan, data)
             self.plan, self.data = plan, data  # from now on the server is told
         self.service.start()
