@@ -155,5 +155,5 @@ def test_the_record_of_models_survives_one_that_cannot_be_used(tmp_path: Path) -
     models.switch("gone", "RMSE 1 instead of 2")
     assert models.live() == "gone"
     with pytest.raises(RunError):  # neither has a folder, and one has nothing before it
-        models.usable(lambda run: None)
+        models.usable(lambda name: Run.open(models.folder(name)))
     assert models.live() == "one"

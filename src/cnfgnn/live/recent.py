@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,14 @@ class Cell:
     column: int
     value: float
     variable: str = ""
+
+
+class Stored(NamedTuple):
+    """Time, sensor and value of readings, and time, variable, sensor and value of further variables; each in
+    the order of time."""
+
+    readings: Sequence[tuple[int, str, float]]
+    variables: Sequence[tuple[int, str, str, float]]
 
 
 class RecentReadings:
@@ -158,6 +167,15 @@ class RecentReadings:
         row = self._row(cell.seconds)
         if row >= 0:
             self._values[row, cell.column] = cell.value
+
+    def put_stored(self, stored: Stored, since: int) -> None:
+        """Take in what a service has stored of these sensors: readings from a time on, and variables."""
+        for seconds, sensor, value in stored.readings:
+            if sensor in self.column_of and seconds >= since:
+                self.put(Cell(self.step_of(seconds), self.column_of[sensor], value))
+        for seconds, variable, sensor, value in stored.variables:
+            if sensor in self.column_of and variable in self.variables:
+                self.put(Cell(seconds, self.column_of[sensor], value, variable))
 
     def advance(self, seconds: int) -> None:
         """Add empty rows up to this step, and drop as many at the beginning."""

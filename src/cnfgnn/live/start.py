@@ -31,11 +31,11 @@ from cnfgnn.live.broker import Broker, BrokerSettings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel
 from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
-from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
+from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
 from cnfgnn.live.page.sensors import SensorList
-from cnfgnn.live.recent import Cell, RecentReadings
+from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
@@ -259,7 +259,7 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     options, data, begun_with, inputs = _opened(run, settings)
     models = Models(run.folder, state)
     load = _loader(models, data)
-    name, engine = first_model(models, load, data.readings)
+    name, engine = models.usable(lambda model: load(model, data.readings).engine)
     parts = Parts(
         engine,
         data.readings,
@@ -368,12 +368,7 @@ def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool
     """The newest readings: those of the files, and on top of them those that the service has stored."""
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
     oldest = max(recent.newest, store.newest() or 0) - KEPT_ROWS * recent.step
-    for seconds, sensor, value in store.readings(oldest):
-        if sensor in recent.column_of:
-            recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
-    for seconds, variable, sensor, value in store.variables(oldest):
-        if sensor in recent.column_of and variable in recent.variables:
-            recent.put(Cell(seconds, recent.column_of[sensor], value, variable))
+    recent.put_stored(store.stored(oldest), oldest)
     return recent
 
 
