@@ -17,6 +17,7 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.engine import Engine
 from cnfgnn.live.replay import moments_of
 from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
@@ -111,7 +112,7 @@ def test_variables_arrive_by_the_folder_and_covariates_are_read_again(
 ) -> None:
     rain = growing / "covariates" / "rain.csv"
     rain.write_text(lines_until(folder / "covariates" / "rain.csv", KNOWN // 6))
-    settings = LiveSettings(data=growing, feed=True, deadline=250, poll=0.05)
+    settings = LiveSettings(data=growing, clock=FEED, deadline=250, poll=0.05)
     with serving(run, settings) as (process, client):
         times = load(folder).readings.times
         client.forecast_after(f"{times[KNOWN - 1]}")
@@ -136,7 +137,7 @@ def test_variables_arrive_by_http_and_survive_a_restart(
 ) -> None:
     data = load(folder, inputs="flow,rain")
     readings, flow = data.readings, data.readings.others[0].readings
-    settings = LiveSettings(data=growing, state=tmp_path / "state", feed=True, deadline=250)
+    settings = LiveSettings(data=growing, state=tmp_path / "state", clock=FEED, deadline=250)
 
     def row(of: Readings, at: int, **named: str) -> dict[str, Any]:
         values = zip(of.ids, of.values[at].tolist(), strict=True)
@@ -197,7 +198,7 @@ def test_the_variable_to_forecast_is_read_from_a_long_table_of_several(tmp_path:
     table = folder / "readings.csv"
     table.write_text(header + "".join(rows[:KNOWN]))
     run = trained(folder, tmp_path / "run", **{"data.target": "speed", "data.inputs": "none"})
-    settings = LiveSettings(data=folder, feed=True, deadline=250, poll=0.05)
+    settings = LiveSettings(data=folder, clock=FEED, deadline=250, poll=0.05)
     with serving(run, settings) as (_, client):
         with table.open("a") as opened:
             opened.write(rows[KNOWN])
@@ -272,7 +273,7 @@ def test_recorded_variables_are_played_to_a_service_that_uses_them(
     def token_of(state: str) -> list[object]:
         return ["--token-file", tmp_path / state / "token"]
 
-    with serving(run, LiveSettings(data=growing, state=tmp_path / "a", feed=True, deadline=250)) as (
+    with serving(run, LiveSettings(data=growing, state=tmp_path / "a", clock=FEED, deadline=250)) as (
         _,
         client,
     ):
@@ -281,7 +282,7 @@ def test_recorded_variables_are_played_to_a_service_that_uses_them(
         assert "not played: holiday, rain; the service reads covariates from its own files" in says
         compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
     without = trained(growing, tmp_path / "run", **{"data.inputs": "none"})
-    settings = LiveSettings(data=growing, state=tmp_path / "b", feed=True, deadline=250)
+    settings = LiveSettings(data=growing, state=tmp_path / "b", clock=FEED, deadline=250)
     with serving(without, settings) as (_, client):
         says = said("replay", folder, "--to", f"http://{client.host}", *played, *token_of("b"))
         assert "the service does not use: flow" in says

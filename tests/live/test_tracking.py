@@ -16,7 +16,7 @@ import pytest
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live import tracking as module
-from cnfgnn.live.clock import Zone
+from cnfgnn.live.clock import FEED, Zone
 from cnfgnn.live.engine import Engine
 from cnfgnn.live.forecasts import QUALITIES, Forecast
 from cnfgnn.live.start import LiveSettings
@@ -181,7 +181,7 @@ def test_ranges_are_in_json_csv_and_observations() -> None:
 
 
 def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=250)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=250)
     with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 6):
             sent = small_run.full_row(row)
@@ -207,7 +207,7 @@ def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRu
 def test_a_silent_sensor_is_an_event_a_log_line_and_in_the_health(
     small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=100, speed=3000)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=100, speed=3000)
     with serving(small_run.run, settings) as (_, client):
         connection = http.client.HTTPConnection(client.host, timeout=240)
         connection.request("GET", "/events", headers=client.headers)

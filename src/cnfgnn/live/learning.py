@@ -142,8 +142,9 @@ class Learning:
             engine, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
         except CnfgnnError as error:
             self._failed(error)
-            record = await asyncio.to_thread(self._go_back, model, str(error))
-            self.service.tell_switch(_told(record.switches[-1]))
+            await asyncio.to_thread(self._go_back, model, str(error))
+            self.models.live()  # reads the record
+            self.service.tell_switch(_told(self.models.record.switches[-1]))
             return
         await self.service.use(engine, intervals)
         self.model = model
@@ -156,12 +157,13 @@ class Learning:
         engine, data = self.load(model, newest)
         return engine, adapted_intervals(engine, data)
 
-    def _go_back(self, model: str, problem: str) -> Record:
+    def _go_back(self, model: str, problem: str) -> None:
         """Record that a model cannot be loaded: the one that is loaded stays live."""
         why = f"{model} cannot be loaded ({problem})"
         if self.models.read().line[-2:] == (self.model, model):
-            return self.models.rollback(why)
-        return self.models.switch(self.model, why)
+            self.models.rollback(why)
+        else:
+            self.models.switch(self.model, why)
 
     # ---- training -----------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.config.settings import DataConfig
@@ -27,13 +28,14 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, last_rows
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.live.broker import Broker, BrokerSettings
+from cnfgnn.live.broker import Broker, broker_settings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel
 from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
+from cnfgnn.live.options import LIVE, ServiceOptions, command_option
 from cnfgnn.live.page.sensors import SensorList
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
@@ -46,7 +48,6 @@ from cnfgnn.live.web import ServedModel, Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 
-PORT = 8707
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 ENDS_WITHIN = 5  # seconds that open requests have when the service stops
 
@@ -54,17 +55,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LiveSettings:
+class LiveSettings(ServiceOptions):
     """How a service runs.
 
     data       a folder or file of readings; None: those that the run was trained on
     state      the folder of its database; None: `live` in the run's folder
     latest     the file that always holds the last forecast; None: latest.csv in the state's folder
     deadline   seconds after a step at which its forecast is made whoever is missing; None: a fifth of a step
-    feed       whether the readings are a recording, whose times set the clock
-    speed      of the recording
-    zone       of the clock, if the times of the readings have no zone
-    token_file the token of requests; None: `token` in the state's folder, which is made at the first start
+    speed      of a recording
+    client     its name at the broker, which keeps readings for it while the service is away
     retrain    seconds between two retrainings; None: none
     hold_out   days at the end that a retraining does not learn from, but is judged by
     """
@@ -73,14 +72,8 @@ class LiveSettings:
     state: Path | None = None
     latest: Path | None = None
     deadline: float | None = None
-    feed: bool = False
     speed: float = 1.0
-    zone: tzinfo = UTC
-    host: str = "127.0.0.1"
-    port: int = PORT
-    token_file: Path | None = None
-    mqtt: BrokerSettings | None = None
-    poll: float = 1.0
+    client: str = "cnfgnn-live"
     most_bytes: int = MOST_BYTES
     changes: dict[str, str] = field(default_factory=dict)
     retrain: float | None = None
@@ -90,8 +83,9 @@ class LiveSettings:
 
     def check(self) -> None:
         """Refuse settings that cannot be meant."""
-        if self.token_file is not None:
-            read_token(self.token_file)
+        self.check_options(command_option)
+        if self.token_file:
+            read_token(Path(self.token_file))
         if self.deadline is not None and not 0 <= self.deadline < 86_400:
             raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
         if not 0 < self.speed <= 100_000:
@@ -176,7 +170,7 @@ class ServiceProcess:
             self.folder = FolderSource(
                 service, parts.folder, parts.options, parts.begun_with, settings.poll, parts.inputs
             )
-        self.broker = None if settings.mqtt is None else Broker(service, settings.mqtt)
+        self.broker = Broker(service, broker_settings(settings, settings.client)) if settings.mqtt else None
 
     def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
         """The ranges and the watch."""
@@ -184,24 +178,12 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        host, port = self.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return address_of(self.socket)
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until `service.stopping` is set; `started` is called once requests are answered."""
         self.loop = asyncio.get_running_loop()
-        any_host = self.settings.host not in LOOPBACK_HOSTS
-        config = uvicorn.Config(
-            self.web.app(self.token, any_host),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=ENDS_WITHIN,
-            timeout_keep_alive=65,
-            server_header=False,
-        )
-        server = QuietServer(config)
+        server = http_server(self.web.app(self.token, self.settings.host not in LOOPBACK_HOSTS))
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
         others = [asyncio.create_task(self.model.run())]
         others += [] if self.folder is None else [asyncio.create_task(self.folder.run())]
@@ -232,7 +214,7 @@ class LiveProcess(ServiceProcess):
     """
 
     def __init__(self, run: Run, settings: LiveSettings, parts: Parts | None = None) -> None:
-        state = settings.state or run.folder / "live"
+        state = settings.state or run.folder / LIVE
         self.parts_now = partial(parts_of_run, run, settings, state)
         self.next_parts: Parts | None = None
         super().__init__(settings, state, self.parts_now if parts is None else lambda: parts)
@@ -281,6 +263,20 @@ class QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def http_server(app: ASGIApp) -> QuietServer:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=ENDS_WITHIN,
+        timeout_keep_alive=65,
+        server_header=False,
+    )
+    return QuietServer(config)
 
 
 def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], None]) -> None:
@@ -380,6 +376,11 @@ def _clock(settings: LiveSettings, recent: RecentReadings, readings: Readings) -
 
 def _deadline(settings: LiveSettings, step: int) -> float:
     return SHARE_OF_STEP * step if settings.deadline is None else settings.deadline
+
+
+def address_of(opened: socket.socket) -> str:
+    host, port = opened.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -28,12 +28,12 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import blurring_of, check_least_blur, check_older_copies, site_copies
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.options import LIVE
 from cnfgnn.live.retrain import with_stored
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.transports.remote.endpoint import Terms
 
-LIVE = "live"  # the folder of the site's live service in its kit
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 

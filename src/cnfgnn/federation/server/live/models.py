@@ -16,9 +16,9 @@ from cnfgnn.federation.kept_states import TRAINED, KeptStates
 from cnfgnn.federation.server.federated_run import terms_of
 from cnfgnn.federation.server.task_context import RUNS
 from cnfgnn.live.models import Models, Record, trained_at
+from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
 
-LIVE = "live"  # the folder of the records in the server's kit
 WHEN = "????????T??????"  # when they were, at the end of the name: others may go on from such a run
 
 

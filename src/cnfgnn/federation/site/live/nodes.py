@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.live.model import SiteModel
-from cnfgnn.federation.site.live.relay import LIVE
 from cnfgnn.federation.site.newcomer_fits import State, use
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
@@ -50,10 +47,10 @@ from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
-from cnfgnn.live import broker
 from cnfgnn.live.clock import FEED, SYSTEM
 from cnfgnn.live.engine import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.folder_source import InputFile, state_of
+from cnfgnn.live.options import LIVE, ServiceOptions
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
@@ -63,7 +60,6 @@ from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
 
-MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
 SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
@@ -459,25 +455,8 @@ def counted_readings(data: SiteData) -> Readings:
 
 def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
     """The settings of a site's service: `[live]` in its local/site.toml."""
-    chosen = plan.live
-    mqtt = None
-    if chosen.mqtt:
-        mqtt = broker.BrokerSettings(
-            chosen.mqtt,
-            chosen.mqtt_readings or broker.READINGS,
-            chosen.mqtt_forecasts or broker.FORECASTS,
-            name=f"cnfgnn-{plan.name}",
-            password=os.environ.get(MQTT_PASSWORD),
-        )
-    return LiveSettings(
-        state=kit / LIVE,
-        deadline=live.deadline,
-        feed=chosen.clock == FEED,
-        speed=live.speed,
-        zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
-        host=chosen.host,
-        port=chosen.port,
-        token_file=kit / chosen.token_file if chosen.token_file else None,
-        mqtt=mqtt,
-        poll=chosen.poll,
-    )
+    chosen = {field.name: getattr(plan.live, field.name) for field in fields(ServiceOptions)}
+    if plan.live.token_file:
+        chosen["token_file"] = str(kit / plan.live.token_file)
+    name = f"cnfgnn-{plan.name}"
+    return LiveSettings(**chosen, state=kit / LIVE, deadline=live.deadline, speed=live.speed, client=name)

@@ -25,11 +25,11 @@ from typing import Any
 from cnfgnn.federation.kits.process_identity import is_running
 from cnfgnn.federation.kits.processes import LIVE_SERVICE as PROGRAM
 from cnfgnn.files import make_folder, read_json_or_empty
+from cnfgnn.live.options import LIVE as LIVE
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import pack, unpack
 from cnfgnn.version import __version__
 
-LIVE = "live"  # the folder of the service in the kit
 MODEL = "model.json"  # in that folder: the model of the service, and the switches before it
 SERVICE = "service.json"  # in that folder: the process, its port and the key to talk to it
 MODEL = "model.json"  # in that folder: the model that it uses, and the switches before it
