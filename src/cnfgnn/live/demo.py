@@ -63,9 +63,7 @@ class Comparison:
 
     def __init__(self, truth: Readings, ahead: int = 3) -> None:
         self.ahead, self.count, self.squared, self.squared_last = ahead, 0, 0.0, 0.0
-        self._row = {
-            int(t): row for row, t in enumerate(truth.times.astype("datetime64[s]").astype(np.int64))
-        }
+        self._row = {int(t): row for row, t in enumerate(truth.seconds)}
         self._truth = np.where(truth.missing, np.nan, truth.values)
 
     def add(self, made: Forecast) -> None:

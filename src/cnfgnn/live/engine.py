@@ -183,8 +183,8 @@ def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     future = np.full((n, horizon), np.nan)
     values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
     absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
-    last = readings.times[-1].astype("datetime64[s]").astype(np.int64)
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    last = readings.seconds[-1]
+    step = readings.step_seconds
     seconds = last + step * np.arange(-history, horizon + 1)
     day = int(DAY.astype(np.int64))
     others = [] if before.others is None else [one.at(seconds) for one in readings.others]

@@ -95,8 +95,8 @@ class RecentReadings:
     def __init__(self, readings: Readings, rows: int, zeros_missing: bool) -> None:
         self.ids, self.rows, self.zeros_missing = readings.ids, rows, zeros_missing
         self.column_of = {sensor: column for column, sensor in enumerate(readings.ids)}
-        self.step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-        seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+        self.step = readings.step_seconds
+        seconds = readings.seconds
         self.newest = int(seconds[-1])  # the time of the last row
         self.made: int | None = None
         self._values = np.full((rows, len(self.ids)), np.nan, dtype=np.float32)

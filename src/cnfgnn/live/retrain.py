@@ -25,7 +25,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.source import open_data
-from cnfgnn.data.windows import SPLITS, Windows
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import hold_lock
 from cnfgnn.live.engine import KEPT_ROWS
@@ -164,9 +164,9 @@ def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Reading
     stored = stored_readings(state / DATABASE)
     if not stored.readings:
         return readings
-    first = int(readings.times[0].astype("datetime64[s]").astype(np.int64))
-    newest = max(int(readings.times[-1].astype("datetime64[s]").astype(np.int64)), stored.readings[-1][0])
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    first = int(readings.seconds[0])
+    newest = max(int(readings.seconds[-1]), stored.readings[-1][0])
+    step = readings.step_seconds
     recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
     recent.put_stored(stored, first)
     known = recent.until(recent.newest)
@@ -194,7 +194,7 @@ class WindowPlan:
 
 def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     """Hold out the last days. The other windows train and validate in the proportion of the live model."""
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    step = readings.step_seconds
     of_old = first_row_after_training(old, readings)
     return plan_rows(old.config.data, len(readings.times), step, hold_out, of_old)
 
@@ -225,10 +225,7 @@ def error_on(run: Run, data: Dataset, starts: Ints) -> float:
     if set(data.readings.ids) <= set(run.data.sensors):  # nothing is computed from older readings
         first = max(0, int(starts[0]) - KEPT_ROWS)
     newest = replace(data, readings=rows_of(data.readings, slice(first, None)))
-    none = np.zeros(0, dtype=np.int64)
-    windows = Windows(
-        {**dict.fromkeys(SPLITS, none), "test": starts - first}, d.history, d.horizon, ahead=True
-    )
+    windows = Windows.to_forecast(starts - first, d.history, d.horizon)
     return judged_error(evaluate(restore_best(run, newest, windows), "test"), run.config)
 
 

@@ -339,7 +339,7 @@ class LiveService:
         """Learn from a step: the ranges of its forecasts, and what the watch has seen."""
         if self.tracking is None:
             return {}, None
-        row = int(readings.times[-1].astype("datetime64[s]").astype(np.int64)) // self.recent.step
+        row = int(readings.seconds[-1]) // self.recent.step
         try:
             ranges = self.tracking.step(row, self.engine.cleaned(readings), by_model)
             report = self.tracking.report(self.zone.write)

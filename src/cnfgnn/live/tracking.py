@@ -144,7 +144,7 @@ def open_tracking(
     intervals  finds the first ones of the model, if it has any
     readings   the newest ones that the service holds, as they arrived
     """
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    step = readings.step_seconds
     watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=False)
     journal = Journal(store.path, engine.key, len(engine.ids), engine.horizon)
     tracking = Tracking(None, watch, journal)
@@ -197,7 +197,7 @@ def _moved(intervals: Intervals, step: Step) -> dict[int, Floats]:
 
 def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
     """Show the watch all rows but the newest, which may be incomplete."""
-    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    seconds = readings.seconds
     rows = (seconds // step).tolist()
     values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
     with_any = np.flatnonzero(np.isfinite(values).any(axis=1))
@@ -215,7 +215,7 @@ def adapted_intervals(engine: Engine, data: Dataset) -> Intervals | None:
         return None
     history, horizon = engine.history, engine.horizon
     readings = data.readings
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    step = readings.step_seconds
     if set(engine.ids) <= set(engine.run.data.sensors):  # nothing is computed from older readings
         readings = last_rows(readings, adapting_steps(len(engine.ids)) + history)
     rows = len(readings.times)
@@ -223,7 +223,7 @@ def adapted_intervals(engine: Engine, data: Dataset) -> Intervals | None:
     adapt_intervals(engine.run, extended, rows, engine.experiment)
     intervals, engine.owner.intervals = engine.owner.intervals, None
     assert intervals is not None
-    intervals.renumber(int(readings.times[0].astype("datetime64[s]").astype(np.int64)) // step)
+    intervals.renumber(int(readings.seconds[0]) // step)
     return intervals
 
 

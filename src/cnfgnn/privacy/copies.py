@@ -151,7 +151,7 @@ class CopyStore:
 
     def changed(self, readings: Readings, name: str = "") -> int:
         """How many of these readings are not those that their copies were made of."""
-        seconds, changed = readings.times.astype("datetime64[s]").astype(np.int64), 0
+        seconds, changed = readings.seconds, 0
         with self._database() as database:
             for column, sensor in enumerate(readings.ids):
                 known = _read(database, (name, sensor), seconds)
@@ -168,7 +168,7 @@ class CopyStore:
     ) -> tuple[Readings, dict[float, int]]:
         """The copy, and how many of its readings were blurred with each sigma."""
         values, sigmas = np.empty_like(readings.values), Counter[float]()
-        seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+        seconds = readings.seconds
         with self._database() as database:
             for first in range(0, len(readings.ids), SENSORS_AT_ONCE):
                 columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))

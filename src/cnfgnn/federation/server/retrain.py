@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from cnfgnn.data.prepared_series import SUMS
-from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.data.windows import Windows
 from cnfgnn.federation.server.federated_run import federated_data, terms_of
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
@@ -66,8 +65,7 @@ def sums_on(context: TaskContext, run: Run, span: Span, starts: Ints) -> Tensor:
     forecast them now: with what was computed from readings when it was trained."""
     d = run.config.data
     terms = terms_of(run)._replace(first=span.first, rows=span.rows)
-    none: dict[Split, Ints] = dict.fromkeys(SPLITS, np.zeros(0, dtype=np.int64))
-    windows = Windows({**none, "test": starts}, d.history, d.horizon, ahead=True)
+    windows = Windows.to_forecast(starts, d.history, d.horizon)
     experiment = context.set_up(run, terms, windows, lambda: None, run.scaler)
     strategy = strategy_of(experiment)
     strategy.restore(run.progress.best.tag, to_learn=False)

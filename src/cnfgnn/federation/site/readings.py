@@ -77,7 +77,7 @@ class SiteData:
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
         self._loaded, self._cleaning = loaded, plan.cleaning
-        self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
+        self.seconds: npt.NDArray[np.int64] = self.copy.seconds
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
             raise DataError(self.source, "it has no reading for any sensor of this site")
@@ -107,7 +107,7 @@ class SiteData:
 
     @property
     def step(self) -> int:
-        return int(self.copy.step.astype("timedelta64[s]").astype(int))
+        return self.copy.step_seconds
 
     @property
     def first(self) -> int:

@@ -169,13 +169,13 @@ class SiteEngine:
 
     def forecast(self, readings: Readings) -> Floats:
         """What the server can notice comes first, from the copy alone; then the true readings are used."""
-        step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+        step = int(readings.seconds[-1])
         asks = self._show_copy(readings)
         if asks:
             self._announce(step, int((~readings.missing[-1]).sum()))
         truth = self.cleaned(readings)
         self._complete_owner(truth)
-        h_G = self._embedding_for(step, int(readings.step.astype("timedelta64[s]").astype(np.int64)), asks)
+        h_G = self._embedding_for(step, readings.step_seconds, asks)
         return self._forecast(truth, h_G)
 
     def _show_copy(self, readings: Readings) -> bool:

@@ -122,7 +122,7 @@ class LiveClients(SiteClients):
 
 def rows_until(readings: Readings, seconds: int, step: int) -> Readings:
     """The readings up to a time step; steps that they do not reach are missing."""
-    last = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+    last = int(readings.seconds[-1])
     ahead = (seconds - last) // step
     if ahead <= 0:
         return rows_of(readings, slice(0, max(1, len(readings.times) + ahead)))
