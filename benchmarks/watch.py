@@ -34,8 +34,8 @@ from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.live.engine import KEPT_ROWS
 from cnfgnn.live.journal import Journal
+from cnfgnn.live.predictor import KEPT_ROWS
 from cnfgnn.live.tracking import Tracking
 from cnfgnn.live.watch import KINDS, Step, Watch
 from cnfgnn.process_setup import keep_freed_memory

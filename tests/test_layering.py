@@ -143,7 +143,7 @@ LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the ext
 
 # Modules of a federation that are imported only when it is live.
 LIVE_MODULES = {
-    "site.live": ("coverage", "engine", "model", "service", "nodes"),
+    "site.live": ("coverage", "predictor", "model", "service", "nodes"),
     "operator.live": ("metrics", "page"),
 }
 LIVE_FEDERATION = {

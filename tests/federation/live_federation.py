@@ -17,7 +17,7 @@ from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.server.task import Task, serve
 from cnfgnn.federation.site.copies import SiteCopies
-from cnfgnn.federation.site.live import engine as live_engine
+from cnfgnn.federation.site.live import predictor as live_predictor
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, SiteProcess
 from cnfgnn.federation.site.live.relay import LIVE as LIVE_FOLDER
 from cnfgnn.federation.site.settings import read_site
@@ -73,8 +73,8 @@ class LiveFederation(InMemoryFederation):
         """Wait until the server counts on a site, and the site knows it."""
 
         def joined() -> bool:
-            engine, told = self.nodes[name].engine, (self.live_status.get("sites") or {}).get(name, {})
-            return engine is not None and engine.joined and told.get("quality") not in (None, ABSENT)
+            predictor, told = self.nodes[name].predictor, (self.live_status.get("sites") or {}).get(name, {})
+            return predictor is not None and predictor.joined and told.get("quality") not in (None, ABSENT)
 
         wait_for(joined, f"{name} to join")
 
@@ -98,9 +98,9 @@ class LiveFederation(InMemoryFederation):
         patience = pytest.MonkeyPatch()  # on a busy machine, seconds pass between the rows of two sites
         patience.setattr(live_task, "SLACK", 4.0)
         patience.setattr(live_transport, "LEFT_OUT_AFTER", 15.0)
-        patience.setattr(live_engine, "GRACE", 30.0)
-        patience.setattr(live_engine, "TOLD_WITHIN", 5.0)
-        patience.setattr(live_engine, "SILENT_AFTER", 12.0)
+        patience.setattr(live_predictor, "GRACE", 30.0)
+        patience.setattr(live_predictor, "TOLD_WITHIN", 5.0)
+        patience.setattr(live_predictor, "SILENT_AFTER", 12.0)
         task = Task("live", run, wait=20.0, live=LIVE)
         thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
         thread.start()

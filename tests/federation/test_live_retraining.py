@@ -126,8 +126,10 @@ def test_a_server_that_does_not_say_what_it_keeps_removes_nothing(told: object) 
 
 def wait_until_live(sites: LiveFederation, model: str) -> None:
     def is_live() -> bool:
-        engines = [sites.nodes[name].engine for name in sites.sites]
-        here = all(engine is not None and engine.ready.run.startswith(model[:40]) for engine in engines)
+        predictors = [sites.nodes[name].predictor for name in sites.sites]
+        here = all(
+            predictor is not None and predictor.ready.run.startswith(model[:40]) for predictor in predictors
+        )
         return here and sites.live_status.get("model") == model
 
     wait_for(is_live, f"{model} to be live")

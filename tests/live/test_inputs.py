@@ -18,7 +18,7 @@ from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.live.clock import FEED
-from cnfgnn.live.engine import Engine
+from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.replay import moments_of
 from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
 from cnfgnn.live.start import LiveProcess, LiveSettings
@@ -100,11 +100,11 @@ def test_a_live_forecast_from_other_inputs_is_that_of_the_command(
     folder: Path, tmp_path: Path, method: str, changes: dict[str, object]
 ) -> None:
     run, data = trained(folder, tmp_path / "run", method=method, **changes), load(folder)
-    engine = Engine(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
+    predictor = RunPredictor(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
     for rows in (KNOWN + 1, KNOWN + 4):
         known = replace(data, readings=rows_of(data.readings, slice(0, rows)))
         expected = forecast_run(run, known).to_numpy().T
-        np.testing.assert_allclose(engine.forecast(known.readings), expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(predictor.forecast(known.readings), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_variables_arrive_by_the_folder_and_covariates_are_read_again(
@@ -181,9 +181,9 @@ def test_an_input_that_is_not_in_the_folder_is_asked_for(growing: Path, run: Run
 
 def test_a_run_without_them_is_served_beside_files_of_inputs(folder: Path, tmp_path: Path) -> None:
     run, data = trained(folder, tmp_path / "run", **{"data.inputs": "none"}), load(folder)
-    engine = Engine(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
+    predictor = RunPredictor(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
     np.testing.assert_allclose(
-        engine.forecast(data.readings), forecast_run(run, data).to_numpy().T, rtol=1e-9
+        predictor.forecast(data.readings), forecast_run(run, data).to_numpy().T, rtol=1e-9
     )
 
 

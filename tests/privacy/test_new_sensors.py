@@ -16,7 +16,7 @@ import pytest
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, rows_of
-from cnfgnn.federation.site.live.engine import Ready, SiteEngine
+from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import FOLDER, State
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring
@@ -50,7 +50,7 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
             told.computed.append(len(copy.times))
         told.sent.append(sent)
 
-    engine = SiteEngine(
+    predictor = SitePredictor(
         ids,
         ready,
         DataConfig(),
@@ -61,9 +61,9 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
     )
     for rows in range(HISTORY + 1, len(truth.readings.times) + 1):
         before = len(told.sent)
-        forecast = engine.forecast(rows_of(truth.readings, slice(0, rows)))
+        forecast = predictor.forecast(rows_of(truth.readings, slice(0, rows)))
         assert len(told.sent) == before + 1, f"nothing was told in step {rows}"
-        told.sent[-1] += (repr(engine.wait_until_due(0)).encode(),)
+        told.sent[-1] += (repr(predictor.wait_until_due(0)).encode(),)
         told.forecasts.append(forecast.tobytes())
     return told
 

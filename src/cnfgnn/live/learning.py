@@ -25,8 +25,8 @@ from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, ConfigError
-from cnfgnn.live.engine import Engine
 from cnfgnn.live.models import Models, Record, Switch, trained_at
+from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.retrain import RetrainSettings
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.tracking import adapted_intervals
@@ -42,9 +42,9 @@ LOG = "retrain.log"  # what the last trainer said
 
 
 class Loaded(NamedTuple):
-    """The engine of a model, and the data that it was made with."""
+    """The predictor of a model, and the data that it was made with."""
 
-    engine: Engine
+    predictor: RunPredictor
     data: Dataset
 
 
@@ -94,7 +94,7 @@ class LearningSettings:
 class Learning:
     """Keeps the service on the model that is live, and starts the trainer when it is due.
 
-    load  makes the engine of a model from the newest readings
+    load  makes the predictor of a model from the newest readings
     """
 
     def __init__(
@@ -139,23 +139,23 @@ class Learning:
     async def _switch(self, model: str) -> None:
         try:
             recent = self.service.recent
-            engine, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
+            predictor, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
         except CnfgnnError as error:
             self._failed(error)
             await asyncio.to_thread(self._go_back, model, str(error))
             self.models.live()  # reads the record
             self.service.tell_switch(_told(self.models.record.switches[-1]))
             return
-        await self.service.use(engine, intervals)
+        await self.service.use(predictor, intervals)
         self.model = model
-        self.run_of_model, self.loaded, self.trained = engine.run, time.time(), trained_at(engine.run)
+        self.run_of_model, self.loaded, self.trained = predictor.run, time.time(), trained_at(predictor.run)
         self.service.metrics.model_trained.set(self.trained)
         self.service.tell_switch(_told(self.models.record.switches[-1]))
 
-    def _load(self, model: str, newest: Readings) -> tuple[Engine, Intervals | None]:
+    def _load(self, model: str, newest: Readings) -> tuple[RunPredictor, Intervals | None]:
         torch.set_num_threads(1)  # in this thread: forecasts go on meanwhile
-        engine, data = self.load(model, newest)
-        return engine, adapted_intervals(engine, data)
+        predictor, data = self.load(model, newest)
+        return predictor, adapted_intervals(predictor, data)
 
     def _go_back(self, model: str, problem: str) -> None:
         """Record that a model cannot be loaded: the one that is loaded stays live."""

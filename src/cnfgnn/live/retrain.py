@@ -28,8 +28,8 @@ from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import hold_lock
-from cnfgnn.live.engine import KEPT_ROWS
 from cnfgnn.live.models import Models, Outcome, Training
+from cnfgnn.live.predictor import KEPT_ROWS
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.store import FILE as DATABASE
 from cnfgnn.live.store import stored_readings

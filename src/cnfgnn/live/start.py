@@ -30,13 +30,13 @@ from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.live.broker import Broker, broker_settings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel
 from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
 from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
 from cnfgnn.live.options import LIVE, ServiceOptions, command_option
 from cnfgnn.live.page.sensors import SensorList
+from cnfgnn.live.predictor import KEPT_ROWS, Predictor, RunPredictor
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
@@ -105,7 +105,7 @@ class LiveSettings(ServiceOptions):
 class Parts:
     """What a service is made of: all that differs between a run on one machine and a site of a federation.
 
-    engine      makes the forecasts
+    predictor      makes the forecasts
     readings    of the files, as far as they have been read, and where the sensors are
     options     how readings are parsed
     intervals   finds the first ranges of the model; None if it has none
@@ -117,7 +117,7 @@ class Parts:
     inputs      files of further inputs in it, as far as they were read
     """
 
-    engine: LiveModel
+    predictor: Predictor
     readings: Readings
     options: ReadingOptions
     intervals: Callable[[], Intervals | None]
@@ -148,16 +148,16 @@ class ServiceProcess:
             opened.pop_all()
 
     def _build(self, parts: Parts, store: ReadingStore, state: Path) -> None:
-        settings, engine, readings = self.settings, parts.engine, parts.readings
+        settings, predictor, readings = self.settings, parts.predictor, parts.readings
         zeros_missing = parts.folder is not None and zeros_are_missing(parts.folder)
         recent = recent_readings(readings, store, zeros_missing)
         self.service = service = LiveService(
-            engine,
+            predictor,
             recent,
             store,
             _clock(settings, recent, readings),
             Zone(readings.utc, settings.zone),
-            Schedule(recent.step, _deadline(settings, recent.step), engine.history),
+            Schedule(recent.step, _deadline(settings, recent.step), predictor.history),
             settings.latest or state / "latest.csv",
             self._tracking(parts, recent, store),
         )
@@ -174,7 +174,7 @@ class ServiceProcess:
 
     def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
         """The ranges and the watch."""
-        return open_tracking(parts.engine, parts.intervals, recent.until(recent.newest), store)
+        return open_tracking(parts.predictor, parts.intervals, recent.until(recent.newest), store)
 
     @property
     def address(self) -> str:
@@ -241,15 +241,15 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     options, data, begun_with, inputs = _opened(run, settings)
     models = Models(run.folder, state)
     load = _loader(models, data)
-    name, engine = models.usable(lambda model: load(model, data.readings).engine)
+    name, predictor = models.usable(lambda model: load(model, data.readings).predictor)
     parts = Parts(
-        engine,
+        predictor,
         data.readings,
         options,
-        intervals=lambda: adapted_intervals(engine, data),
-        model=lambda service: Learning(service, engine.run, models, name, load, settings.learning),
-        config=engine.config.data,
-        graph=engine.graph,
+        intervals=lambda: adapted_intervals(predictor, data),
+        model=lambda service: Learning(service, predictor.run, models, name, load, settings.learning),
+        config=predictor.config.data,
+        graph=predictor.graph,
     )
     if begun_with is None:
         return parts
@@ -340,7 +340,7 @@ def _with_used_inputs(run: Run, data: Dataset) -> Dataset:
 
 
 def _loader(models: Models, data: Dataset) -> Load:
-    """Makes the engine of a model from its name and readings of the sensors of `data`."""
+    """Makes the predictor of a model from its name and readings of the sensors of `data`."""
     network = replace(data, readings=last_rows(data.readings, 1))  # not all readings: it lasts
 
     def load(model: str, readings: Readings) -> Loaded:
@@ -355,7 +355,7 @@ def _loader(models: Models, data: Dataset) -> Load:
             others=readings.others,
         )
         newest = replace(network, readings=at_hand)
-        return Loaded(Engine(Run.open(models.folder(model)), newest, store=known), newest)
+        return Loaded(RunPredictor(Run.open(models.folder(model)), newest, store=known), newest)
 
     return load
 

@@ -336,7 +336,7 @@ def health_of(service: LiveService) -> dict[str, Any]:
         "ageSeconds": round(now - made.made, 3),
         "quality": made.counts(),
         "alarms": 0 if service.report is None else len(service.report.alarms),
-        **service.engine.about,
+        **service.predictor.about,
     }
     if service.is_stale:
         state["status"] = "stale"

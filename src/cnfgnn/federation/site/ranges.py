@@ -9,8 +9,8 @@ import numpy as np
 
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.federation.site.settings import read_site
-from cnfgnn.live.engine import key_of
 from cnfgnn.live.options import LIVE
+from cnfgnn.live.predictor import key_of
 from cnfgnn.live.store import FILE
 from cnfgnn.live.tracking import learned_intervals
 

@@ -2,7 +2,7 @@
 
 One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
 their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
-gives forecasts out at the site; `live_engine` connects it with the server's requests.
+gives forecasts out at the site; `live_predictor` connects it with the server's requests.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.live.coverage import ToldCoverage
-from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.live.model import SiteModel
+from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import State, use
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
@@ -48,9 +48,9 @@ from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.live.clock import FEED, SYSTEM
-from cnfgnn.live.engine import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.folder_source import InputFile, state_of
 from cnfgnn.live.options import LIVE, ServiceOptions
+from cnfgnn.live.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
@@ -178,8 +178,8 @@ class LiveOwner(SiteOwner):
 
     def forecast(self, levels: Any = ()) -> None:
         """The service makes the forecast, in a thread of its own: when this site has its readings."""
-        if self.site.engine is not None:
-            self.site.engine.embed(self.live_nodes.turned_to, self.h_G)
+        if self.site.predictor is not None:
+            self.site.predictor.embed(self.live_nodes.turned_to, self.h_G)
 
 
 class LiveSiteNodes(SiteNodes):
@@ -189,7 +189,7 @@ class LiveSiteNodes(SiteNodes):
         self.live = live
         self.ended = threading.Event()  # whether the server's operator has ended the task
         self.closed = threading.Event()
-        self.engine: SiteEngine | None = None
+        self.predictor: SitePredictor | None = None
         self.service: SiteService | None = None
         self._changing = threading.Lock()  # held while the site's sensors change
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
@@ -206,12 +206,12 @@ class LiveSiteNodes(SiteNodes):
         after, done, joined = note.whole("after"), note.whole("done"), note.fields.get("joined") is True
         if note.fields.get("ends") is True:
             self.ended.set()
-        engine = self.engine
-        if engine is None:
+        predictor = self.predictor
+        if predictor is None:
             self.ended.wait(0.1)
             return {"step": 0, "present": 0, "ready": False}
-        engine.hear(joined, done)
-        step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
+        predictor.hear(joined, done)
+        step, present = (0, 0) if self.ended.is_set() else predictor.wait_until_due(after)
         return {"step": step, "present": present, "ready": True, **self._told_coverage(step)}
 
     def _told_coverage(self, step: int) -> Mapping[str, Any]:
@@ -226,19 +226,20 @@ class LiveSiteNodes(SiteNodes):
         """The nodes and their owner have everything that a forecast needs."""
         assert self.plan is not None
         assert self.data is not None
-        begins = self.engine is None
-        if self.engine is not None:
-            before = self.engine.ready.run
+        begins = self.predictor is None
+        if self.predictor is not None:
+            before = self.predictor.ready.run
             if ready.run != before:
                 self._record_switch(before, ready.run)
-            if self.engine.suits(ready):
-                self.engine.use(ready, nodes.show)
+            if self.predictor.suits(ready):
+                self.predictor.use(ready, nodes.show)
                 return
             self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
         ids, cleaning, blurring = self.data.truth.ids, self.plan.cleaning, self.data.live_blurring(self.plan)
-        self.engine = SiteEngine(ids, ready, cleaning, blurring, nodes.show, self._report, self.kit / LIVE)
-        self.service = SiteService(self, self.engine, self.plan, self.data)
+        used = ids, ready, cleaning, blurring, nodes.show
+        self.predictor = SitePredictor(*used, self._report, self.kit / LIVE)
+        self.service = SiteService(self, self.predictor, self.plan, self.data)
         self.service.start()
         if begins:
             threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
@@ -309,8 +310,8 @@ class LiveSiteNodes(SiteNodes):
     def _take_new_sensors(self, wanted: SitePlan) -> None:
         """Serve the new sensors of these settings from now on, and tell the server of them. All else in the
         settings counts when the service starts."""
-        plan, engine = self.plan, self.engine
-        if plan is None or engine is None or wanted.new_sensors == plan.new_sensors:
+        plan, predictor = self.plan, self.predictor
+        if plan is None or predictor is None or wanted.new_sensors == plan.new_sensors:
             return
         plan = replace(plan, new_sensors=wanted.new_sensors)
         data = self._read(plan)
@@ -318,8 +319,8 @@ class LiveSiteNodes(SiteNodes):
         if before is not None:
             before.stop()
         with self._changing:
-            engine.blurring = data.live_blurring(plan)  # of rows with more columns
-            self.service = SiteService(self, engine, plan, data)
+            predictor.blurring = data.live_blurring(plan)  # of rows with more columns
+            self.service = SiteService(self, predictor, plan, data)
             self.plan, self.data = plan, data  # from now on the server is told
         self.service.start()
         log.warning("new sensors: %s", ", ".join(sensor.id for sensor in plan.new_sensors) or "none")
@@ -330,8 +331,8 @@ class LiveSiteNodes(SiteNodes):
         self._end_service()
 
     def _end_service(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+        if self.predictor is not None:
+            self.predictor.close()
         if self.service is not None:
             self.service.stop()
 
@@ -339,10 +340,10 @@ class LiveSiteNodes(SiteNodes):
 class SiteService(threading.Thread):
     """The live service of a site in a thread of its task's process."""
 
-    def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
+    def __init__(self, site: LiveSiteNodes, predictor: SitePredictor, plan: SitePlan, data: SiteData) -> None:
         super().__init__(name="service", daemon=True)
-        self.site, self.engine, self.plan, self.data = site, engine, plan, data
-        engine.ids = data.truth.ids
+        self.site, self.predictor, self.plan, self.data = site, predictor, plan, data
+        predictor.ids = data.truth.ids
         self.process: SiteProcess | None = None
         self.stopping = False
         self._ignores = False  # whether the server's last step was ignored
@@ -403,8 +404,8 @@ class SiteProcess(ServiceProcess):
         state.chmod(0o700)
         super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
         clock, deadline = self.service.clock, self.service.schedule.deadline
-        of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
-        of.engine.furthest = self.furthest
+        of.predictor.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        of.predictor.furthest = self.furthest
 
     def furthest(self) -> float:
         """The latest step that the server can be at, by the site's own clock."""
@@ -420,20 +421,20 @@ class SiteProcess(ServiceProcess):
 
 def parts_of_site(of: SiteService) -> Parts:
     """What the service of a site is made of; the graph is not known here."""
-    site, plan, engine = of.site, of.plan, of.engine
+    site, plan, predictor = of.site, of.plan, of.predictor
     folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
-    if not engine.takes_inputs:
+    if not predictor.takes_inputs:
         readings = replace(readings, others=())
     return Parts(
-        engine,
+        predictor,
         replace(readings, positions=_positions(site, plan, folder, readings.ids)),
         plan.reading,
-        intervals=engine.intervals,
-        model=lambda service: SiteModel(service, engine, plan.name, site.kit / LIVE),
+        intervals=predictor.intervals,
+        model=lambda service: SiteModel(service, predictor, plan.name, site.kit / LIVE),
         config=plan.cleaning,
         folder=folder,
         begun_with=site.begun_with,
-        inputs=site.input_files if engine.takes_inputs else (),
+        inputs=site.input_files if predictor.takes_inputs else (),
     )
 
 

@@ -40,7 +40,7 @@ Bools = npt.NDArray[np.bool_]
 KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
 
 
-class LiveModel(Protocol):
+class Predictor(Protocol):
     """What the service needs of whatever makes its forecasts: a run on this machine, or a federation."""
 
     ids: tuple[str, ...]
@@ -69,7 +69,7 @@ class LiveModel(Protocol):
         """The readings as forecasts use them: codes for "missing" and outliers are missing."""
 
 
-class Engine:
+class RunPredictor:
     """The best round of a run on the sensors of a data set.
 
     copies  where blurred copies come from if the run has a blur; by default they are drawn as in a simulation

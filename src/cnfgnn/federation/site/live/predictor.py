@@ -32,8 +32,8 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.federation.site.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site.ranges import live_key
 from cnfgnn.federation.site.readings import columns_of
-from cnfgnn.live.engine import Floats, Ints, window_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
+from cnfgnn.live.predictor import Floats, Ints, window_of
 from cnfgnn.models.params import Params
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 
@@ -78,8 +78,8 @@ class Embedding(NamedTuple):
     h_G: Tensor | None
 
 
-class SiteEngine:
-    """The `LiveModel` of a site.
+class SitePredictor:
+    """The `Predictor` of a site.
 
     ids      the sensors that the service serves; the server may not know all of them yet
     blurring how the copy of readings and further inputs is made; None if the copy is the readings
