@@ -7,7 +7,6 @@ from typing import Any
 
 import psutil
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
@@ -17,6 +16,7 @@ from cnfgnn.federation.engine.carry import jobs
 from cnfgnn.federation.engine.carry.cell import serve_requests
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.refusals import read_refusals
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site.errors import without_paths
 from cnfgnn.federation.site.nodes import NOT_READ_YET, SiteNodes

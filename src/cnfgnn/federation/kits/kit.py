@@ -35,8 +35,8 @@ def check_current(kit: Path) -> None:
         raise RunError(
             kit,
             "this kit was made by an earlier version of cnfgnn: make new kits with cnfgnn federation init"
-            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json and"
-            " states/ of a site into its new kit, which then finds its key and copies again",
+            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json"
+            " and states/ of a site into its new kit, which then finds its key and copies again",
         )
 
 

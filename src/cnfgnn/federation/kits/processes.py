@@ -28,6 +28,7 @@ from cnfgnn.federation.kits.kit import check_current, role
 from cnfgnn.federation.kits.ports import check_ports_free, closed_ports, server_port
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.files import read_json_or_empty
+from cnfgnn.live.options import LIVE
 
 ENGINE = "nvflare.private.fed.app."
 SERVER_PROGRAM = f"{ENGINE}server.server_train"
@@ -35,8 +36,7 @@ SUPERVISOR = "cnfgnn.federation.site.supervisor"
 OF_KITS = (ENGINE, SITE_PROGRAM, SUPERVISOR)  # how the programs of a kit's processes begin
 SUPERVISOR_STATUS = "supervisor.json"  # in a site's kit: what runs, and how the engine is confined
 PROCESS_FILE = "process.json"
-LIVE = "live"  # in a site's kit: the folder of its live service
-SERVICE = "service.json"  # in that folder: the identity of the service's process
+SERVICE = "service.json"  # in the folder of a live service: the identity of the service's process
 CONSOLE_FILE = "console.txt"
 HEARTBEAT = 4  # seconds between a site's heartbeats; even, because the engine counts in steps of two
 ENDS_WITHIN = 30.0  # seconds for a supervisor to end what it has started

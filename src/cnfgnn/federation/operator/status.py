@@ -22,7 +22,7 @@ from cnfgnn.federation.engine.guard.handshake import (
 from cnfgnn.federation.kits.certificates import WARN_WITHIN, issued, revoked, validities
 from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.kits.ports import closed_ports
-from cnfgnn.federation.kits.processes import CONSOLE_FILE, LIVE, read_live, supervisor_status
+from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, supervisor_status
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.operator.tasks import FINAL_STATES, connected_sites, is_active, sensors_per_site
@@ -31,6 +31,7 @@ from cnfgnn.federation.server.status import read_status
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import MODEL, read_site_status
 from cnfgnn.files import read_json_of_others, read_json_or_empty
+from cnfgnn.live.options import LIVE
 from cnfgnn.live.token_file import TOKEN, read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine

@@ -22,7 +22,6 @@ from cnfgnn.federation.project import (
     SitePlan,
     amount_of_blur,
 )
-from cnfgnn.live.clock import CLOCKS
 from cnfgnn.privacy.inputs import input_blur
 
 SITE_KEYS = (
@@ -155,18 +154,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 def _live(table: Any) -> SiteLive:
     """The settings under [live]: its clock, where it serves its forecasts, and what it tells the server."""
     found = SiteLive(**_typed("live", table, SiteLive))
-    if not 0 <= found.port <= 65535:
-        raise ConfigError("live.port", "it must be from 0 to 65535; 0 chooses a free port")
-    if not 0.05 <= found.poll <= 3600:
-        raise ConfigError("live.poll", "it must be from 0.05 to 3600 seconds")
-    if found.clock not in CLOCKS:
-        raise ConfigError("live.clock", f"there is no clock {found.clock!r}", CLOCKS)
-    if not found.mqtt and (found.mqtt_readings or found.mqtt_forecasts):
-        raise ConfigError("live.mqtt", "it is needed with mqtt_readings and mqtt_forecasts")
-    try:
-        ReadingOptions(timezone=found.timezone)
-    except ConfigError as error:
-        raise ConfigError("live.timezone", error.problem) from None
+    found.check_options(lambda name: f"live.{name}")
     return found
 
 

@@ -21,12 +21,13 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.frames import LARGEST
 from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.kits.process_identity import identity
-from cnfgnn.federation.kits.processes import LIVE, SERVICE
+from cnfgnn.federation.kits.processes import SERVICE
 from cnfgnn.federation.kits.retention import TASKS
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
 from cnfgnn.transports.remote.endpoint import Endpoint

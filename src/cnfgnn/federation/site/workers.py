@@ -22,10 +22,9 @@ from cnfgnn.federation.frames import LARGEST
 from cnfgnn.federation.kits.processes import end_live
 from cnfgnn.federation.restarts import Pauses
 from cnfgnn.federation.site.engine_process import describe_end
-from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.site_task import LIVE, SiteTask
 
 PROGRAM = "cnfgnn.federation.site.worker"
-LIVE = "live"  # stands for the id of a live task: its worker outlives it
 MOST_WORKERS = 4  # a live one, a training beside it, and what is just ending
 NUMBER = 8  # bytes of the number before each message
 ENDS_WITHIN = 10.0  # seconds before a worker that was asked to end is killed
@@ -49,7 +48,7 @@ class Workers:
     def of(self, task: SiteTask) -> Worker | None:
         """The worker of a task; it is started unless it runs. There is one live worker: with other terms, it
         is another one. None if there are too many."""
-        key = LIVE if task.do == LIVE else task.id
+        key = LIVE if task.do == LIVE else task.id  # a live worker outlives its task
         with self._lock:
             worker = self.running.get(key)
             if worker is not None and worker.serves(task):
