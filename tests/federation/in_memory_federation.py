@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import toml_value
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.example import write_example
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
 from cnfgnn.federation.server.task import Task, serve, settings_of

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
 from tests.commands import COMMAND, ENVIRONMENT, said

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.operator.check import _smoothing, check_site
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.site.copies import FOLDER, RECORD, private_folder
 from cnfgnn.federation.site.readings import SiteData, digest

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
@@ -19,6 +18,7 @@ from cnfgnn.data.export import write_folder
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.operator.check import check_site
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import SitePlan, read_project
 from cnfgnn.federation.server.task import check_federated
 from cnfgnn.federation.site.readings import SiteData
