@@ -157,6 +157,28 @@ class RunningFederation:
         [job] = processes.jobs_of(kit) if name == "server" else processes.workers_of(kit)
         os.kill(job, signal.SIGKILL)
 
+    def release(self, name: str) -> None:
+        """Let a blocked site go on."""
+        (self.kits[name] / fault_injection.BLOCKED).unlink()
+
+    def kill_relay(self, name: str) -> None:
+        """Kill the process of a site's engine that passes requests on."""
+        [job] = processes.jobs_of(self.kits[name])
+        os.kill(job, signal.SIGKILL)
+
+    def kill_engine(self, name: str) -> None:
+        """Kill the parent process of a site's engine."""
+        engine = processes.engine_of(self.kits[name])
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+
+    def kill_supervisor(self, name: str) -> None:
+        """Kill the process that has started all others of a site, and no other."""
+        supervisor = processes.running(self.kits[name])
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGKILL)
+        wait_for(lambda: processes.running(self.kits[name]) is None, f"{name}'s supervisor is dead")
+
     def kill(self, name: str) -> None:
         """Kill every process of a kit, the parent first because it restarts the others."""
         parent = processes.running(self.kits[name])

@@ -24,6 +24,7 @@ from cnfgnn.federation.engine.confine.system_calls import this_machine
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.site.status import read_site_status
+from cnfgnn.files import write_whole
 from tests.federation.hostile import intruder
 from tests.federation.live_processes import LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS
@@ -59,7 +60,7 @@ def test_who_controls_the_engine_gets_nothing_of_the_site(
         files = secret_files(live, WALLED)
         for site in (WALLED, OPEN):
             targets = json.dumps(targets_at(live, site, ports, sockets))
-            (kits[site] / ENGINE_FOLDER / intruder.TARGETS).write_text(targets)
+            write_whole(kits[site] / ENGINE_FOLDER / intruder.TARGETS, targets.encode())
         reports = {site: [report_of(kits[site], who) for who in intruder.REPORTS] for site in (WALLED, OPEN)}
         for report in reports[WALLED]:
             check_everything_is_refused(report)
