@@ -15,6 +15,7 @@ from benchmarks import machine
 from benchmarks.naive import NaiveNode, NaiveRound
 from benchmarks.operations import PHASES, Shape, decoder, encoder, least_bytes, network, operations
 from benchmarks.shapes import cut, random_network
+from benchmarks.site_costs import memory_of, processes_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import cnfgnn
@@ -327,6 +328,50 @@ def test_many_sites_are_measured_at_work_with_answers_ready_and_with_one_that_is
     assert all(row["ms"] >= row["slowest"] for row in found["at work"].values())
     assert all(row["processor_ms_a_site"] > 0 for row in found["ready"].values())
     assert found["stuck"]["next"] < found["stuck"]["given_up_after"] <= found["stuck"]["first"] + 1
+
+
+def test_the_processes_of_a_kit_are_found_below_the_recorded_one(tmp_path: Path) -> None:
+    kits = {name: tmp_path / name for name in ("site-1", "site-10")}
+    for kit in kits.values():
+        kit.mkdir()
+    supervisor = "import os; os.fork() or os.fork(); os.write(1, b'%d\\n' % os.getpid()); os.read(0, 1)"
+    command = [sys.executable, "-c", supervisor, str(kits["site-10"])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pids = {int(process.stdout.readline()) for _ in range(3)}
+        (kits["site-1"] / "process.json").write_text(json.dumps({"pid": process.pid}))
+        found = processes_of(kits)
+        memory = memory_of(sorted(pids), in_detail=True)
+        process.stdin.close()
+    assert process.pid in pids
+    assert found == {"site-1": pids, "site-10": set()}  # a command of ours that names a kit is not the kit's
+    assert memory.processes == len(pids)
+    assert 0 < memory.pss <= memory.by_itself <= memory.rss
+
+
+@pytest.mark.slow
+def test_the_costs_of_a_site_are_measured_with_real_processes(tmp_path: Path) -> None:
+    written = tmp_path / "costs.json"
+    done = ran("site_costs.py", "--sites", 2, "--quick", "--json", written)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(written.read_text())
+    one, many = found["one"], found["many"]
+    for begins in (one["train"], one["forecast"], many["train"]):
+        assert 0 < begins["begun"] <= begins["answered"] <= begins["exchanged"]
+    assert many["train"]["exchanged"] < many["round_1"]
+    assert many["connected"] > 0
+    small, large = one["exchange"]["small"], one["exchange"]["large"]
+    assert large["kib"] > 10 * small["kib"] > 0
+    assert all(0 < row["on_the_way_ms"] <= row["ms"] for row in (small, large))
+    idle, training = one["idle"]["sites"], one["training"]["sites"]
+    assert 0 < idle["pss"] < training["pss"] < training["rss"]
+    assert training["by_itself"] < training["rss"]
+    assert many["training"]["sites"]["pss"] > training["pss"]
+    assert many["training"]["sites"]["processes"] > training["processes"] > 1
+    for silence in (one["silence"]["train"], one["silence"]["forecast"], many["silence"]["train"]):
+        assert silence["longest"] == silence["long"][0]["seconds"] > 0
+    assert done.stdout.splitlines()[-1].startswith("| load of the machine | ")
 
 
 @pytest.mark.chaos

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
@@ -150,18 +151,55 @@ def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
 # ---- systemd ----------------------------------------------------------------------------------------------
 
 
+UNITS = sorted(path.stem.rstrip("@") for path in (DEPLOY / "systemd").iterdir())
+
+
 @needs_systemd
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_takes_the_unit(name: str, tmp_path: Path) -> None:
     """With the program in another place, because systemd checks that it is there."""
-    unit = (DEPLOY / "systemd" / "cnfgnn-live@.service").read_text()
     program = Path(sys.executable).parent / "cnfgnn"
-    there = tmp_path / "cnfgnn-live@mine.service"
-    there.write_text(unit.replace("/opt/cnfgnn/bin/cnfgnn", str(program)))
+    for unit in (DEPLOY / "systemd").iterdir():
+        text = unit.read_text().replace("/opt/cnfgnn/bin/cnfgnn", str(program))
+        (tmp_path / unit.name.replace("@", "@mine")).write_text(text)
+    there = tmp_path / f"{name}@mine.service"
     said = ran("systemd-analyze", "verify", "--man=no", there)
-    assert "cnfgnn-live" not in said
+    assert "cnfgnn-" not in said
     report = ran("systemd-analyze", "security", "--offline=true", "--threshold=30", there)
     exposure = float(re.findall(r"exposure level for \S+: ([\d.]+)", report)[0])
     assert exposure <= 3.0
+
+
+def test_two_containers_of_a_site_share_a_socket_and_nothing_else() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]
+    site, engine = services["site"], services["engine"]
+    assert [volume.split(":")[0] for volume in engine["volumes"]] == ["./socket"]
+    assert {"./kit:/kit", "./readings:/readings", "./socket:/kit/socket"} == set(site["volumes"])
+    assert not set(site["networks"]) & set(engine["networks"])
+    assert site["user"] != engine["user"]
+
+
+@pytest.mark.parametrize(
+    ("file", "verb"),
+    [
+        ("systemd/cnfgnn-site@.service", "up"),
+        ("systemd/cnfgnn-server@.service", "up"),
+        ("systemd/cnfgnn-engine@.service", "engine"),
+        ("systemd/cnfgnn-federation-live@.service", "live"),
+        ("compose.yml", "up"),
+        ("compose.yml", "engine"),
+    ],
+)
+def test_what_starts_a_federation_is_a_command(file: str, verb: str) -> None:
+    import typer.main
+
+    from cnfgnn.cli.main import app
+
+    command = typer.main.get_command(app).commands["federation"].commands[verb]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts}
+    text = (DEPLOY / file).read_text()
+    [start] = [line for line in text.splitlines() if re.search(rf"cnfgnn,? federation,? {verb}[ ,]", line)]
+    assert set(re.findall(r"--[a-z][a-z-]*", start)) <= options
 
 
 def test_options_of_the_unit_and_the_container_are_those_of_the_command() -> None:

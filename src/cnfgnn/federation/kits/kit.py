@@ -34,9 +34,9 @@ def check_current(kit: Path) -> None:
     if not all(component in resources for component in needed):
         raise RunError(
             kit,
-            "this kit was made by an earlier version of cnfgnn: make new kits with"
-            " cnfgnn federation init PROJECT.toml --authority AUTHORITY --out FOLDER, then copy startup/"
-            " (of the server also operator/startup/) and local/resources.json of the new kit into this one",
+            "this kit was made by an earlier version of cnfgnn: make new kits with cnfgnn federation init"
+            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json and"
+            " states/ of a site into its new kit, which then finds its key and copies again",
         )
 
 

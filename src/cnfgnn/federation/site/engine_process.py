@@ -120,6 +120,8 @@ def listen(kit: Path, for_others: bool) -> socket.socket:
     those who are not the engine's are sent away."""
     path = kit / SOCKET
     make_folder(path.parent).chmod(0o711 if for_others else 0o700)
+    if for_others:
+        kit.chmod(0o711)  # they pass through it, and read nothing in it
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
