@@ -13,7 +13,7 @@ from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.processes import read_live
 from tests.federation.live_processes import FULL, SITES, go_live, live_processes
 from tests.federation.proxy import proxied
-from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.running_federation import ENGINE_WARNINGS, every_process
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
@@ -41,9 +41,16 @@ def test_a_site_that_is_killed_or_taken_down_rejoins_and_the_others_go_on(tmp_pa
         assert live.next_forecasts(*OTHERS) == BOTH_FULL
         live.until_full()
         live.federation.kill("south")
-        live.kill_service("south")
+        assert not read_live(south)
         live.next_forecasts(*OTHERS)
         assert live.next_forecasts(*OTHERS) == BOTH_FULL
+        processes.up(south)
+        live.until_full()
+        service = read_live(south)
+        live.federation.kill_supervisor("south")
+        live.next_forecasts()
+        assert live.next_forecasts() == {**BOTH_FULL, "south": {"last embedding"}}
+        assert read_live(south) == service  # it goes on for the site's owner
         processes.up(south)
         live.until_full()
         processes.down(south)
@@ -57,9 +64,8 @@ def test_a_site_that_is_killed_or_taken_down_rejoins_and_the_others_go_on(tmp_pa
 def test_a_site_that_is_paused_for_two_minutes_rejoins(tmp_path: Path) -> None:
     with live_processes(tmp_path) as live:
         south = live.federation.kits["south"]
-        parent = processes.running(south)
-        assert parent is not None
-        stopped = [parent, *processes.jobs_of(south), read_live(south)["pid"]]
+        stopped = every_process(south)
+        assert read_live(south)["pid"] in stopped
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:

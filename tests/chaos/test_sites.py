@@ -2,36 +2,102 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cnfgnn.federation.kits import processes
-from tests.federation.reference_training import assert_as_good_as_undisturbed, config
+from cnfgnn.federation.site.engine_process import SOCKET
+from tests.federation.reference_training import (
+    assert_as_good_as_undisturbed,
+    assert_same,
+    config,
+    simulated,
+)
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["job", "site"])
-def test_a_site_killed_in_any_phase_rejoins_while_the_others_continue(whole: bool, tmp_path: Path) -> None:
+PHASES = ((1, "south"), (2, "west"), (3, "north"), (4, "south"))
+
+
+@pytest.mark.parametrize("what", ["worker", "supervisor", "site"])
+def test_a_site_killed_in_any_phase_rejoins_while_the_others_continue(what: str, tmp_path: Path) -> None:
     data, c = city_on_disk(tmp_path / "city", days=2), config(40)
     with running_federation(tmp_path, data, faults=True) as sites:
         sites.begin_training(c)
-        for phase, name in ((1, "south"), (2, "west"), (3, "north"), (4, "south")):
+        for phase, name in PHASES:
             sites.block(name, phase)
             now = sites.status
-            if whole:
-                sites.kill(name)
+            if what == "worker":
+                sites.kill_job(name)
+            else:
+                workers = processes.workers_of(sites.kits[name])
+                sites.kill(name) if what == "site" else sites.kill_supervisor(name)
                 before = now.get("round", 1)  # the status may lag behind
                 sites.until(lambda b=before: sites.status.get("round", 1) > b, "the others continue")
+                assert not any(map(psutil.pid_exists, workers)), "without a supervisor, workers end"
                 processes.up(sites.kits[name])
-            else:
-                sites.kill_job(name)
             sites.wait_for_rejoin(name, now.get("exchanges", 0))
         error = sites.end(600)["scores"]["overall"]["rmse"]
         assert all(sites.site(name)["present"] for name in sites.status["sites"])
         assert_as_good_as_undisturbed(error, data, c)
+
+
+@pytest.mark.parametrize("what", ["relay", "engine", "socket"])
+def test_a_site_whose_engine_fails_in_any_phase_keeps_its_worker(what: str, tmp_path: Path) -> None:
+    """Nothing of the training is lost: it ends as if nothing had happened."""
+    data, c = city_on_disk(tmp_path / "city", days=2), config(6)
+    with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
+        sites.begin_training(c)
+        for phase, name in PHASES:
+            sites.block(name, phase)
+            kit, now = sites.kits[name], sites.status
+            engine, workers = processes.engine_of(kit), processes.workers_of(kit)
+            if what == "relay":
+                sites.kill_relay(name)
+            elif what == "engine":
+                sites.kill_engine(name)
+            else:
+                (kit / SOCKET).unlink()
+            if what != "relay":
+                sites.until(
+                    lambda k=kit, e=engine: processes.engine_of(k) not in (None, e), "the engine is back"
+                )
+            sites.release(name)
+            sites.wait_for_rejoin(name, now.get("exchanges", 0))
+            assert processes.workers_of(kit) == workers
+        sites.end(600)
+        assert_same(sites.run(), simulated(data, c))
+
+
+def test_a_site_goes_on_when_its_disk_is_full(tmp_path: Path) -> None:
+    """The supervisor and the engine can write neither logs nor status; then the worker and the relay die."""
+    data, c = city_on_disk(tmp_path / "city", days=2), config(6)
+    with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
+        sites.begin_training(c)
+        sites.block("south", 1)
+        kit = sites.kits["south"]
+        before = {}
+        for pid in (processes.running(kit), processes.engine_of(kit), *processes.jobs_of(kit)):
+            process = psutil.Process(pid)
+            before[process] = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (0, before[process][1]))
+        sites.kill_relay("south")
+        sites.release("south")
+        sites.wait_for_rejoin("south", sites.status.get("exchanges", 0))
+        sites.block("south", 3)
+        sites.kill_job("south")
+        sites.wait_for_rejoin("south", sites.status.get("exchanges", 0))
+        for process, limits in before.items():
+            with suppress(psutil.NoSuchProcess):  # the relay
+                process.rlimit(psutil.RLIMIT_FSIZE, limits)
+        sites.until(lambda: processes.workers_of(kit) != [], "the status is written again")
+        sites.end(600)
+        assert_same(sites.run(), simulated(data, c))
 
 
 def test_rounds_continue_without_an_absent_site_and_it_can_rejoin_later(tmp_path: Path) -> None:

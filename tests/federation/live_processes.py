@@ -136,13 +136,17 @@ class LiveProcesses:
 
 @contextmanager
 def live_processes(
-    folder: Path, up: bool = True, options: Sequence[str] = (), method: str = "cnfgnn-private"
+    folder: Path,
+    up: bool = True,
+    options: Sequence[str] = (),
+    method: str = "cnfgnn-private",
+    planted: str = "",
 ) -> Iterator[LiveProcesses]:
     """Kits of three sites with a trained run; with `up`, their processes run and the federation is live."""
     data = network(7, ROWS, dropout=0)  # the last sensor belongs to nobody yet
     known = data.select(data.readings.ids[:6])
     known = replace(known, readings=rows_of(known.readings, slice(0, KNOWN)))
-    with running_federation(folder, known, SITES, blur=5.0, up=False) as federation:
+    with running_federation(folder, known, SITES, blur=5.0, up=False, planted=planted) as federation:
         for name in SITES:
             file = federation.kits[name] / "local" / "site.toml"
             tells = "true" if name == TELLS else "false"

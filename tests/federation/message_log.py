@@ -56,9 +56,7 @@ class LoggedChannel:
             "asked": asked.kind,
             "request": self._request(site, asked),
             "start": asked.fields.get("start") if asked.kind == "fetch" else 0,
-            "answer": got.kind,
-            "fields": _timeless(got.fields),
-            "payload": digest(got.payload),
+            **described(got),
         }
         os.write(self.file, json.dumps(line, sort_keys=True).encode() + b"\n")  # whole, or not at all
         return answer
@@ -71,6 +69,11 @@ class LoggedChannel:
             if asked.kind in ("piece", "run"):
                 pieces[int(asked.fields["start"])] = digest(asked.payload)
             return digest(repr(sorted(pieces.items())).encode()) if pieces else ""
+
+
+def described(answer: Note) -> dict[str, Any]:
+    """An answer, without what it says about time."""
+    return {"answer": answer.kind, "fields": _timeless(answer.fields), "payload": digest(answer.payload)}
 
 
 def digest(data: bytes | memoryview) -> str:

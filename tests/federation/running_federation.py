@@ -157,6 +157,28 @@ class RunningFederation:
         [job] = processes.jobs_of(kit) if name == "server" else processes.workers_of(kit)
         os.kill(job, signal.SIGKILL)
 
+    def release(self, name: str) -> None:
+        """Let a blocked site go on."""
+        (self.kits[name] / fault_injection.BLOCKED).unlink()
+
+    def kill_relay(self, name: str) -> None:
+        """Kill the process of a site's engine that passes requests on."""
+        [job] = processes.jobs_of(self.kits[name])
+        os.kill(job, signal.SIGKILL)
+
+    def kill_engine(self, name: str) -> None:
+        """Kill the parent process of a site's engine."""
+        engine = processes.engine_of(self.kits[name])
+        assert engine is not None
+        os.kill(engine, signal.SIGKILL)
+
+    def kill_supervisor(self, name: str) -> None:
+        """Kill the process that has started all others of a site, and no other."""
+        supervisor = processes.running(self.kits[name])
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGKILL)
+        wait_for(lambda: processes.running(self.kits[name]) is None, f"{name}'s supervisor is dead")
+
     def kill(self, name: str) -> None:
         """Kill every process of a kit, the parent first because it restarts the others."""
         parent = processes.running(self.kits[name])
@@ -177,10 +199,12 @@ def running_federation(
     faults: bool = False,
     blur: float = 0.0,
     logged: bool = False,
+    planted: str = "",
 ) -> Iterator[RunningFederation]:
     """Make the kits, start the server and the sites, and stop every process at the end.
 
-    With `faults`, sites fail when a test says so. With `logged`, the server notes every message.
+    With `faults`, sites fail when a test says so. With `logged`, the server notes every message. The code
+    `planted` is what all processes run first.
     """
     before = os.environ.copy()
     # sums are bit-identical only with the same number of threads
@@ -188,9 +212,10 @@ def running_federation(
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "src"), str(ROOT)]
     )  # for the executor that injects faults
-    if faults:
+    planted += fault_injection.PROGRAM * faults
+    if planted:
         (folder / "first").mkdir(parents=True)
-        (folder / "first" / "sitecustomize.py").write_text(fault_injection.PROGRAM)
+        (folder / "first" / "sitecustomize.py").write_text(planted)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "first"), os.environ["PYTHONPATH"]])
     task_client.CONTROLLER = message_log.CONTROLLER if logged else CONTROLLER
     starts_within, task_client.STARTS_WITHIN = task_client.STARTS_WITHIN, 120.0  # on a busy machine
@@ -211,6 +236,13 @@ def running_federation(
         os.environ.clear()
         os.environ.update(before)
         gc.collect()  # the sockets of the engine's sessions, while their warnings are ignored
+
+
+def every_process(kit: Path) -> list[int]:
+    """All processes of a kit that do something for it."""
+    parents = [processes.running(kit), processes.engine_of(kit)]
+    found = [pid for pid in parents if pid is not None]
+    return [*found, *processes.jobs_of(kit), *processes.workers_of(kit)]
 
 
 def city_on_disk(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:

@@ -64,7 +64,7 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
             shown = said("federation", "status", kit)
             assert ("newest forecast after" in shown) == (kit != live.federation.server), shown
 
-        live.kill_service("south")  # the process of the task starts it again
+        live.kill_service("south")  # the supervisor starts it again
         assert live.next_forecasts("north", "west") == {"north": FULL, "west": FULL}
         live.until_full()
         live.assert_ranges_are_undisturbed("south")

@@ -18,13 +18,15 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.operator.tasks import TaskError
 from cnfgnn.federation.server.task import RUNS, Task
 from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.nodes import NOT_READ_YET
 from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
+from cnfgnn.federation.site.supervisor import STARTING
 from cnfgnn.transports.remote.codec import Answer, encode_answers
-from tests.federation import fault_injection
+from tests.federation import fault_injection, wall_log
 from tests.federation.message_log import MESSAGES, digest
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (
@@ -46,6 +48,7 @@ RESTARTED = (
     "it has not been prepared",
     "it is still working on an earlier request",
 )
+NOT_READY = (NOT_READ_YET, STARTING, "the worker for 'train' was killed by SIGKILL")
 # The same in answer to a request: a site that was restarted may be asked before it has read its files.
 STILL_READING = digest(encode_answers([Answer("join", str(ConfigError("readings", NOT_READ_YET)))]))
 
@@ -55,6 +58,7 @@ class Seen:
     """What the server has after a training and what followed.
 
     messages  every answer that arrived, as a set: how often a site was asked again depends on the moment
+    crossed   every answer that a site gave to its engine, as a set, also those that came too late
     in_order  of tasks that nothing disturbed, the answers of each site in their order
     files     the files of the run folder
     results   what the tasks reported to the operator
@@ -62,6 +66,7 @@ class Seen:
     """
 
     messages: set[str] = field(default_factory=set)
+    crossed: set[str] = field(default_factory=set)
     in_order: dict[str, list[str]] = field(default_factory=dict)
     files: dict[str, object] = field(default_factory=dict)
     results: dict[str, object] = field(default_factory=dict)
@@ -71,6 +76,7 @@ class Seen:
 def differences(one: Seen, other: Seen) -> list[str]:
     """Where two servers saw something different: empty if they cannot tell the truths apart."""
     found = [f"message {line}" for line in sorted(one.messages ^ other.messages)]
+    found += [f"crossed {line}" for line in sorted(one.crossed ^ other.crossed)]
     for part in ("in_order", "files", "results"):
         first, second = getattr(one, part), getattr(other, part)
         names = sorted(first.keys() | second.keys())
@@ -85,19 +91,22 @@ def messages(server: Path) -> Iterator[dict[str, Any]]:
     """The answers that arrived, without those that only say that a site is not ready at the moment."""
     for line in (server / MESSAGES).read_text().splitlines():
         message = json.loads(line)
-        fields = message["fields"]
-        if message["answer"] in ("working", "noted"):
-            assert not fields
-            continue
-        if message["answer"] == "lost" and fields["reason"] in RESTARTED:
-            continue
-        if message["answer"] == "hello" and fields.get("problem") == NOT_READ_YET:
-            continue
-        if message["payload"] == STILL_READING:
+        if is_of_the_moment(message):
             continue
         if message["asked"] in ("run", "wait"):  # the answer comes to whichever was asked last
             message["asked"] = "run"
         yield message
+
+
+def is_of_the_moment(message: Mapping[str, Any]) -> bool:
+    """Whether an answer only says that a site is not ready at the moment."""
+    fields = message["fields"]
+    if message["answer"] in ("working", "noted"):
+        assert not fields
+        return True
+    lost = message["answer"] == "lost" and fields["reason"] in RESTARTED
+    not_ready = message["answer"] == "hello" and fields.get("problem") in NOT_READY
+    return lost or not_ready or message["payload"] == STILL_READING
 
 
 def run_files(folder: Path) -> dict[str, object]:
@@ -152,6 +161,8 @@ def seen_by(sites: RunningFederation, results: Mapping[str, object]) -> Seen:
             seen.in_order.setdefault(f"{message['do']} {message['site']}", []).append(line)
     for name in SITES:
         kit = sites.kits[name]
+        of_site = [line for line in wall_log.crossed(kit) if not is_of_the_moment(line)]
+        seen.crossed |= {json.dumps({**line, "site": name}, sort_keys=True) for line in of_site}
         seen.of_owner[f"forecast {name}"] = (kit / FORECASTS / "latest.csv").read_bytes()
         for errors in (kit / EVALUATIONS).glob("*-test.json"):
             seen.of_owner[f"errors {name}"] = json.dumps(json.loads(errors.read_text())["sums"]).encode()
@@ -198,7 +209,13 @@ def use(sites: RunningFederation, data: Dataset) -> None:
             path = sites.kits[name] / left
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     shutil.rmtree(sites.server / RUNS, ignore_errors=True)
+    forget_messages(sites)
+
+
+def forget_messages(sites: RunningFederation) -> None:
     (sites.server / MESSAGES).unlink(missing_ok=True)
+    for name in SITES:
+        (sites.kits[name] / ENGINE_FOLDER / wall_log.FILE).unlink(missing_ok=True)
 
 
 def tell_errors(sites: RunningFederation, name: str, tells: bool) -> None:
@@ -214,7 +231,7 @@ def everything(sites: RunningFederation, data: Dataset) -> tuple[Seen, Seen]:
     results: dict[str, object] = {"train": train_with_faults(sites)}
     results["forecast"] = carried_out(sites, Task("forecast", "one"))
     seen = seen_by(sites, results)
-    (sites.server / MESSAGES).unlink()
+    forget_messages(sites)
     tell_errors(sites, "south", True)
     told = seen_by(sites, {"evaluate": carried_out(sites, Task("evaluate", "one", record=True))})
     tell_errors(sites, "south", False)
@@ -229,6 +246,7 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
 
     - every answer of every site to every request, byte for byte, and in order where nothing was killed;
       only clocks, durations and which of several retries was answered may differ
+    - everything that the sites' own processes gave to their engines
     - every file in the run folder (see `run_files`): checkpoints and a recording byte for byte
     - what every task reports to the operator
 
@@ -239,7 +257,8 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
     """
     one = city_on_disk(tmp_path / "city", sensors=5, days=2)
     other = another_truth(one, "noisy", seed=3)
-    with running_federation(tmp_path, one, SITES, 2, faults=True, blur=SIGMA, logged=True) as sites:
+    noting = {"logged": True, "planted": wall_log.PROGRAM}
+    with running_federation(tmp_path, one, SITES, 2, faults=True, blur=SIGMA, **noting) as sites:
         seen, told = everything(sites, one)
         keys = {name: copies(sites, name) for name in SITES}
         same, also_told = everything(sites, other)
@@ -254,6 +273,7 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
     assert {f"{what} {name}" for what in ("forecast", "errors") for name in SITES} == told.of_owner.keys()
     for name, content in told.of_owner.items():
         assert content != also_told.of_owner[name], f"{name} does not depend on the truth"
+    assert any(line.startswith("crossed ") for line in differences(told, also_told))
     assert_only_told_errors_differ(differences(told, also_told))
 
 
@@ -267,8 +287,8 @@ def assert_only_told_errors_differ(found: list[str]) -> None:
     assert "results: evaluate" in found
     assert "in_order: evaluate south" in found
     for line in found:
-        if line.startswith("message "):
-            message = json.loads(line.removeprefix("message "))
+        if line.startswith(("message ", "crossed ")):
+            message = json.loads(line.partition(" ")[2])
             assert message["site"] == "south"
             assert "score" in message["fields"]["verbs"]  # true errors are told in the answer to this
         else:

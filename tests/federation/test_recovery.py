@@ -21,7 +21,7 @@ pytestmark = ENGINE_WARNINGS
 
 
 @pytest.mark.slow
-def test_killed_sites_and_a_killed_server_do_not_change_the_result_if_all_sites_are_required(
+def test_killed_processes_of_sites_and_a_killed_server_do_not_change_the_result_if_all_sites_are_required(
     tmp_path: Path,
 ) -> None:
     data, c = city_on_disk(tmp_path / "city", days=2), config(4)
@@ -34,6 +34,12 @@ def test_killed_sites_and_a_killed_server_do_not_change_the_result_if_all_sites_
         sites.until(lambda: sites.is_paused_without("south"), "training pauses without south")
         processes.up(sites.kits["south"])
         sites.during(2)
+        sites.block("west", 1)
+        sites.kill_relay("west")
+        sites.release("west")
+        sites.block("north", 2)
+        sites.kill_engine("north")
+        sites.release("north")
         sites.block("west", 3)
         sites.kill_job("server")
         with pytest.raises(TaskError, match="ended before it was done; continue with --resume one"):

@@ -14,7 +14,7 @@ from cnfgnn.data.export import write_folder
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.engine.carry import jobs
 from cnfgnn.federation.engine.carry.cell import serve_requests
-from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
@@ -25,7 +25,7 @@ from cnfgnn.transports.remote.endpoint import Terms
 from tests.commands import said
 from tests.conftest import network
 from tests.federation.forged_requests import ATTEMPTS, RECEIVED
-from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.running_federation import ENGINE_WARNINGS, every_process
 from tests.federation.test_processes import refused
 from tests.federation.two_site_federation import FORGING, REQUESTING, federation, write_project
 from tests.waiting import wait_for
@@ -40,11 +40,11 @@ def test_a_site_receives_requests_of_its_server_only(tmp_path: Path) -> None:
         stop = tmp_path / "stop"
         job = jobs.job_folder(tmp_path / "job", "forging", REQUESTING, {"stop": str(stop)}, FORGING, {})
         job_id = session.submit(job)
-        attempts = made["south"] / ATTEMPTS
+        attempts = made["south"] / ENGINE_FOLDER / ATTEMPTS
         wait_for(lambda: attempts.exists() and len(attempts.read_text().splitlines()) == 4, "south has tried")
         for port in {*listening(made["server"]), *listening(made["north"])}:
             refused(port, "CERTIFICATE_REQUIRED")
-        received = made["north"] / RECEIVED
+        received = made["north"] / ENGINE_FOLDER / RECEIVED
         before = len(received.read_text().splitlines())
         wait_for(lambda: len(received.read_text().splitlines()) > before, "the server is still served")
         stop.touch()
@@ -61,7 +61,7 @@ def test_a_site_receives_requests_of_its_server_only(tmp_path: Path) -> None:
 
 def listening(kit: Path) -> list[int]:
     """The ports of a kit's processes, including the loopback ports for its jobs."""
-    pids = [processes.running(kit), *processes.jobs_of(kit)]
+    pids = every_process(kit)
     ends = psutil.net_connections("inet")
     ports = [end.laddr.port for end in ends if end.pid in pids and end.status == psutil.CONN_LISTEN]
     assert ports

@@ -24,6 +24,7 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.store import OWNER, STATES
 from cnfgnn.runs.checkpoints import FolderStore
@@ -34,12 +35,14 @@ from tests.federation.running_federation import (
     ENGINE_WARNINGS,
     RunningFederation,
     city_on_disk,
+    every_process,
     running_federation,
 )
 
 pytestmark = ENGINE_WARNINGS
 
 TAP = Path(__file__).parent / "wire_tap"
+TAPPED = "log.txt.tapped-"  # how the names of recordings begin that are in the engine's folder
 SITES = {"audited": [0, 1, 2, 3], "other": [4, 5]}
 PLANTED = (100, 420, 500)  # first rows of the planted windows, one in each split
 LENGTH = 24
@@ -78,9 +81,8 @@ class Audit:
             return
         self._again = time.monotonic() + 1.0
         for name, kit in self.sites.kits.items():
-            for pid in [processes.running(kit), *processes.jobs_of(kit)]:
-                if pid is not None:
-                    self._record_process(pid, name)
+            for pid in every_process(kit):
+                self._record_process(pid, name)
 
     def _record_process(self, pid: int, party: str) -> None:
         try:
@@ -91,14 +93,9 @@ class Audit:
             ends = [one.raddr for one in process.net_connections("inet") if party == "audited" and one.raddr]
         except psutil.Error:
             return
-        own = (
-            {one.laddr for one in psutil.net_connections("inet") if one.pid in self._own()} if ends else set()
-        )
+        pids = every_process(self.sites.kits["audited"])
+        own = {one.laddr for one in psutil.net_connections("inet") if one.pid in pids} if ends else set()
         self.elsewhere |= {end for end in ends if end.port != self.wire.port and end not in own}
-
-    def _own(self) -> set[int | None]:
-        kit = self.sites.kits["audited"]
-        return {processes.running(kit), *processes.jobs_of(kit)}
 
     def follow(self, task: Task) -> None:
         self.sites.begin(task)
@@ -109,8 +106,10 @@ class Audit:
         self.sites.end()
 
     def carried(self, direction: str, kind: str = "*") -> bytes:
-        """All streams of a direction."""
-        return b"".join(path.read_bytes() for path in sorted(self.tapped.glob(f"*-{kind}-{direction}")))
+        """All streams of a direction, of the site's own processes and of its engine's."""
+        engine = self.sites.kits["audited"] / ENGINE_FOLDER
+        found = [*self.tapped.glob(f"*-{kind}-{direction}"), *engine.glob(f"{TAPPED}*-{kind}-{direction}")]
+        return b"".join(path.read_bytes() for path in sorted(found))
 
     @cached_property
     def search(self) -> Search:
@@ -291,7 +290,8 @@ def check_that_secrets_are_in_no_log_file_or_command(audit: Audit) -> None:
         secrets |= {line for line in key.read_bytes().splitlines() if len(line) >= 40}
     assert len(secrets) >= 3 * 20
     for path in kits.rglob("*"):
-        if path.is_file() and path.suffix != ".key" and path.parent.name != "authority":
+        recorded_here = path.name.startswith(TAPPED)
+        if path.is_file() and path.suffix != ".key" and path.parent.name != "authority" and not recorded_here:
             content = path.read_bytes()
             assert not [secret for secret in secrets if secret in content], path
     for _, content in audit.disk:
@@ -305,4 +305,8 @@ def check_that_files_are_private(audit: Audit) -> None:
     names = {path.relative_to(kits).as_posix() for path in kits.rglob("*")}
     assert {"audited/forecasts/latest.csv", "server/status.json"} <= names
     assert any(name.startswith("audited/states/one-") for name in names)
-    assert [path for path in [kits, *kits.rglob("*")] if path.lstat().st_mode & 0o077] == []
+    entered = {audit.sites.kits[name]: 0o011 for name in SITES}  # by the engine, as another user
+    open_to_others = [
+        path for path in [kits, *kits.rglob("*")] if path.lstat().st_mode & 0o077 & ~entered.get(path, 0)
+    ]
+    assert open_to_others == []

@@ -22,6 +22,7 @@ from cnfgnn.federation.engine.guard import handshake
 from cnfgnn.federation.engine.guard.admission import COPIED_KIT, REVOKED
 from cnfgnn.federation.engine.guard.handshake import connection_problem
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.operator import tasks as task_client
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.status import engine_process
@@ -226,12 +227,12 @@ def test_old_tasks_are_removed_and_the_scheduler_survives_it(
         assert "removed the files of 20 tasks" in said("federation", "clean", server, "--keep", 0)
         assert [path.name for path in (server / "jobs").iterdir()] == [first.id]
         said("federation", "clean", north, "--keep", 0)
-        assert (north / first.id).is_dir()
+        assert (north / ENGINE_FOLDER / first.id).is_dir()
         first.stop()
         wait_for(lambda: session.state(first.id) == "FINISHED:COMPLETED", "the running task is not removed")
-        wait_for(lambda: not list((north / "rejoin").iterdir()), "north has finished the task")
+        wait_for(lambda: not processes.jobs_of(north), "north has finished the task")
         said("federation", "clean", north, "--keep", 0)
-        assert not (north / first.id).exists()
+        assert not (north / ENGINE_FOLDER / first.id).exists()
 
         shutil.rmtree(server / "jobs")  # as somebody who runs out of disk space might
         second = Echo(session, tmp_path / "second", ["north"])

@@ -19,14 +19,14 @@ from tests.federation.hostile import planted
 from tests.federation.two_site_federation import ROOT, Echo, federation
 from tests.waiting import wait_for
 
-CODE = "from tests.federation.hostile import planted\nplanted.plant()\n"
+CODE = "from tests.federation.hostile import planted\nplanted.plant({}, guarded={}, walled={})\n"
 
 
 class Process:
-    """One process of the engine, of any party."""
+    """One process of the engine, of any party; its name is the one that the engine uses."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name, self.place = name, folder / name
+    def __init__(self, name: str, place: Path) -> None:
+        self.name, self.place = name, place
         self.pid = int(wait_for(self.answers, f"{name} answers"))
 
     def answers(self) -> int | None:
@@ -36,7 +36,7 @@ class Process:
             return None
 
     def ask(self, question: str, *args: Any) -> Any:
-        with Client(str(self.place), authkey=planted.KEY) as connection:
+        with Client(str(self.place)) as connection:
             connection.send((question, *args))
             answer = connection.recv()
         if isinstance(answer, Exception):
@@ -96,8 +96,10 @@ class Parties:
     def __init__(self, kits: Mapping[str, Path], folder: Path, echo: Echo, outside: Path) -> None:
         self.kits, self.echo = kits, echo
         names = ["server", "north", "south"]
-        self.processes = {name: Process(folder, name) for name in names}
-        self.processes |= {f"{name}.job": Process(folder, f"{name}.{echo.id}") for name in names}
+        self.processes = {name: Process(name, folder / name) for name in names}
+        for name in names:
+            job = f"{name}.{planted.JOB}"
+            self.processes[job] = Process(f"{name}.{echo.id}", folder / job)
         self.canaries = Canaries(kits["north"], kits["server"], outside)
 
     def __getitem__(self, name: str) -> Process:
@@ -114,20 +116,17 @@ class Parties:
 
 
 @contextmanager
-def parties(folder: Path, guarded: bool = True) -> Iterator[Parties]:
-    """A server and two sites with a running task."""
+def parties(folder: Path, guarded: bool = True, walled: bool = True) -> Iterator[Parties]:
+    """A server and two sites with a running task; if told so, without our guards or the wall."""
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="h") as sockets,  # the path of a Unix socket has 108 bytes
     ):
         planting = folder / "planting"
         planting.mkdir(parents=True)
-        (planting / "sitecustomize.py").write_text(CODE)
-        patch.setenv(planted.FOLDER, sockets)
+        (planting / "sitecustomize.py").write_text(CODE.format(repr(sockets), guarded, walled))
         patch.setenv("NVFLARE_DATUM_DIR", str(folder / "datums"))  # for files that it is sent
         patch.setenv("PYTHONPATH", os.pathsep.join([str(planting), str(ROOT / "src"), str(ROOT)]))
-        if not guarded:
-            patch.setenv(planted.UNGUARDED, "yes")
         with federation(folder, "north", "south") as (_, kits), jobs.connect(kits["server"]) as session:
             echo = Echo(session, folder / "echo", ["north", "south"])
             for site in ("north", "south"):

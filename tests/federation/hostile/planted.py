@@ -1,39 +1,81 @@
-"""Code that a test plants in every process of a federation, as a hostile party would, with a look inside.
+"""Code that a test plants in every process of the engine, as a hostile party would, with a look inside.
 
 Each process listens on a Unix socket of its own, named after it. A test asks it what the engine would answer
 in this process, to send a message with any headers, and which handlers have run. It is loaded before the
 engine, so the guards come on top of it.
+
+At a site the engine is confined and can open no Unix socket. Its parent process therefore opens one for
+itself and one for its job before that: what is open stays open.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-FOLDER, UNGUARDED = "CNFGNN_PLANTED", "CNFGNN_UNGUARDED"
-KEY = b"of tests"
+from cnfgnn.federation.engine import confine as wall
+from cnfgnn.federation.kits.engine_files import SITE_PROGRAM
+
+JOB = "job"  # the name of a job's socket is that of its parent with this ending
+JOBS_SOCKET = "CNFGNN_TESTS_SOCKET"  # environment variable of a site's job: the file descriptor of its socket
 ATTACK = "cnfgnn_attack"  # a header that every attack has, whatever else it claims
 ENGINE = "nvflare.private.fed.app."
 handled: list[tuple[str, str, bool]] = []  # the kind of handler, what it was asked, whether by an attack
 frames = {"processed": 0}
+KEPT_OPEN: list[socket.socket] = []
 Content = tuple[Any, ...]  # see `_made`
 
 
-def plant() -> None:
-    """To be called when Python starts, in whichever process."""
-    if not any(word.startswith(ENGINE) for word in sys.orig_argv):
-        return
-    if os.environ.get(UNGUARDED):
+def plant(folder: str, guarded: bool, walled: bool) -> None:
+    """To be called when Python starts, in whichever process; the sockets are in the folder."""
+    if SITE_PROGRAM in sys.orig_argv:
+        name = Path(sys.orig_argv[-1]).parent.name  # its kit's
+        ours, of_job = _listen(Path(folder) / name), _listen(Path(folder) / f"{name}.{JOB}")
+        of_job.set_inheritable(True)
+        KEPT_OPEN.append(of_job)
+        os.environ[JOBS_SOCKET] = str(of_job.fileno())
+        after_confinement(walled, lambda: _begin(lambda cell: ours, guarded))
+    elif _at_a_site():
+        inherited = int(os.environ[JOBS_SOCKET])
+        _begin(lambda cell: socket.socket(fileno=inherited), guarded)
+    elif any(word.startswith(ENGINE) for word in sys.orig_argv):
+        _begin(lambda cell: _listen(Path(folder) / _name(cell)), guarded)
+
+
+def after_confinement(walled: bool, then: Callable[[], None]) -> None:
+    """Run something as soon as this process is confined, before it loads the engine; without the wall, it
+    only says that it is."""
+    real = wall.confine
+
+    def confine(limits: wall.Limits) -> wall.Confinement:
+        nothing = wall.Confinement(
+            landlock=0,
+            user="root",
+            other_user=False,
+            capabilities_dropped=False,
+            no_new_privileges=False,
+            seccomp=False,
+        )
+        report = real(limits) if walled else nothing
+        then()  # a process with threads cannot be confined
+        return report
+
+    wall.confine = confine
+
+
+def _begin(listener: Callable[[Any], socket.socket], guarded: bool) -> None:
+    if not guarded:
         _leave_doors_open()
     _note_handlers()
-    threading.Thread(target=_serve, daemon=True).start()
+    threading.Thread(target=_serve, args=[listener], daemon=True).start()
 
 
 def _leave_doors_open() -> None:
@@ -47,7 +89,7 @@ def _leave_doors_open() -> None:
 
 
 def _at_a_site() -> bool:
-    return any(word.startswith(f"{ENGINE}client") for word in sys.orig_argv)
+    return any(word.startswith((f"{ENGINE}client", SITE_PROGRAM)) for word in sys.orig_argv)
 
 
 # ---- which handlers run ------------------------------------------------------------------------------
@@ -114,16 +156,26 @@ AUX_RUNNERS: list[Any] = []
 # ---- what a test asks --------------------------------------------------------------------------------
 
 
-def _serve() -> None:
+def _serve(listening: Callable[[Any], socket.socket]) -> None:
     cell = _cell()
-    place = Path(os.environ[FOLDER]) / cell.my_info.fqcn
-    place.unlink(missing_ok=True)  # of a process before this one
-    with Listener(str(place), authkey=KEY) as listener:
+    with listening(cell) as listener:
         while True:
-            try:
-                threading.Thread(target=_answer, args=[listener.accept(), cell], daemon=True).start()
-            except Exception:
-                time.sleep(0.01)
+            accepted, _ = listener.accept()
+            connection = Connection(accepted.detach())
+            threading.Thread(target=_answer, args=[connection, cell], daemon=True).start()
+
+
+def _listen(place: Path) -> socket.socket:
+    place.unlink(missing_ok=True)  # of a process before this one
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(place))
+    listener.listen()
+    return listener
+
+
+def _name(cell: Any) -> str:
+    parent, dot, _ = cell.my_info.fqcn.partition(".")
+    return parent + (dot and f".{JOB}")
 
 
 def _cell() -> Any:

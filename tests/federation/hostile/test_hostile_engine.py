@@ -2,7 +2,7 @@
 
 What the engine answers is read off its running processes. Each of it is sent in every form; then no handler
 may have run that is not on the list, no file of the attacked site may be known, changed or gone, and all
-processes must go on. Without the guards the same attempts get the files.
+processes must go on. Without the guards and the wall the same attempts get the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cnfgnn.federation.engine.guard.allowed import (
     Door,
 )
 from cnfgnn.federation.engine.guard.site_commands import COMMANDS
-from cnfgnn.federation.kits.engine_files import OPERATOR
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER, OPERATOR
 from cnfgnn.federation.kits.refusals import MOST_REFUSALS, read_refusals
 from tests.commands import said
 from tests.federation.engine.test_site_commands import packed
@@ -61,6 +61,7 @@ ATTACKS = [  # who attacks whom
 ]
 ANSWERED_WITHIN = 10.0  # seconds
 OPERATORS_SESSION = "_admin_2c5ea4c0-4067-41e9-8bad-9b1deb4d3b7d"
+CAT = "cat ../local/site.toml startup/client.key"  # seen from the engine's folder
 GARBAGE: list[Any] = [None, b"\xff\x00garbage", [1, {"x": None}], "text"]
 Attack = tuple[dict[str, Any], tuple[Any, ...], float]
 
@@ -75,11 +76,11 @@ def test_what_was_refused_is_told_once(federation: Parties) -> None:
     headers = {"cn__channel": "admin", "cn__topic": "admin", "cn__destination": "north"}
     shell = ("command", "sys.shell", {}, "true")
     federation["server"].send(*[(headers, shell, ANSWERED_WITHIN)] * 20)
-    recorded = [(entry["who"], entry["what"]) for entry in read_refusals(federation.kits["north"])]
+    recorded = [(entry["who"], entry["what"]) for entry in refused_by(federation, "north")]
     assert len(recorded) == len(set(recorded)) <= MOST_REFUSALS
     assert {who for who, _ in recorded} == {"server"}
     assert ("server", "the command sys.shell: no task needs it") in recorded
-    log = (federation.kits["north"] / "log.txt").read_text()
+    log = (federation.kits["north"] / ENGINE_FOLDER / "log.txt").read_text()
     assert log.count("refused server: the command sys.shell: no task needs it") == 1
     shown = said("federation", "status", federation.kits["north"])
     assert shown.count("server: the command sys.shell: no task needs it") == 1
@@ -106,9 +107,14 @@ def test_nothing_is_answered_that_is_not_on_the_list(federation: Parties, attack
     assert not federation.canaries.stolen(replies)
     federation.canaries.check_untouched()
     federation.check_all_go_on()
-    for kit in federation.kits.values():
-        parties_refused = [entry["who"] for entry in read_refusals(kit)]
+    for name in federation.kits:
+        parties_refused = [entry["who"] for entry in refused_by(federation, name)]
         assert all(parties_refused.count(who) <= MOST_REFUSALS for who in parties_refused)
+
+
+def refused_by(federation: Parties, name: str) -> list[dict[str, Any]]:
+    kit = federation.kits[name]
+    return read_refusals(kit if name == "server" else kit / ENGINE_FOLDER)
 
 
 def every_attempt(target: str, inventory: dict[str, list[str]], federation: Parties) -> Iterator[Attack]:
@@ -159,9 +165,9 @@ def contents(channel: str, topic: str) -> Iterator[tuple[Any, ...]]:
     if channel != "admin":
         yield ("shareable", {"job_id": "states", "command": topic})
         return
-    yield ("command", topic, {"job_id": "states"}, "cat local/site.toml startup/client.key")
-    yield ("command", topic, {"job_id": "../../elsewhere", "job_meta": {"job_id": "states"}}, b"")
-    yield ("command", "sys.shell", {}, "cat local/site.toml startup/client.key")  # whatever the header says
+    yield ("command", topic, {"job_id": "../states"}, CAT)
+    yield ("command", topic, {"job_id": "../../elsewhere", "job_meta": {"job_id": "../states"}}, b"")
+    yield ("command", "sys.shell", {}, CAT)  # whatever the header says
 
 
 def streamed(headers: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +223,7 @@ def test_a_command_names_no_folder_and_brings_no_code(
     federation: Parties, attacker: str, command: str
 ) -> None:
     """Of the commands that remain, what becomes a path, a program or a right."""
-    kit, task = federation.kits["north"], str(uuid.uuid4())
+    workspace, task = federation.kits["north"] / ENGINE_FOLDER, str(uuid.uuid4())
     base = {
         "job_id": task,
         "job_meta": {"job_id": task, "submitter_role": "project_admin"},
@@ -225,7 +231,7 @@ def test_a_command_names_no_folder_and_brings_no_code(
     }
     wrong: list[dict[str, Any]] = [
         {"job_id": "states"},
-        {"job_id": "../kits/north/states"},
+        {"job_id": "../states"},
         {"job_id": ["states"]},
         {"job_id": None},
         {"job_meta": {"job_id": "rejoin/../../x"}},
@@ -242,7 +248,7 @@ def test_a_command_names_no_folder_and_brings_no_code(
     )
     assert ["refused" in str(content) for _, content in replies] == [True] * len(wrong)
     assert not [what for kind, what, _ in federation["north"].ask("handled")[ran:] if kind == "command"]
-    assert not (kit / task).exists()
+    assert not (workspace / task).exists()
     federation.canaries.check_untouched()
 
 
@@ -261,7 +267,7 @@ def test_a_task_consists_of_known_files_only(federation: Parties, file: str) -> 
     content = ("command", "train.deploy", meta, packed({"config/config_fed_client.json": config}))
     [(_, reply)] = federation["server"].send((headers, content, ANSWERED_WITHIN))
     assert "unsigned job rejected" in reply
-    assert not (federation.kits["north"] / task).exists()
+    assert not (federation.kits["north"] / ENGINE_FOLDER / task).exists()
 
 
 @pytest.mark.parametrize(
@@ -350,7 +356,7 @@ def test_connections_in_another_name_are_closed(
             while secure.recv(4096):  # the engine names itself, and then it closes
                 pass
     who = OPERATOR if whose == "super" else whose
-    assert who in {entry["who"] for entry in read_refusals(federation.kits[victim])}
+    assert who in {entry["who"] for entry in refused_by(federation, victim)}
     assert federation[victim].ask("peers") == peers
 
 
@@ -387,12 +393,12 @@ def test_a_site_that_finishes_no_message_does_not_keep_the_others_waiting(federa
     assert code == "ok"
 
 
-def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
+def test_without_the_guards_and_the_wall_files_are_read_and_deleted(tmp_path: Path) -> None:
     """The test of these tests: the server, and a site through the honest server, get what they ask for."""
-    with parties(tmp_path, guarded=False) as open_doors:
+    with parties(tmp_path, guarded=False, walled=False) as open_doors:
         headers = {"cn__channel": "admin", "cn__topic": "admin", "cn__destination": "north"}
         outside = next(path for path in open_doors.canaries.files if path.name == "readings.csv")
-        files = [outside, "local/site.toml", "startup/client.key"]
+        files = [outside, "../local/site.toml", "startup/client.key"]
         shell = [("command", "sys.shell", {}, f"cat {file}") for file in files]
         for attacker in ("server", "south"):
             replies = open_doors[attacker].send(*[(headers, one, ANSWERED_WITHIN) for one in shell])
@@ -404,6 +410,6 @@ def test_without_the_guards_files_are_read_and_deleted(tmp_path: Path) -> None:
         cookies = ("shareable with cookies", {"x": object_that_names(outside)})
         reply = open_doors["server.job"].ask("ask streamed", echoed, cookies, ANSWERED_WITHIN)
         assert open_doors.canaries.stolen([reply]) == {"readings.csv"}
-        delete = ("command", "train.delete_run", {"job_id": "states"}, "")
+        delete = ("command", "train.delete_run", {"job_id": "../states"}, "")
         open_doors["south"].send((headers, delete, ANSWERED_WITHIN))
         assert not (open_doors.kits["north"] / "states").exists()

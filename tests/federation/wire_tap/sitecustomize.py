@@ -4,14 +4,20 @@ Every Python process with this folder on PYTHONPATH loads this module before any
 the objects that `_wrap_socket` and `_wrap_bio` of a context make, and plain traffic through the methods of
 `socket.socket`: both are replaced here. Each stream is written to a file of its own, with the peer's port in
 its name, so that a value that was sent in two parts is still found.
+
+A site's engine gets no environment variable of ours and can write to its own folder only. That is emptied at
+each start, except for its logs: its streams have names like those.
 """
 
 import itertools
 import os
 import socket
 import ssl
+import sys
 
-FOLDER = os.environ.get("CNFGNN_TAP", "")
+ENGINE = ("cnfgnn.federation.engine.client", "nvflare.private.fed.app.client.worker_process")
+IN_ENGINE = any(word in ENGINE for word in sys.orig_argv)
+FOLDER = os.path.join(os.getcwd(), "log.txt.tapped-") if IN_ENGINE else os.environ.get("CNFGNN_TAP", "")
 numbers = itertools.count()
 
 
@@ -22,7 +28,8 @@ class Stream:
 
     def record(self, direction: str, data: object) -> None:
         if direction not in self.files:
-            path = os.path.join(FOLDER, f"{self.name}-{port(self.end)}-{direction}")  # it is connected by now
+            name = f"{self.name}-{port(self.end)}-{direction}"  # it is connected by now
+            path = FOLDER + name if IN_ENGINE else os.path.join(FOLDER, name)
             self.files[direction] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
         while view:
