@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cnfgnn.federation.operator.make_kits import make_kits
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
@@ -36,6 +35,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.engine.carry.jobs import connect, job_folder
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
+from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task, session_when_ready
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
