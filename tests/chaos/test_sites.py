@@ -94,8 +94,8 @@ def test_a_site_goes_on_when_its_disk_is_full(
     with running_federation(tmp_path, data, min_sites=3, faults=True) as sites:
         sites.begin_training(c)
         sites.block("south", 1)
-        kit = sites.kits["south"]
-        before = {}
+        kit, before = sites.kits["south"], {}
+        workers = processes.workers_of(kit)
         for pid in (processes.running(kit), processes.engine_of(kit), *processes.jobs_of(kit)):
             process = psutil.Process(pid)
             before[process] = process.rlimit(psutil.RLIMIT_FSIZE)
@@ -109,7 +109,7 @@ def test_a_site_goes_on_when_its_disk_is_full(
         for process, limits in before.items():
             with suppress(psutil.NoSuchProcess):  # the relay
                 process.rlimit(psutil.RLIMIT_FSIZE, limits)
-        sites.until(lambda: processes.workers_of(kit) != [], "the status is written again")
+        sites.until(lambda: processes.workers_of(kit) not in ([], workers), "the status is written again")
         sites.end(600)
         assert_same(sites.run(), expected)
 
