@@ -14,7 +14,8 @@ import threading
 import time
 from typing import NamedTuple
 
-PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
+# Options of Linux's prctl: the signal that a process gets when its parent dies, and who gets its children.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NICER = 10  # how much lower the priority of a process is that makes way for others, as in nice(1)
 PARENT = "CNFGNN_PARENT"  # environment variable with the process id of the plan that started this process
 
@@ -44,10 +45,19 @@ def end_with_parent() -> None:
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
-    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if str(os.getppid()) != parent:  # the parent died before the request
         raise KeyboardInterrupt
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process that descends from this one and loses its own parent."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # on Linux
+        prctl(option, value)
 
 
 @functools.cache

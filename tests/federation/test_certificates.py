@@ -13,6 +13,7 @@ import pytest
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.engine import provisioning
 from cnfgnn.federation.kits import certificates, processes
+from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.status import site_notices
 from cnfgnn.federation.project import Project, read_project
@@ -116,14 +117,22 @@ def test_a_server_whose_port_is_in_use_is_refused_at_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_right_after_the_start_is_reported_with_its_last_output(
+def test_an_engine_that_ends_right_after_the_start_is_reported_until_its_owner_mends_it(
     tmp_path: Path, project: Project
 ) -> None:
     kit = make_kits(project, tmp_path / "kits")["north"]
     resources = kit / "local" / "resources.json"
-    resources.write_text(f"{resources.read_text()}}}")
-    assert "its process ended right after the start" in refused("up", kit)
-    assert processes.running(kit) is None
+    good = resources.read_text()
+    resources.write_text(f"{good}}}")
+    try:
+        assert "its engine ends right after each start (" in refused("up", kit)
+        pid = processes.running(kit)
+        assert pid is not None
+        resources.write_text(good)
+        wait_for((kit / ENGINE_FOLDER / CONNECTION_FILE).exists, "the engine runs")
+        assert processes.running(kit) == pid
+    finally:
+        processes.down(kit)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -26,6 +27,7 @@ from tests.federation.hostile import planted
 CODE = "from tests.federation.hostile import intruder\nintruder.plant({!r})\n"
 TARGETS = "targets.json"
 REPORTS = {"parent": "report-parent.json", "job": "report-job.json"}
+LEFT = {"parent": "left-by-parent.txt", "job": "left-by-job.txt"}  # the id of a process
 ABSENT = errno.ENOENT  # stands for a secret that this process was not given
 JOB_PROGRAM = "nvflare.private.fed.app.client.worker_process"
 PTRACE_SEIZE = 0x4206
@@ -51,10 +53,17 @@ def _try_everything(who: str, workspace: Path) -> None:
     while not (workspace / TARGETS).exists():
         time.sleep(0.1)
     targets = json.loads((workspace / TARGETS).read_text())
+    _leave_behind(workspace / LEFT[who])
     report = {what: _outcome(attempt) for what, attempt in _attempts(targets, workspace, who)}
     unfinished = workspace / f".{REPORTS[who]}"
     unfinished.write_text(json.dumps(report))
     unfinished.rename(workspace / REPORTS[who])
+
+
+def _leave_behind(noted: Path) -> None:
+    """Start a process that has no parent and a session of its own, and note its id."""
+    command = ["/bin/sh", "-c", "setsid sleep 3600 > /dev/null 2>&1 & echo $!"]
+    noted.write_bytes(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def _outcome(attempt: Callable[[], Any]) -> int | str | None:

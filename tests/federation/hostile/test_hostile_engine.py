@@ -410,6 +410,6 @@ def test_without_the_guards_and_the_wall_files_are_read_and_deleted(tmp_path: Pa
         cookies = ("shareable with cookies", {"x": object_that_names(outside)})
         reply = open_doors["server.job"].ask("ask streamed", echoed, cookies, ANSWERED_WITHIN)
         assert open_doors.canaries.stolen([reply]) == {"readings.csv"}
-        delete = ("command", "train.delete_run", {"job_id": "../states"}, "")
+        delete = ("command", "train.delete_run", {"job_id": "transfer"}, "")
         open_doors["south"].send((headers, delete, ANSWERED_WITHIN))
-        assert not (open_doors.kits["north"] / "states").exists()
+        assert not (open_doors.kits["north"] / ENGINE_FOLDER / "transfer").exists()

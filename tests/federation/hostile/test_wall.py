@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cnfgnn.federation.engine.confine import landlock
@@ -67,8 +68,8 @@ def test_who_controls_the_engine_gets_nothing_of_the_site(
         for report in reports[OPEN]:
             check_nothing_is_refused(report)
         assert [file for file in files if not Path(file).exists()] == []
-        left = [*kits[WALLED].rglob("*-by-*"), *kits[WALLED].rglob("*.renamed")]
-        assert not left
+        made = [*kits[WALLED].rglob("made-by-*"), *kits[WALLED].rglob("*.renamed")]
+        assert not made
         check_next_start(live, WALLED)
 
 
@@ -157,8 +158,11 @@ def check_nothing_is_refused(report: Report) -> None:
 
 
 def check_next_start(live: LiveProcesses, site: str) -> None:
-    """What the engine left in its folder does not run when it starts again, and the site goes on."""
+    """What the engine left in its folder does not run when it starts again, and what it left running is
+    ended; the site goes on."""
     kit = live.federation.kits[site]
+    running = [int((kit / ENGINE_FOLDER / file).read_text()) for file in intruder.LEFT.values()]
+    assert all(map(psutil.pid_exists, running))
     escaped, before = kit / "escaped", processes.engine_of(kit)
     assert before is not None
     for module in ("cnfgnn/__init__.py", "socket.py", "sitecustomize.py"):
@@ -168,5 +172,6 @@ def check_next_start(live: LiveProcesses, site: str) -> None:
     os.kill(before, signal.SIGKILL)
     wait_for(lambda: processes.engine_of(kit) not in (None, before), "the engine starts again")
     live.until_full()
+    assert not any(map(psutil.pid_exists, running))
     assert not escaped.exists()
     assert not (kit / ENGINE_FOLDER / "cnfgnn").exists()

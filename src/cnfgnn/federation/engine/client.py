@@ -63,14 +63,11 @@ def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     user, problem = settings["user"] if os.geteuid() == 0 else None, ""
     readable = python_paths()
     if user is not None:
-        problem = usable_by(user, readable)
+        _give(workspace, user)
+        problem = usable_by(user, readable, [str(workspace)])
         if problem:
             user = None
-        else:
-            shutil.chown(workspace, user)
-            for place, folders, names in os.walk(workspace):
-                for name in (*folders, *names):
-                    shutil.chown(os.path.join(place, name), user)
+            _give(workspace, os.geteuid())
     limits = Limits(
         readable=readable,
         writable=(str(workspace), *WRITABLE_DEVICES),
@@ -83,6 +80,14 @@ def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     if problem:
         report["user_problem"] = problem
     return report
+
+
+def _give(workspace: Path, user: str | int) -> None:
+    """Make a user the owner of the workspace; root without capabilities cannot use that of another user."""
+    shutil.chown(workspace, user)
+    for place, folders, names in os.walk(workspace):
+        for name in (*folders, *names):
+            shutil.chown(os.path.join(place, name), user)
 
 
 if __name__ == "__main__":

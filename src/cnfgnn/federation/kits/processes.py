@@ -17,6 +17,7 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.kits.certificates import check_valid
 from cnfgnn.federation.kits.certificates import read as read_certificate
 from cnfgnn.federation.kits.engine_files import (
+    CONNECTION_FILE,
     ENGINE_FOLDER,
     ENGINE_LIMITS,
     SITE_PROGRAM,
@@ -29,6 +30,7 @@ from cnfgnn.federation.kits.ports import check_ports_free, closed_ports, server_
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.files import read_json_or_empty
 from cnfgnn.live.options import LIVE
+from cnfgnn.transports.remote.messages import legible
 
 ENGINE = "nvflare.private.fed.app."
 SERVER_PROGRAM = f"{ENGINE}server.server_train"
@@ -100,6 +102,9 @@ def wait_until_listening(kit: str | Path, pid: int, timeout: float = READY_WITHI
     kit = Path(kit).resolve()
     deadline = time.monotonic() + timeout
     while problem := _not_ready(kit, pid):
+        if supervisor_status(kit).get("restarts", 0) > 1:
+            problem = f"its engine ends right after each start{_last_console_line(kit)}"
+            raise RunError(kit, f"{problem}, and is started again until it runs; see {kit / CONSOLE_FILE}")
         if running(kit) != pid:
             problem = f"its process ended right after the start{_last_console_line(kit)}"
             raise RunError(kit, f"{problem}; see {kit / CONSOLE_FILE}")
@@ -114,7 +119,8 @@ def _not_ready(kit: Path, pid: int) -> str:
         closed = closed_ports(kit, pid)
         return f"its process has not opened port {closed[0]}" if closed else ""
     status = supervisor_status(kit)
-    return "" if status.get("connected") or status.get("elsewhere") else "its engine has not started"
+    loaded = status.get("connected") and (kit / ENGINE_FOLDER / CONNECTION_FILE).exists()
+    return "" if loaded or status.get("elsewhere") else "its engine has not started"
 
 
 def supervisor_status(kit: Path) -> dict[str, Any]:
@@ -217,7 +223,7 @@ def _last_console_line(kit: Path) -> str:
         return ""
     for line in reversed(lines):
         if line.strip():
-            return f" ({line.strip()[:200]})"
+            return f" ({legible(line.strip()[:200])})"
     return ""
 
 

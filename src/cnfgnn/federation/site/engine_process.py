@@ -49,9 +49,11 @@ class EngineProcess:
     def __init__(self, kit: Path, user: str) -> None:
         self.kit, self.user = kit, user
         self.process: subprocess.Popen[bytes] | None = None
+        self._others: set[int] = set()  # processes of ours that are not the engine's
 
     def start(self) -> None:
         """Start the process; it connects by itself."""
+        self._others = _children()
         folder = make_folder(self.kit / ENGINE_FOLDER, 0o700)
         if os.geteuid() == 0:
             self.kit.chmod(0o711)  # another user enters its folder, and reads nothing else
@@ -90,13 +92,21 @@ class EngineProcess:
         return self.process is not None and pid == self.process.pid
 
     def end(self) -> None:
-        """End the process, and whatever it has started."""
+        """End the process, and whatever it has started: what has lost its parent has become our child."""
         process, self.process = self.process, None
-        if process is not None and process.poll() is None:
+        if process is None:
+            return
+        if process.poll() is None:
             end_processes([process.pid])
-        if process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5.0)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
+        end_processes(list(_children() - self._others))
+
+
+def _children() -> set[int]:
+    import psutil
+
+    return {child.pid for child in psutil.Process().children()}
 
 
 def is_user(connection: socket.socket, user: str) -> bool:

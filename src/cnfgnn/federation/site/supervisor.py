@@ -38,6 +38,7 @@ from cnfgnn.federation.site.settings import REQUIRED, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
+from cnfgnn.process_setup import adopt_orphans
 from cnfgnn.transports.remote.limits import Malformed
 from cnfgnn.transports.remote.messages import pack, unpack
 from cnfgnn.version import __version__
@@ -289,6 +290,7 @@ def main(kit: Path) -> None:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler]
     )
     lock = hold_lock(kit / ".supervisor.lock", kit)
+    adopt_orphans()
     supervisor = Supervisor(kit)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.end())
@@ -299,4 +301,6 @@ def main(kit: Path) -> None:
 
 
 if __name__ == "__main__":
+    # A worker would load this program again, from files that an upgrade may have replaced meanwhile.
+    globals().update(__spec__=None, __file__=None)
     main(Path(sys.argv[1]))
