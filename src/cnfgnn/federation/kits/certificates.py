@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +18,8 @@ from cnfgnn.files import read_json, write_whole
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-REVOKED = "revoked.json"  # in the server's kit: serial numbers of the certificates that it refuses
+REVOKED = "revoked.json"  # in the server's kit: which certificates it refuses
+TIMES = "revoked as of"  # beside the serial numbers in that file
 WARN_WITHIN = timedelta(days=30)
 RENEWAL = "see docs/federation.md, Renew certificates or add a site"
 
@@ -83,22 +86,54 @@ def serial_of(certificate: Mapping[str, Any]) -> str:
     return f"{int(str(certificate['serialNumber']), 16):x}"
 
 
+def time_of(certificate: Mapping[str, Any], key: str) -> str:
+    """One of the times of a certificate as Python's `ssl` shows it, in the form that our files use."""
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate[key])), UTC).isoformat()
+
+
 def issued(server_kit: Path) -> dict[str, dict[str, Any]]:
     """Serial number and expiry of the certificates that were made together with the server's kit, by site."""
     return read_json(server_kit / "startup" / ISSUED) or {}
 
 
-def revoked(server_kit: Path) -> dict[str, str]:
-    """The sites of revoked certificates, by serial number."""
+@dataclass(frozen=True)
+class Revoked:
+    """Which certificates of sites the server refuses.
+
+    The server has not seen every certificate that the authority signed, so that their serial numbers are not
+    enough: whoever took a kit may be the first to use its newest certificate. A site is therefore revoked as
+    of a time, too.
+    """
+
+    serials: Mapping[str, str]  # by serial number: the site
+    times: Mapping[str, datetime]  # by site: its certificates that are valid from then on or earlier
+
+    def __bool__(self) -> bool:
+        return bool(self.serials or self.times)
+
+    def covers(self, site: str, serial: str | None, begins: str | None) -> bool:
+        """Whether a certificate is refused, by its serial number or the time from which it is valid."""
+        if serial in self.serials:
+            return True
+        when = self.times.get(site)
+        return when is not None and begins is not None and datetime.fromisoformat(begins) <= when
+
+
+def revoked(server_kit: Path) -> Revoked:
+    """What was revoked at this server."""
     recorded = read_json(server_kit / REVOKED) or {}
-    return {serial: str(site) for serial, site in recorded.items()}
+    try:
+        times = {site: datetime.fromisoformat(when) for site, when in recorded.pop(TIMES, {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RunError(server_kit / REVOKED, "is damaged and cannot be read") from error
+    return Revoked({serial: str(site) for serial, site in recorded.items()}, times)
 
 
 def revoke(server_kit: Path, site: str, seen: Iterable[str] = ()) -> list[str]:
-    """Revoke every known certificate of a site; return the serial numbers that are new on the list.
+    """Revoke every certificate that a site has had; return the serial numbers that are new on the list.
 
-    Known are the certificate made with the kits and those `seen` at the server. A certificate that is made
-    afterwards has another serial number and is accepted.
+    Known by their numbers are the certificate made with the kits and those `seen` at the server; others by
+    the time from which they are valid. A certificate that is made afterwards is accepted.
     """
     names = [plan.name for plan in read_server(server_kit).sites]
     if site not in names:
@@ -106,14 +141,12 @@ def revoke(server_kit: Path, site: str, seen: Iterable[str] = ()) -> list[str]:
     serials = {*seen}
     if (made := issued(server_kit).get(site)) is not None:
         serials.add(str(made["serial"]))
-    before = revoked(server_kit)
-    new = sorted(serials - before.keys())
-    if not serials:
-        problem = f"no certificate of site {site} is known: the kit does not list one, and it never connected"
-        raise RunError(server_kit, problem)
-    path = server_kit / REVOKED
-    write_whole(path, json.dumps({**before, **dict.fromkeys(new, site)}, indent=2).encode())
-    path.chmod(0o600)
+    before, now = revoked(server_kit), datetime.now(UTC)
+    new = sorted(serials - before.serials.keys())
+    times = {name: when.isoformat(timespec="seconds") for name, when in {**before.times, site: now}.items()}
+    content = {**before.serials, **dict.fromkeys(new, site), TIMES: times}
+    write_whole(server_kit / REVOKED, json.dumps(content, indent=2).encode(), 0o600)
+    time.sleep(1 - now.microsecond / 1e6)  # certificates count in seconds: the next one begins in a later one
     return new
 
 

@@ -50,5 +50,4 @@ def record_program(kit: Path) -> None:
 
     `up` and `check` record it again, because kits are made on one machine and used on another.
     """
-    write_whole(kit / PROGRAM_FILE, f"{sys.executable}\n".encode())
-    (kit / PROGRAM_FILE).chmod(0o600)
+    write_whole(kit / PROGRAM_FILE, f"{sys.executable}\n".encode(), 0o600)

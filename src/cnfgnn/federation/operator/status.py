@@ -124,7 +124,7 @@ def site_notices(kit: Path, name: str) -> list[str]:
     known = read_server_status(kit).get("sites", {}).get(name, {})
     made = issued(kit).get(name, {})
     lines = []
-    if (known.get("serial") or made.get("serial")) in revoked(kit):
+    if revoked(kit).covers(name, known.get("serial") or made.get("serial"), known.get("from")):
         lines.append("its certificate is revoked")
     until = known.get("until") or made.get("until")
     if until is not None:
