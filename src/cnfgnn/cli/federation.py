@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cnfgnn.cli import progress
-from cnfgnn.cli.federation_kits import check, clean, down, init, revoke, up
+from cnfgnn.cli.federation_kits import check, clean, down, init, renew, request, revoke, sign, up
 from cnfgnn.cli.federation_live import live, rollback
 from cnfgnn.cli.federation_status import status
 from cnfgnn.cli.federation_tasks import evaluate, forecast, train
@@ -52,6 +52,9 @@ for command in (
     up,
     down,
     status,
+    request,
+    sign,
+    renew,
     revoke,
     clean,
     check,

@@ -17,10 +17,11 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.federation.kits.certificates import check_valid
 from cnfgnn.federation.kits.certificates import read as read_certificate
-from cnfgnn.federation.kits.engine_files import LARGEST_STREAM, read_startup
-from cnfgnn.federation.kits.kit import check_current, role
+from cnfgnn.federation.kits.engine_files import LARGEST_STREAM
+from cnfgnn.federation.kits.kit import check_current, role, site_name
 from cnfgnn.federation.kits.ports import ANY_PORT, check_ports_free, closed_ports
 from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.federation.kits.renewal import finish_renewal
 
 ENGINE = "nvflare.private.fed.app."
 PROGRAM = {"server": f"{ENGINE}server.server_train", "site": f"{ENGINE}client.client_train"}
@@ -50,6 +51,7 @@ def up(kit: str | Path) -> int:
         if pid is not None:
             return pid
         check_current(kit)
+        finish_renewal(kit)
         check_valid(kit)
         _terminate(_engine_processes(kit))  # jobs that outlived a killed parent would answer beside new ones
         check_ports_free(kit)
@@ -121,7 +123,7 @@ def _start(kit: Path) -> int:
     kit_role = role(kit)
     settings = ["secure_train=true"]
     if kit_role == "site":
-        settings += [f"uid={_site_name(kit)}", f"heart_beat_interval={HEARTBEAT}"]
+        settings += [f"uid={site_name(kit)}", f"heart_beat_interval={HEARTBEAT}"]
     settings += [f"org={_organisation(kit)}", "config_folder=config"]
     program = ["-u", "-m", PROGRAM[kit_role], "-m", str(kit), "-s", CONFIG[kit_role], "--set", *settings]
     try:
@@ -218,11 +220,6 @@ def _unless_ended(process: Any, action: Callable[[], object]) -> None:
         return
     except psutil.AccessDenied as error:
         raise RunError(f"process {process.pid}", "belongs to another user: stop it as that user") from error
-
-
-def _site_name(kit: Path) -> str:
-    """The name in the engine's file, which is the certificate's: site.toml may have been edited."""
-    return read_startup(kit, CONFIG["site"], lambda config: str(config["client"]["fqsn"]))
 
 
 def _organisation(kit: Path) -> str:

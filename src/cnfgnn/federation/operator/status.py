@@ -18,7 +18,13 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
     local_time,
 )
-from cnfgnn.federation.kits.certificates import WARN_WITHIN, issued, revoked, validities
+from cnfgnn.federation.kits.certificates import (
+    WARN_WITHIN,
+    check_pairs,
+    issued,
+    revoked,
+    validities,
+)
 from cnfgnn.federation.kits.ports import closed_ports
 from cnfgnn.federation.kits.processes import jobs_of
 from cnfgnn.federation.kits.refusals import read_refusals
@@ -165,6 +171,7 @@ def _process_problems(kit: Path, pid: int) -> list[str]:
 
 def _certificate_problems(kit: Path) -> list[str]:
     try:
+        check_pairs(kit)
         found = validities(kit)
     except RunError as error:
         return [str(error)]
