@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cnfgnn.cli import progress
-from cnfgnn.cli.federation_kits import check, clean, down, engine, init, revoke, up
+from cnfgnn.cli.federation_kits import check, clean, down, engine, init, renew, request, revoke, sign, up
 from cnfgnn.cli.federation_live import live, rollback
 from cnfgnn.cli.federation_status import status
 from cnfgnn.cli.federation_tasks import evaluate, forecast, train
@@ -53,6 +53,9 @@ for command in (
     engine,
     down,
     status,
+    request,
+    sign,
+    renew,
     revoke,
     clean,
     check,

@@ -19,7 +19,13 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
     local_time,
 )
-from cnfgnn.federation.kits.certificates import WARN_WITHIN, issued, revoked, validities
+from cnfgnn.federation.kits.certificates import (
+    WARN_WITHIN,
+    check_pairs,
+    issued,
+    revoked,
+    validities,
+)
 from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.kits.ports import closed_ports
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, supervisor_status
@@ -143,7 +149,7 @@ def site_notices(kit: Path, name: str) -> list[str]:
     known = read_server_status(kit).get("sites", {}).get(name, {})
     made = issued(kit).get(name, {})
     lines = []
-    if (known.get("serial") or made.get("serial")) in revoked(kit):
+    if revoked(kit).covers(name, known.get("serial") or made.get("serial"), known.get("from")):
         lines.append("its certificate is revoked")
     until = known.get("until") or made.get("until")
     if until is not None:
@@ -184,6 +190,7 @@ def _process_problems(kit: Path, pid: int) -> list[str]:
 
 def _certificate_problems(kit: Path) -> list[str]:
     try:
+        check_pairs(kit)
         found = validities(kit)
     except RunError as error:
         return [str(error)]
