@@ -50,6 +50,7 @@ BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come
 MOST_JOBS = 8  # connections of the engine's jobs at a time
 LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 STARTING = "its process for this task is starting"
+FAILED = "its process for this task has ended, and is started again; its owner sees why"
 TOO_MANY = "it has as many tasks as it takes at a time"
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Supervisor:
                 continue
             pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
             self.restarts += 1
-            self.problem = f"the engine's process {describe_end(code)}"
+            self.problem = self._unconfined() or f"the engine's process {describe_end(code)}"
             log.error("%s: starting it again in %.0f s", self.problem, pause)
             self._write_status()
             self.ended.wait(pause)
@@ -183,7 +184,8 @@ class Supervisor:
 
     def _unconfined(self) -> str:
         """Why the engine may not run, although it could; empty if it may."""
-        if self.plan.engine.confined != REQUIRED or self.confinement.get("landlock"):
+        unknown = not self.confinement
+        if self.plan.engine.confined != REQUIRED or unknown or self.confinement.get("landlock"):
             return ""
         return (
             'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine:'
@@ -244,7 +246,7 @@ class Supervisor:
 
         if worker is not None and worker.ask(request, answered):
             return
-        problem = TOO_MANY if worker is None else worker.problem or STARTING
+        problem = TOO_MANY if worker is None else FAILED if worker.problem else STARTING
         if said := _without_worker(request, problem):
             answered(said)
 
