@@ -349,8 +349,16 @@ def real_processes(options: argparse.Namespace) -> dict[str, Any]:
             if status.get("done", 0) and not memory:
                 for kit_name, kit in there.kits.items():
                     party = "server" if kit_name == "server" else "site"
-                    for kind, pids in (("parent", [processes.running(kit)]), ("job", processes.jobs_of(kit))):
-                        memory.setdefault(f"{party}'s {kind}", []).extend(_mib(pid) for pid in pids if pid)
+                    kinds = {
+                        "parent": [processes.running(kit)],
+                        "engine": [processes.engine_of(kit)],
+                        "job": processes.jobs_of(kit),
+                        "worker": processes.workers_of(kit),
+                    }
+                    for kind, pids in kinds.items():
+                        found = [_mib(pid) for pid in pids if pid]
+                        if found:
+                            memory.setdefault(f"{party}'s {kind}", []).extend(found)
             seen.update(status)
 
         run_task(there.server, Task("train", "one", settings=settings_of(config), wait=600.0), watch)

@@ -84,7 +84,7 @@ def _attempts(targets: dict[str, Any], workspace: Path, who: str) -> Iterator[At
         yield f"list {path}", lambda path=path: os.listdir(path)
         yield f"make a file in {path}", lambda path=path: Path(path, f"made-by-{who}").touch()
         yield f"make a folder in {path}", lambda path=path: Path(path, f"folder-of-{who}").mkdir()
-    for path in targets["change"]:
+    for path in targets["change"][who]:
         yield from _changes(path, workspace, who)
     for name, pid in targets["processes"].items():
         yield from _on_process(name, pid)
@@ -106,7 +106,7 @@ def _changes(path: str, workspace: Path, who: str) -> Iterator[Attempt]:
     yield f"truncate {path}", lambda: os.truncate(path, 0)
     yield f"open and empty {path}", lambda: os.close(os.open(path, os.O_RDONLY | os.O_TRUNC))
     yield f"rename {path}", lambda: _there_and_back(path, f"{path}.renamed")
-    yield f"move {path} here", lambda: _there_and_back(path, str(workspace / "moved"))
+    yield f"move {path} here", lambda: _there_and_back(path, str(workspace / f"moved-by-{who}"))
     yield f"replace {path}", lambda: _replace(path, workspace / f"replacement-of-{who}")
     if who == "job":  # the last one to try
         yield f"delete {path}", lambda: os.unlink(path)

@@ -89,7 +89,10 @@ def targets_at(
     kit, files = live.federation.kits[site], secret_files(live, site)
     names = {Path(file).name for file in files}
     assert names >= {"readings.csv", "site.toml", "token", "supervisor.json", "process.json", "client.key"}
-    victims = [victim_beside(file) for file in files] if site == OPEN else files
+    change = {
+        who: files if site == WALLED else [victim_beside(file, who) for file in files]
+        for who in intruder.REPORTS
+    }
     supervisor = processes.running(kit)
     assert supervisor is not None
     workers = dict(zip(("worker",), processes.workers_of(kit), strict=True))
@@ -97,7 +100,7 @@ def targets_at(
     return {
         "read": [*files, *secret_files(live, "west"), "/etc/shadow"],
         "list": sorted({str(Path(file).parent) for file in files}),
-        "change": victims,
+        "change": change,
         "processes": {"supervisor": supervisor, **workers, "test": os.getpid()},
         "ports": {"live": int(address.rpartition(":")[2]), **ports},
         "free_port": free_ports(1)[0],
@@ -106,9 +109,9 @@ def targets_at(
     }
 
 
-def victim_beside(file: str) -> str:
+def victim_beside(file: str, who: str) -> str:
     """A file to be changed at the site without a wall, which has to go on."""
-    victim = Path(f"{file}.victim")
+    victim = Path(f"{file}.of-{who}")
     victim.write_text("victim")
     return str(victim)
 
