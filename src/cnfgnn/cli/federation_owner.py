@@ -90,12 +90,8 @@ def _print_tasks(report: SentReport, days: int) -> None:
         sizes = f"{progress.size(total.sent)} sent, {progress.size(total.received)} received"
         print(f"altogether: {total.messages:,} messages, {report.rounds:,} rounds of training, {sizes}")
     if report.damaged:
-        lines = (
-            "1 line of sent.jsonl was"
-            if report.damaged == 1
-            else f"{report.damaged} lines of sent.jsonl were"
-        )
-        print(f"{lines} damaged: what they counted is missing here")
+        lines = "1 line was" if report.damaged == 1 else f"{report.damaged} lines were"
+        print(f"{lines} damaged in sent.jsonl of the kit: what was counted there is missing here")
 
 
 def _tasks_table(report: SentReport) -> Table:
@@ -111,9 +107,11 @@ def _tasks_table(report: SentReport) -> Table:
         for verb, counts in sorted(entry.verbs.items()):
             if not counts:
                 continue
-            numbers = [f"{counts.requests:,}", f"{counts.messages:,}"]
-            sizes = [progress.size(counts.received), progress.size(counts.sent)]
-            table.add_row(*map(Text, (cells[0], cells[1], verb, *numbers, *sizes, cells[2])))
+            numbers = [f"{counts.requests:,}", "", "", ""]
+            if counts.messages:  # otherwise it came with others, which have them
+                sizes = [progress.size(counts.received), progress.size(counts.sent)]
+                numbers[1:] = [f"{counts.messages:,}", *sizes]
+            table.add_row(*map(Text, (cells[0], cells[1], verb, *numbers, cells[2])))
             cells = ["", "", ""]
         table.add_section()
     return table
@@ -130,13 +128,14 @@ def _print_out(report: SentReport) -> None:
     if not any(one.out for one in report.series):
         print("no copy of a reading is out")
         return
+    print("copies that are out, of all that there are:")
     progress.out().print(_out_table(report))
     more = sorted({one.sensor for one in report.series})[MOST_SENSORS:]
     if more:
         print(f"and {len(more)} more sensors: --json lists all")
     print(
-        f"at most {report.most_out:,} copies of a sensor's readings are out: an event changes no more of them,"
-        " however long it lasts"
+        f"at most {report.most_out:,} copies of a sensor's readings are out: an event changes no more of"
+        " them, however long it lasts"
     )
     print_guarantees(report.guarantees, with_caveats=False)
     print("cnfgnn privacy says what else to keep in mind")
@@ -146,7 +145,7 @@ def _out_table(report: SentReport) -> Table:
     assert report.series is not None
     names = list(dict.fromkeys(one.name for one in report.series))
     found = {(one.sensor, one.name): one for one in report.series}
-    table = Table(title="copies that are out, of those that there are", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("sensor", overflow="fold")
     for name in names:
         table.add_column(name or "readings", justify="right", overflow="fold")

@@ -7,7 +7,9 @@ never on a reading. The settings are read again when they change.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import tzinfo
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from cnfgnn.transports.remote.messages import Note
 
 SETTINGS = Path("local") / "site.toml"
+LOOKED_EVERY = 0.5  # seconds between looks at the files
 log = logging.getLogger(__name__)
 Content = TypeVar("Content")
 
@@ -82,7 +85,8 @@ class Permissions:
             return Refusal(problem)
         if note is not None and note.kind == "due" and note.fields.get("ends") is True:
             return None  # whoever refused this would keep a task that is over
-        task = replace(task, method=ALIASES.get(task.method, task.method))
+        if task.method in ALIASES:
+            task = replace(task, method=ALIASES[task.method])
         if reason := _not_taken_part_in(task, note, rules):
             return Refusal(reason, for_good=True)
         moment = local_time(now, zone)
@@ -152,14 +156,18 @@ class _Watched(Generic[Content]):
     def __init__(self, file: Path, read: Callable[[], Content]) -> None:
         self._file, self._read = file, read
         self._state: tuple[tuple[int, int, int] | None, Content] | None = None
+        self._looked = -math.inf  # when, by the monotonic clock
 
     @property
     def content(self) -> Content:
-        before, now = self._state, self._stamp()
-        if before is not None and before[0] == now:
+        before, now = self._state, time.monotonic()
+        if before is not None and now - self._looked < LOOKED_EVERY:
+            return before[1]
+        self._looked, stamp = now, self._stamp()
+        if before is not None and before[0] == stamp:
             return before[1]
         found = self._read()
-        self._state = now, found
+        self._state = stamp, found
         return found
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -181,7 +189,8 @@ def _not_taken_part_in(task: SiteTask, note: Note | None, rules: PermissionRules
     if task.do in TRAININGS and (rules.methods is not None or rules.approve) and task.method not in METHODS:
         return "the server does not say with which method it trains"
     if rules.methods is not None and task.method and task.method not in rules.methods:
-        return f"its owner does not take part with {task.method!r}, but with {_listed(rules.methods)}"
+        asked, permitted = task.method[:40], _listed(rules.methods)
+        return f"its owner does not take part with the method {asked!r}, but with {permitted}"
     if note is not None and note.kind in ("run", "piece"):
         named = note.fields.get("run")
         if not isinstance(named, str) or not is_about(named, task.run, task.do in ("live", "retrain")):

@@ -28,6 +28,7 @@ from cnfgnn.federation.site.sent_entries import (
     LATEST,
     LONGEST_SENSOR,
     MOST_SENSORS,
+    MOST_SPANS,
     OTHER,
     UNANSWERED,
     Book,
@@ -38,6 +39,7 @@ from cnfgnn.federation.site.sent_entries import (
     kind_of,
     line_of,
     text_of,
+    unite,
 )
 from cnfgnn.federation.site.task_verbs import ASKS
 from cnfgnn.federation.site_task import SiteTask
@@ -63,11 +65,12 @@ class Account:
 
     def __init__(self, kit: Path, day: Callable[[float], str] = machine_day) -> None:
         self.file, self._day = kit / FILE, day
-        self._book = Book.read(self.file)
-        self._new: dict[Key, Entry] = {}  # what was counted since the last lines were written
+        self._book = Book.read(self.file)  # what has been written
+        self._new: dict[Key, Entry] = {}  # what was counted since then
         self._progress: OrderedDict[str, _Progress] = OrderedDict()
-        self._today, self._used, self._turned_away = "", Used(), ""
+        self._minute, self._today = -1, ""
         self._tasks: set[Key] = set()  # of today
+        self._rounds, self._bytes, self._turned_away = 0, 0, ""
         self._lines = MOST_LINES  # what an earlier process has left is summed up first
         self._counting, self._writing = threading.Lock(), threading.Lock()
         self._closed, self._failed = threading.Event(), False
@@ -89,27 +92,23 @@ class Account:
             day = self._turn_to(now)
             if answer.kind == "refused" and answer.fields.get("rounds"):
                 self._turned_away = day
-            progress, change = self._progress_of(task.id), Entry()
+            progress = self._progress_of(task)
+            entry = self._entry(progress, task)
+            before = entry.rounds
             if request.kind in (HELLO, DUE):
                 progress.hear(request.kind, answer.fields)
                 counts.requests = 1
-                change.count(request.kind, counts)
+                entry.count(request.kind, counts)
             else:
-                progress.follow(request, answer, counts, day, change)
-            key = self._key(day, task)
-            change.run, change.method = text_of(task.run), text_of(task.method)
-            if key.task == OTHER:
-                change.run = change.method = ""
-            self._book.add(key, change)
-            self._new.setdefault(key, Entry()).add(change)
-            used = self._used.bytes + asked_bytes + answered_bytes
-            self._used = Used(self._used.rounds + change.rounds, used)
+                progress.follow(request, answer, counts, entry)
+            self._rounds += entry.rounds - before
+            self._bytes += asked_bytes + answered_bytes
 
     def used(self, now: float) -> Used:
         """What this day has used, by all tasks together."""
         with self._counting:
             day = self._turn_to(now)
-            return self._used._replace(turned_away=self._turned_away == day)
+            return Used(self._rounds, self._bytes, self._turned_away == day)
 
     def flush(self) -> None:
         """Write what was counted since the last time; a disk that is full is tried again later."""
@@ -117,6 +116,8 @@ class Account:
             anew = self._lines >= MOST_LINES
             with self._counting:
                 new, self._new = self._new, {}
+                for key, entry in new.items():
+                    self._book.add(key, entry)
                 if not new and not (anew and self._book.entries):
                     return
                 content = self._summed_up() if anew else b"".join(line_of(*one) for one in new.items())
@@ -129,11 +130,7 @@ class Account:
             except (CnfgnnError, OSError) as error:
                 if not self._failed:
                     log.error("what was sent cannot be written: %s", error)
-                self._failed = True
-                with self._counting:
-                    for key, entry in self._new.items():
-                        new.setdefault(key, Entry()).add(entry)
-                    self._new = new
+                self._lines, self._failed = MOST_LINES, True  # all of it is written anew next time
             else:
                 self._lines, self._failed = 0 if anew else self._lines + len(new), False
 
@@ -147,27 +144,37 @@ class Account:
 
     def _turn_to(self, now: float) -> str:
         """The day; what was used is that of this day from now on, also if the clock was set back."""
-        day = self._day(now)
+        if (minute := int(now // 60)) == self._minute:
+            return self._today
+        self._minute, day = minute, self._day(now)
         if day != self._today:
-            self._tasks = {key for key in self._book.entries if key.day == day}
-            found = [self._book.entries[key] for key in self._tasks]
-            total = sum(entry.total.received + entry.total.sent for entry in found)
-            self._today, self._used = day, Used(sum(entry.rounds for entry in found), total)
+            found = [*self._book.entries.items(), *self._new.items()]
+            entries = [entry for key, entry in found if key.day == day]
+            self._tasks = {key for key, _ in found if key.day == day}
+            self._rounds = sum(entry.rounds for entry in entries)
+            self._bytes = sum(entry.total.received + entry.total.sent for entry in entries)
+            self._today = day
         return day
 
-    def _progress_of(self, task: str) -> _Progress:
-        found = self._progress.pop(task, None) or _Progress()
-        self._progress[task] = found
+    def _progress_of(self, task: SiteTask) -> _Progress:
+        found = self._progress.pop(task.id, None) or _Progress()
+        self._progress[task.id] = found
         if len(self._progress) > MOST_UNDER_WAY:
             self._progress.popitem(last=False)
         return found
 
-    def _key(self, day: str, task: SiteTask) -> Key:
-        key = Key(day, text_of(task.id), kind_of(task.do))
-        if key not in self._tasks and len(self._tasks) >= MOST_TASKS:
-            key = Key(day, OTHER, OTHER)
-        self._tasks.add(key)
-        return key
+    def _entry(self, progress: _Progress, task: SiteTask) -> Entry:
+        key = progress.key
+        if key is None or key.day != self._today:
+            key = Key(self._today, text_of(task.id), kind_of(task.do))
+            if key not in self._tasks and len(self._tasks) >= MOST_TASKS:
+                key = Key(self._today, OTHER, OTHER)
+            self._tasks.add(key)
+            progress.turn_to(key)
+        if (entry := self._new.get(key)) is None:
+            named = ("", "") if key.task == OTHER else (text_of(task.run), text_of(task.method))
+            entry = self._new[key] = Entry(*named)
+        return entry
 
     def _summed_up(self) -> bytes:
         oldest = date.fromisoformat(self._today or machine_day(time.time())) - timedelta(KEPT_DAYS)
@@ -198,17 +205,23 @@ class Account:
 class _Progress:
     """Where a task is: its last request, and which times it is about.
 
+    key     of its entry of today
     verb    under which the request is counted; "" while it is not known
-    before  what was counted on a day before that
+    before  what was counted of it until then, today
     """
 
     def __init__(self) -> None:
+        self.key: Key | None = None
         self.request: tuple[object, object] | None = None
-        self.verb, self.day, self.before = "", "", Counts()
+        self.verb, self.before = "", Counts()
         self.newest: int | None = None  # the time of the site's newest reading when the task began
         self.due = 0  # the newest step that the site has told is due
         self.span: Span | None = None
         self.step, self.added = 0, tuple[str, ...]()
+
+    def turn_to(self, key: Key) -> None:
+        """Another day has begun: what was counted before stays where it is."""
+        self.key, self.before = key, Counts()
 
     def hear(self, kind: str, fields: Mapping[str, Any]) -> None:
         """What a site tells in a hello, and while it is live."""
@@ -218,7 +231,7 @@ class _Progress:
         if kind == DUE and type(step) is int and 0 <= step < LATEST:
             self.due = max(self.due, step)
 
-    def follow(self, request: Note, answer: Note, counts: Counts, day: str, change: Entry) -> None:
+    def follow(self, request: Note, answer: Note, counts: Counts, entry: Entry) -> None:
         """Count a message of a request."""
         which = (request.fields.get("session"), request.fields.get("number"))
         if which != self.request:
@@ -227,26 +240,23 @@ class _Progress:
             self._note_terms(request.fields)
         verbs = answer.fields.get("verbs") if answer.kind == "done" else None
         if not self.verb and isinstance(verbs, dict) and verbs:
-            self._carried_out(list(verbs), answer.fields.get("rounds"), day, change)
-        change.count(self.verb or UNANSWERED, counts)
+            self._carried_out(list(verbs), answer.fields.get("rounds"), entry)
+        entry.count(self.verb or UNANSWERED, counts)
         if not self.verb:
-            self.before = self.before if self.day == day else Counts()
             self.before.add(counts)
-            self.day = day
 
-    def _carried_out(self, verbs: list[str], rounds: Any, day: str, change: Entry) -> None:
+    def _carried_out(self, verbs: list[str], rounds: Any, entry: Entry) -> None:
         """The request has been carried out: what was counted before this message belongs to its last verb."""
-        self.verb = verbs[-1]
-        if self.day == day:
-            b = self.before
-            change.count(self.verb, b)
-            change.count(UNANSWERED, Counts(0, -b.messages, -b.received, -b.sent))
+        self.verb, before = verbs[-1], self.before
+        if before:
+            entry.count(self.verb, before)
+            entry.count(UNANSWERED, Counts(0, -before.messages, -before.received, -before.sent))
         for verb in verbs:
-            change.count(verb, Counts(requests=1))
-        change.rounds = rounds if type(rounds) is int and rounds > 0 else 0
+            entry.count(verb, Counts(requests=1))
+        entry.rounds += rounds if type(rounds) is int and rounds > 0 else 0
         if self.span is not None and any(verb in ASKS for verb in verbs):
-            span = self._used_span(self.span)
-            change.step, change.spans = self.step, {name: [span] for name in ("", *self.added)}
+            span, entry.step = self._used_span(self.span), self.step
+            unite(entry.spans, {name: [span] for name in ("", *self.added)}, MOST_SPANS)
 
     def _used_span(self, span: Span) -> Span:
         """Of the times that a request is about, those that there can be readings of."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ COUNTED = frozenset({*VERBS, HELLO, DUE, UNANSWERED})
 OTHER = "other"  # tasks of a day beyond the most that are told apart, or of an unknown kind
 KEPT_DAYS = 366  # older ones are summed up by month
 MOST_ENTRIES = 4000  # the oldest days are summed up by month if there are more, then dropped
-MOST_SPANS, MOST_SPANS_OUT = 8, 1000  # of an entry, and of all: beyond that the smallest gaps are closed
+MOST_SPANS, MOST_SPANS_OUT = 8, 200  # of an entry, and of all: beyond that the smallest gaps are closed
 MOST_SENSORS = 1000  # that joined later
 LATEST = 1 << 41  # seconds since 1970; no time is later
 LONGEST_TEXT, LONGEST_SENSOR = 64, 200
@@ -151,6 +151,13 @@ class Book:
         entry.spans = _spans(told.get("spans", {}))
         self.add(Key(day, texts[0], texts[1]), entry)
 
+    @property
+    def total(self) -> Counts:
+        total = Counts()
+        for entry in self.entries.values():
+            total.add(entry.total)
+        return total
+
     def sum_up(self, oldest: str) -> None:
         """Sum up days before `oldest` by month, and more of them if there are too many entries."""
         for key in sorted(key for key in self.entries if len(key.day) > 7):
@@ -166,6 +173,17 @@ class Book:
         """The whole book as a file."""
         out = json.dumps({"out": self.out, "step": self.step, "damaged": self.damaged})
         return b"".join([out.encode(), b"\n", *(line_of(*item) for item in sorted(self.entries.items()))])
+
+
+def lately(kit: Path, most: int = 20) -> dict[str, Any]:
+    """The last tasks day by day, newest first, and what all of them sent together: for the site's page."""
+    book = Book.read(kit / FILE)
+    newest = sorted(book.entries.items(), reverse=True)[:most]
+    tasks = [
+        {"day": key.day, "do": key.do, "run": entry.run, "rounds": entry.rounds, **asdict(entry.total)}
+        for key, entry in newest
+    ]
+    return {"tasks": tasks, "total": asdict(book.total)}
 
 
 def line_of(key: Key, entry: Entry) -> bytes:

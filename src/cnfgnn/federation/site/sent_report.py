@@ -79,9 +79,7 @@ def sent_report(kit: Path, days: int, now: float | None = None) -> SentReport:
     today = date.fromisoformat(Permissions(kit).day(time.time() if now is None else now))
     first = _days_before(today, days - 1)
     chosen = [(key, entry) for key, entry in sorted(book.entries.items()) if _is_since(key.day, first)]
-    folder, total = private_folder(plan, kit), Counts()
-    for entry in book.entries.values():
-        total.add(entry.total)
+    folder = private_folder(plan, kit)
     found, within = None, [0] * len(chosen)
     if CopyStore.exists(folder):
         found, within = _counted(CopyStore(folder), plan.sensors, book.out, [e.spans for _, e in chosen])
@@ -89,7 +87,7 @@ def sent_report(kit: Path, days: int, now: float | None = None) -> SentReport:
     return SentReport(
         plan.name,
         [(*item, copies) for item, copies in zip(chosen, within, strict=True)],
-        total,
+        book.total,
         sum(entry.rounds for entry in book.entries.values()),
         found,
         measures,
