@@ -16,6 +16,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import NewSensor
+from cnfgnn.federation.permission_rules import PermissionRules
 from cnfgnn.live.options import ServiceOptions
 from cnfgnn.privacy.noise import LEAST_SIGMA
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
@@ -93,6 +94,7 @@ class SitePlan:
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
     engine: SiteEngine = field(default_factory=SiteEngine)  # how the engine is confined
     new_sensors: tuple[NewSensor, ...] = ()  # that the project does not know, for a live federation
+    permissions: PermissionRules = field(default_factory=PermissionRules)  # what it takes part in
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import new_sensors
+from cnfgnn.federation.permission_rules import permission_rules
 from cnfgnn.federation.project import (
     CLEANING_KEYS,
     KEEP_TASKS,
@@ -40,6 +41,7 @@ SITE_KEYS = (
     "live",
     "engine",
     "new_sensors",
+    "permissions",
     *CLEANING_KEYS,
 )
 REQUIRED = "required"
@@ -102,6 +104,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         live=_live(content.get("live", {})),
         engine=_engine(content.get("engine", {})),
         new_sensors=new_sensors(content.get("new_sensors", {}), tuple(map(str, sensors))),
+        permissions=permission_rules(content.get("permissions", {})),
     )
 
 

@@ -34,14 +34,15 @@ from cnfgnn.federation.site.engine_process import (
     is_user,
     listen,
 )
+from cnfgnn.federation.site.permissions import Permissions
+from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.settings import REQUIRED, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
 from cnfgnn.process_setup import adopt_orphans
 from cnfgnn.transports.remote.limits import Malformed
-from cnfgnn.transports.remote.messages import pack, unpack
-from cnfgnn.version import __version__
+from cnfgnn.transports.remote.messages import pack, refused, unpack
 
 LOG, LOG_BYTES = "log.txt", 2_000_000
 END = 0  # the number of a message that says that a task is over
@@ -63,6 +64,8 @@ class Supervisor:
         self.kit = kit
         self.plan = read_site(kit)
         self.workers = Workers(kit)
+        self.permissions = Permissions(kit)
+        self.account = Account(kit, self.permissions.day)
         self.engine = EngineProcess(kit, self.plan.engine.user)
         self.ended = threading.Event()
         self.confinement: dict[str, Any] = {}
@@ -82,6 +85,7 @@ class Supervisor:
             self._close_connections()
             self.engine.end()
             self.workers.end_all()
+            self.account.close()
             (self.kit / STATUS).unlink(missing_ok=True)
 
     def end(self) -> None:
@@ -238,17 +242,30 @@ class Supervisor:
             log.error("the files of old tasks could not be removed: %s", error)
 
     def _pass_on(self, task: SiteTask, frames: Frames, number: int, request: bytearray) -> None:
-        worker = self.workers.of(task)
+        """Have a worker answer a request, if the owner permits it, and count what is sent."""
+        try:
+            note = unpack(request)
+        except Malformed as error:
+            frames.send(number, pack("lost", reason=str(error)[:300]))
+            return
 
         def answered(answer: bytes) -> None:
+            self.account.count(task, note, len(request), unpack(answer), len(answer), time.time())
             with suppress(OSError):  # the job is gone
                 frames.send(number, answer)
 
-        if worker is not None and worker.ask(request, answered):
+        now = time.time()
+        used = self.account.used(now)
+        refusal = self.permissions.refusal(task, note, used, now)
+        if refusal is not None:
+            answered(refused(note, *refusal))
             return
-        problem = TOO_MANY if worker is None else FAILED if worker.problem else STARTING
-        if said := _without_worker(request, problem):
-            answered(said)
+        worker = self.workers.of(task)
+        if worker is not None and worker.ask(request, self.permissions.no_more_rounds(used), answered):
+            return
+        if note.kind == "hello":  # other requests are not answered, so that the server asks again
+            problem = TOO_MANY if worker is None else FAILED if worker.problem else STARTING
+            answered(refused(note, problem))
 
     # ---- for the owner -------------------------------------------------------------------------------
 
@@ -269,18 +286,6 @@ class Supervisor:
             with suppress(CnfgnnError):  # a full disk does not end a site
                 write_whole(self.kit / STATUS, text.encode())
                 self._written = text
-
-
-def _without_worker(request: bytearray, problem: str) -> bytes:
-    """What a site answers that has no worker for a task: that it is there and not ready. Other requests are
-    not answered, so that the server asks again."""
-    try:
-        if unpack(request).kind != "hello":
-            return b""
-    except Malformed as error:
-        return pack("lost", reason=str(error)[:300])
-    about: dict[str, Any] = {"ready": False, "problem": problem, "version": __version__}
-    return pack("hello", **about, clock=time.time(), busy=False)
 
 
 def main(kit: Path) -> None:
