@@ -26,7 +26,7 @@ def verbs_allowed(do: str, method: str = "") -> frozenset[str]:
         return VERBS - {"forecast"} if known is None else _TRAIN | _training_verbs(known)
     if do == "evaluate":
         return _USE | {"score"}
-    return _USE | {"forecast", "levels", "inform"} if do in ("forecast", "live") else frozenset()
+    return _USE | {"forecast"} if do in ("forecast", "live") else frozenset()
 
 
 def _training_verbs(method: Method) -> frozenset[str]:
