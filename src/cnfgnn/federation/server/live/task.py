@@ -29,7 +29,7 @@ from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Lost
 from cnfgnn.transports.remote.live_transport import LiveTransport
-from cnfgnn.transports.remote.messages import Unreachable
+from cnfgnn.transports.remote.messages import NotPermitted, Unreachable
 from cnfgnn.transports.remote.transport import Site, Stopped
 
 ANSWER_WITHIN = 5.0  # seconds for a site to say whether a step is due; it does so within two
@@ -69,7 +69,7 @@ class SiteSteps:
         self._closed.set()
         for site in self.sites:
             if ends and site.reachable:
-                with suppress(Malformed, Lost, Unreachable):
+                with suppress(Malformed, Lost, NotPermitted, Unreachable):
                     site.link.due(ANSWER_WITHIN, after=0, joined=False, done=self.done, ends=True)
 
     def _watch(self, site: Site) -> None:
@@ -86,6 +86,8 @@ class SiteSteps:
                 self._closed.wait(0.5)
             except Unreachable as problem:
                 site.reachable, site.problem = False, f"cannot be reached ({problem})"
+            except NotPermitted as problem:
+                site.reachable, site.problem = False, str(problem)
             else:
                 self._note(site, answer, joined)
 
