@@ -16,6 +16,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import NewSensor
+from cnfgnn.federation.permission_rules import PermissionRules
 from cnfgnn.privacy.noise import LEAST_SIGMA
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
@@ -85,6 +86,7 @@ class SitePlan:
     reading: ReadingOptions = field(default_factory=ReadingOptions)  # how to parse its files
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
     new_sensors: tuple[NewSensor, ...] = ()  # that the project does not know, for a live federation
+    permissions: PermissionRules = field(default_factory=PermissionRules)  # what it takes part in
 
 
 @dataclass(frozen=True)

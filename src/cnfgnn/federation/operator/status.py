@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.operator.tasks import FINAL_STATES, connected_sites, is_active, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
 from cnfgnn.federation.server.status import read_status
+from cnfgnn.federation.site.approvals import waiting_now
 from cnfgnn.federation.site.live.relay import LIVE, MODEL, live_service_runs
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import read_site_status, recorded_process
@@ -46,6 +48,8 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
         "live": live_service(kit, recorded.get("live")) if live_service_runs(kit) else None,
+        "kit": str(kit),
+        "waits": [asdict(one) for one in waiting_now(kit)],
         "failed": recorded.get("problems", []),
         "refused": read_refusals(kit),
         "heard": None,

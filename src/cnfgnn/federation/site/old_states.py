@@ -12,8 +12,9 @@ import re
 import shutil
 from pathlib import Path
 
-from cnfgnn.federation.kept_states import TRAINED, KeptStates
+from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.kits.retention import remove_folder
+from cnfgnn.federation.run_names import TRAINED
 from cnfgnn.federation.site.live.relay import LIVE, MODEL
 from cnfgnn.federation.site.newcomer_fits import FOLDER as NEW_SENSORS
 from cnfgnn.federation.site.owner import EVALUATIONS

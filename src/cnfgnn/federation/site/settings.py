@@ -13,6 +13,7 @@ from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import new_sensors
+from cnfgnn.federation.permission_rules import permission_rules
 from cnfgnn.federation.project import (
     CLEANING_KEYS,
     KEEP_TASKS,
@@ -39,6 +40,7 @@ SITE_KEYS = (
     "inputs",
     "live",
     "new_sensors",
+    "permissions",
     *CLEANING_KEYS,
 )
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
@@ -98,6 +100,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         input_blurs=_input_blurs(content.get("inputs", {})),
         live=_live(content.get("live", {})),
         new_sensors=new_sensors(content.get("new_sensors", {}), tuple(map(str, sensors))),
+        permissions=permission_rules(content.get("permissions", {})),
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError, RunError
-from cnfgnn.federation.kept_states import TRAINED, KeptStates
+from cnfgnn.federation.kept_states import KeptStates
+from cnfgnn.federation.run_names import OF_LINE, TRAINED
 from cnfgnn.federation.server.federated_run import terms_of
 from cnfgnn.federation.server.task_context import RUNS
 from cnfgnn.live.models import Models, Record, trained_at
@@ -48,7 +49,7 @@ class FederatedModels(Models):
     @property
     def prefix(self) -> str:
         """How the names of models that were trained beside the live task begin."""
-        return self.first[:30]
+        return self.first[:OF_LINE]
 
     def folder(self, model: str) -> Path:
         return self.runs / model
