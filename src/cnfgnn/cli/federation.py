@@ -11,6 +11,7 @@ import typer
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_kits import check, clean, down, init, revoke, up
 from cnfgnn.cli.federation_live import live, rollback
+from cnfgnn.cli.federation_owner import approve, sent
 from cnfgnn.cli.federation_status import status
 from cnfgnn.cli.federation_tasks import evaluate, forecast, train
 from cnfgnn.errors import ConfigError
@@ -55,6 +56,8 @@ for command in (
     revoke,
     clean,
     check,
+    sent,
+    approve,
     train,
     evaluate,
     forecast,

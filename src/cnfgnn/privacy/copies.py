@@ -33,6 +33,7 @@ WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
 BLOCK = 1 << 18  # seconds, about three days
 READING = np.dtype([("time", "<i8"), ("reading", "<f4"), ("sigma", "<f8"), ("copy", "<f4")])
+ALL_TIMES = np.array([-(1 << 62), 1 << 62])
 SENSORS_AT_ONCE = 64  # whose copies are written together: bounds the memory, and how long others wait
 TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -109,6 +110,16 @@ class CopyStore:
         table, values = ("copies_of_inputs WHERE input = ?", (name,)) if name else ("copies", ())
         with self._database() as database:
             return database.execute(f"SELECT 1 FROM {table} LIMIT 1", values).fetchone() is not None
+
+    def each(self) -> Iterator[tuple[Series, Known]]:
+        """All copies of each series, one after the other."""
+        with self._database() as database:
+            found = database.execute(
+                "SELECT DISTINCT '', sensor FROM copies UNION ALL"
+                " SELECT DISTINCT input, sensor FROM copies_of_inputs"
+            ).fetchall()
+            for series in found:
+                yield series, _read(database, series, ALL_TIMES)
 
     def settle(self, name: str, value: str) -> str:
         """A property that all copies share: the first value counts, and it is returned ever after."""

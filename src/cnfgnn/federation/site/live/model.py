@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Any
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.site.live.engine import SiteEngine
 from cnfgnn.federation.site.live.relay import MODEL
+from cnfgnn.federation.site.sent_entries import lately
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.live.learning import FOLLOWED_EVERY, written
 from cnfgnn.live.models import REMEMBERED
 from cnfgnn.live.service import LiveService
 
 WHY = "the server has put it live"
+SENT_EVERY = 10.0  # seconds between looks at what was sent
 
 
 class SiteModel:
@@ -31,18 +34,29 @@ class SiteModel:
         self.service, self.engine, self.site, self.file = service, engine, site, folder / MODEL
         stored = read_json_or_empty(self.file)
         self.name = str(stored.get("model") or "")
+        self.kit, self.sent = folder.parent, dict[str, Any]()  # what the site has sent, for its owner
         self.switches: list[dict[str, Any]] = list(stored.get("switches") or [])
         self._begin()
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
+        looked = -math.inf
         while True:
+            if time.monotonic() - looked > SENT_EVERY:
+                looked = time.monotonic()
+                await self._look_at_sent()
             await asyncio.sleep(FOLLOWED_EVERY)
             if self.engine.key != self.key:
                 try:
                     await self._switch()
                 except Exception as error:  # forecasts go on
                     self.service.failed("watch", error)
+
+    async def _look_at_sent(self) -> None:
+        try:
+            self.sent = await asyncio.to_thread(lately, self.kit)
+        except CnfgnnError as error:  # the page does without
+            self.service.failed("files", error)
 
     async def _switch(self) -> None:
         """Go on with the ranges of the model that the server has prepared in the meantime."""
@@ -84,6 +98,7 @@ class SiteModel:
             "retrainEvery": None,
             "training": False,
             "trainings": [],
+            "sent": self.sent,
         }
 
 
