@@ -32,10 +32,10 @@ import numpy as np
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import rows_of
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.kits.processes import LIVE as LIVE_FOLDER
 from cnfgnn.federation.kits.processes import read_live
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import TaskError, run_task
@@ -43,7 +43,7 @@ from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
 from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.engine import rows_of
+from cnfgnn.live.options import LIVE as LIVE_FOLDER
 from cnfgnn.process_setup import keep_freed_memory
 
 if __package__:  # imported by tests

@@ -30,12 +30,12 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
 from cnfgnn.data.quality import clean
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.live.engine import KEPT_ROWS, rows_of
 from cnfgnn.live.journal import Journal
+from cnfgnn.live.predictor import KEPT_ROWS
 from cnfgnn.live.tracking import Tracking
 from cnfgnn.live.watch import KINDS, Step, Watch
 from cnfgnn.process_setup import keep_freed_memory

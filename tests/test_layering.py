@@ -193,7 +193,7 @@ LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the ext
 
 # Modules of a federation that are imported only when it is live.
 LIVE_MODULES = {
-    "site.live": ("coverage", "engine", "model", "service", "nodes"),
+    "site.live": ("coverage", "predictor", "model", "nodes"),
     "operator.live": ("metrics", "page"),
 }
 LIVE_FEDERATION = {
@@ -251,15 +251,20 @@ def module_file(name: str) -> Path | None:
 
 
 @functools.cache
-def imported_modules(path: Path) -> set[str]:
-    """Every module of this package that a file imports, also as `from package import module`."""
+def imported_names(path: Path) -> set[str]:
+    """Every module that a file imports, and every name that it imports from one."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in found if module_file(name) is not None}
+    return found
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module of this package that a file imports, also as `from package import module`."""
+    return {name for name in imported_names(path) if module_file(name) is not None}
 
 
 def reachable_modules(first: str) -> set[str]:

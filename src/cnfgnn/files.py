@@ -13,25 +13,25 @@ from typing import Any
 from cnfgnn.errors import RunError, StorageError
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file atomically: a reader finds the old content or the new one, never a part.
 
     The content is written to a file beside it, flushed to disk and renamed. Since the rename would replace a
     device or a pipe by a file, those are refused. If two write the same file at the same time, the second
-    waits for the first.
+    waits for the first. `mode` is the file's from the beginning, less what the umask takes away.
     """
     if not path.name:  # such as "."
         raise StorageError(path, "it is a folder")
     try:
         _check_is_file(path)
-        _write_aside(path.with_name(f".{path.name}.partial"), path, content)
+        _write_aside(path.with_name(f".{path.name}.partial"), path, content, mode)
         _sync_folder(path.parent)
     except OSError as error:
         raise StorageError(path, error) from error
 
 
-def _write_aside(aside: Path, path: Path, content: bytes) -> None:
-    handle = _held_alone(aside)
+def _write_aside(aside: Path, path: Path, content: bytes, mode: int) -> None:
+    handle = _held_alone(aside, mode)
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
             file.truncate()  # a process that was killed may have left a part of its content
@@ -47,11 +47,11 @@ def _write_aside(aside: Path, path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def _held_alone(aside: Path) -> int:
+def _held_alone(aside: Path, mode: int) -> int:
     """Open a file that no other process or thread writes now; its name is the same for all of them, so that
     no leftovers pile up when they are killed."""
     while True:
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT, 0o666)
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT, mode)
         try:
             with suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(handle, fcntl.LOCK_EX)

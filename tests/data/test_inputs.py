@@ -16,7 +16,6 @@ from cnfgnn.data.inputs import (
     InputCounts,
     InputNames,
     ending_covariates,
-    seconds_of,
     used_inputs,
     with_inputs,
 )
@@ -197,7 +196,7 @@ def test_the_inputs_of_the_city_can_be_left_out() -> None:
 def test_rain_slows_the_city_down_and_is_forecast_a_day_ahead() -> None:
     data = city(6, 6, seed=3, inputs=True)
     rain = next(one for one in data.readings.others if one.name == "rain")
-    seconds = seconds_of(data.readings)
+    seconds = data.readings.seconds
     heavy = rain.at(seconds).values[0] > 2.5
     night = (data.readings.time_of_day < 0.25) & ~np.isnan(data.readings.values).any(axis=1)
     dry = data.readings.values[night & (rain.at(seconds).values[0] == 0)].mean()
@@ -214,9 +213,9 @@ def test_at_any_time_an_input_has_its_newest_value(tmp_path: Path) -> None:
     rain = "time,rain\n2024-01-01 00:30,0.5\n2024-01-01 01:00,\n2024-01-01 01:30,0.25\n"
     data = load(folder(tmp_path, readings=WIDE, covariates__rain=rain))
     (one,) = data.readings.others
-    values = one.at(seconds_of(data.readings)).values
+    values = one.at(data.readings.seconds).values
     np.testing.assert_array_equal(values, [[np.nan, 0.5, 0.25]])
-    end = int(seconds_of(data.readings)[-1])
+    end = int(data.readings.seconds[-1])
     assert ending_covariates(data.readings, end) == []
     assert ending_covariates(data.readings, end + 1) == [
         "covariate rain is not known from 2024-01-01 02:00:00 on, so its last value is used"

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
-from cnfgnn.federation.kits.processes import LIVE as LIVE_FOLDER
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.server.task import Task, serve
-from cnfgnn.federation.site.copies import LiveCopies
-from cnfgnn.federation.site.live import engine as live_engine
+from cnfgnn.federation.site.copies import SiteCopies
+from cnfgnn.federation.site.live import predictor as live_predictor
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, SiteProcess
 from cnfgnn.federation.site.settings import read_site
-from cnfgnn.live.engine import rows_of
+from cnfgnn.live.options import LIVE as LIVE_FOLDER
 from cnfgnn.transports.remote import live_transport
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import unpack
@@ -74,8 +73,8 @@ class LiveFederation(InMemoryFederation):
         """Wait until the server counts on a site, and the site knows it."""
 
         def joined() -> bool:
-            engine, told = self.nodes[name].engine, (self.live_status.get("sites") or {}).get(name, {})
-            return engine is not None and engine.joined and told.get("quality") not in (None, ABSENT)
+            predictor, told = self.nodes[name].predictor, (self.live_status.get("sites") or {}).get(name, {})
+            return predictor is not None and predictor.joined and told.get("quality") not in (None, ABSENT)
 
         wait_for(joined, f"{name} to join")
 
@@ -99,9 +98,9 @@ class LiveFederation(InMemoryFederation):
         patience = pytest.MonkeyPatch()  # on a busy machine, seconds pass between the rows of two sites
         patience.setattr(live_task, "SLACK", 4.0)
         patience.setattr(live_transport, "LEFT_OUT_AFTER", 15.0)
-        patience.setattr(live_engine, "GRACE", 30.0)
-        patience.setattr(live_engine, "TOLD_WITHIN", 5.0)
-        patience.setattr(live_engine, "SILENT_AFTER", 12.0)
+        patience.setattr(live_predictor, "GRACE", 30.0)
+        patience.setattr(live_predictor, "TOLD_WITHIN", 5.0)
+        patience.setattr(live_predictor, "SILENT_AFTER", 12.0)
         task = Task("live", run, wait=20.0, live=LIVE)
         thread = threading.Thread(target=serve, args=[self.server, task, self, stop.is_set])
         thread.start()
@@ -161,7 +160,7 @@ class LiveFederation(InMemoryFederation):
         for name, columns in self.sites.items():
             plan = read_site(self.kits[name])
             readings = self.data.readings.select([self.data.readings.ids[k] for k in columns])
-            copies = LiveCopies(plan, self.kits[name], readings)
+            copies = SiteCopies(readings, plan, self.kits[name])
             copies.blur(readings, plan.blur)
             for one in readings.others:
                 if sigma := plan.input_blurs[one.name]:

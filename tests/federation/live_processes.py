@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import rows_of
 from cnfgnn.federation.kits.processes import read_live
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.engine import rows_of
 from cnfgnn.live.token_file import read_token
 from tests.commands import COMMAND
 from tests.conftest import network

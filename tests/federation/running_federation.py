@@ -24,6 +24,7 @@ from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import CONTROLLER, ENGINE_FOLDER
 from cnfgnn.federation.kits.refusals import read_refusals
+from cnfgnn.federation.kits.requests import KEY, make_request
 from cnfgnn.federation.operator import tasks as task_client
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task
@@ -200,11 +201,12 @@ def running_federation(
     blur: float = 0.0,
     logged: bool = False,
     planted: str = "",
+    own_keys: Sequence[str] = (),
 ) -> Iterator[RunningFederation]:
     """Make the kits, start the server and the sites, and stop every process at the end.
 
     With `faults`, sites fail when a test says so. With `logged`, the server notes every message. The code
-    `planted` is what all processes run first.
+    `planted` is what all processes run first. The sites `own_keys` make their keys themselves.
     """
     before = os.environ.copy()
     # sums are bit-identical only with the same number of threads
@@ -220,7 +222,10 @@ def running_federation(
     task_client.CONTROLLER = message_log.CONTROLLER if logged else CONTROLLER
     starts_within, task_client.STARTS_WITHIN = task_client.STARTS_WITHIN, 120.0  # on a busy machine
     project = read_project(write_example(folder / "example", data, sites, min_sites, blur))
-    made = make_kits(project, folder / "kits", [message_log.CONTROLLER] * logged)
+    requests = {name: make_request(name, folder / "keys" / name) for name in own_keys}
+    made = make_kits(project, folder / "kits", [message_log.CONTROLLER] * logged, requests=requests)
+    for name, request in requests.items():
+        request.file.with_name(KEY).rename(made[name] / "startup" / KEY)
     try:
         if up:
             for kit in made.values():

@@ -17,7 +17,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.operator.status import live_service
 from cnfgnn.federation.server import task_context
 from cnfgnn.federation.server.live import task as live_task
-from cnfgnn.federation.site.live import engine as live_engine
+from cnfgnn.federation.site.live import predictor as live_predictor
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.clock import FeedClock
 from cnfgnn.models.params import is_personal
@@ -58,7 +58,7 @@ def begun(trained: LiveFederation) -> Iterator[LiveFederation]:
 
 def notice_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the server ask sites more often than usual, so that each soon notices that the other is gone."""
-    monkeypatch.setattr(live_engine, "ANSWERS_WITHIN", 0.3)
+    monkeypatch.setattr(live_predictor, "ANSWERS_WITHIN", 0.3)
 
 
 def everywhere(sites: LiveFederation, found: set[str]) -> dict[str, set[str]]:
@@ -119,7 +119,7 @@ def test_a_site_that_cannot_be_reached_goes_on_and_rejoins_while_the_others_go_o
     sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notice_soon(monkeypatch)
-    monkeypatch.setattr(live_engine, "OLDEST_EMBEDDING", 1)
+    monkeypatch.setattr(live_predictor, "OLDEST_EMBEDDING", 1)
     assert sites.next_forecasts() == everywhere(sites, FULL)
     sites.unreachable = {"south"}
     wait_for(lambda: not sites.status["sites"]["south"]["reachable"], "the server to notice")
@@ -151,18 +151,18 @@ def test_a_site_that_is_restarted_joins_again_with_the_readings_that_it_has_ackn
 def test_a_site_that_hears_late_that_the_server_counts_on_it_has_its_embedding(
     sites: LiveFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = sites.nodes["west"].engine
-    assert engine is not None
-    hear, row = engine.hear, sites.data.readings.times[sites.row]
+    predictor = sites.nodes["west"].predictor
+    assert predictor is not None
+    hear, row = predictor.hear, sites.data.readings.times[sites.row]
     step, asked = int(row.astype("datetime64[s]").astype(np.int64)), 0
 
     def hear_late(joined: bool, done: int) -> None:
         nonlocal asked
-        asked += engine._due >= step
+        asked += predictor._due >= step
         hear(joined and asked > 2, done)
 
-    monkeypatch.setattr(engine, "hear", hear_late)
-    wait_for(lambda: not engine.joined, "the site to hear that it is not counted on")
+    monkeypatch.setattr(predictor, "hear", hear_late)
+    wait_for(lambda: not predictor.joined, "the site to hear that it is not counted on")
     assert sites.next_forecasts() == everywhere(sites, FULL)
 
 
@@ -266,10 +266,10 @@ def test_a_server_that_names_steps_in_the_future_costs_no_site_its_readings(
             assert str(np.datetime64(recent.newest, "s")) == step
             np.testing.assert_array_equal(recent.values_at(recent.ids, times), before)
             assert trained.next_forecasts() == everywhere(trained, FULL)
-            engine = trained.nodes["west"].engine
-            assert engine is not None
-            assert engine._embedding is not None
-            assert engine._embedding.step == recent.newest  # and not the one that was sent for the future
+            predictor = trained.nodes["west"].predictor
+            assert predictor is not None
+            assert predictor._embedding is not None
+            assert predictor._embedding.step == recent.newest  # and not the one that was sent for the future
 
 
 # ---- what a site serves ------------------------------------------------------------------------------------
@@ -366,12 +366,12 @@ def test_nodes_of_a_live_site_have_no_way_to_its_readings(sites: LiveFederation)
         assert owner is not None
         assert site.service is not None
         assert site.service.process is not None
-        assert site.engine is not None
+        assert site.predictor is not None
         recent = site.service.process.service.recent
         truth = recent.until(recent.newest).values
         reached = arrays_of(owner.nodes)
         secrets = [truth, truth[-owner.nodes.data.history :]]
-        secrets += [w.numpy() for key, w in site.engine.ready.theta.items() if is_personal(key)]
+        secrets += [w.numpy() for key, w in site.predictor.ready.theta.items() if is_personal(key)]
         assert len(secrets) > 2
         tracking = site.service.process.service.tracking
         assert tracking is not None
@@ -475,7 +475,7 @@ def test_a_site_follows_the_server_to_another_run(
 
 def is_model(sites: LiveFederation, run: str) -> bool:
     """Whether west takes part with this run, and its service has followed."""
-    engine = sites.nodes["west"].engine
-    if engine is None or not engine.joined or not engine.ready.run.startswith(run):
+    predictor = sites.nodes["west"].predictor
+    if predictor is None or not predictor.joined or not predictor.ready.run.startswith(run):
         return False
     return bool(sites.client("west").get("/model").json["run"] == run)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cnfgnn.federation.operator.live.page import LivePage
+from cnfgnn.federation.site.sent_entries import FILE, Counts, Entry, Key, line_of
 from tests.browser import BrowserWindow, needs_browser
 from tests.conftest import network, small
 from tests.federation.live_federation import LiveFederation, wait_for
@@ -25,6 +26,8 @@ def test_a_site_shows_its_sensors_and_the_server_shows_its_sites(driver: Any, tm
     sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
     sites.set("west", tell_coverage=True)
     assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    entry = Entry("one", rounds=2, verbs={"encode": Counts(3, 1000, 5 << 20, 3 << 20)})
+    (sites.kits["west"] / FILE).write_bytes(line_of(Key("2026-03-02", "id", "train"), entry))
     with sites.live(), LivePage(sites.server, "127.0.0.1", 0) as federation:
         for _ in range(6):
             sites.forecasts(sites.send())
@@ -64,4 +67,6 @@ def site_page_is_complete(page: Page, sensors: list[str]) -> None:
     assert len({tuple(page.spot(number)) for number in range(len(sensors))}) == len(sensors)
     shown = dict(zip(page.texts("#model dt"), page.texts("#model dd"), strict=True))
     assert (shown["Site"], shown["Run"], shown["Round"]) == ("west", "one", "1")
+    page.until(lambda: page.texts("#sent-hint")[0].startswith("Altogether 3.0\u00a0MiB in 1,000 messages"))
+    assert page.texts("#sent li") == ["2026-03-02 train one2 rounds, 3.0\u00a0MiB, 1,000 messages"]
     assert not page.js(WIDER_THAN_THE_WINDOW)

@@ -14,8 +14,6 @@ from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load_readings
-from cnfgnn.federation.site.copies import LiveCopies
-from cnfgnn.federation.site.live.copies import CopyOfNewest
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site
@@ -156,11 +154,12 @@ def test_copies_of_a_live_site_are_those_of_its_trainings(tmp_path: Path) -> Non
     before = site(tmp_path, "flow", rows)
     kit = tmp_path / "kit"
     plan = read_site(kit)
-    copies = CopyOfNewest(plan, LiveCopies(plan, kit, before.observed))
-    live = copies(before.observed)
+    blurring = before.live_blurring(plan)
+    assert blurring is not None
+    live = blurring.copy_of(before.observed)
     np.testing.assert_array_equal(live.values, before.copy.values)
     (tmp_path / "readings" / "readings.csv").write_text("\n".join(LONG))
-    live = copies(load_readings(tmp_path / "readings", plan.reading))
+    live = blurring.copy_of(load_readings(tmp_path / "readings", plan.reading))
     after = site(tmp_path, "flow")
     np.testing.assert_array_equal(live.values, after.copy.values)
     [speed], [of_live] = after.copy.others, live.others

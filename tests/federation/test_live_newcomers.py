@@ -16,13 +16,13 @@ import torch
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
+from cnfgnn.data.readings import rows_of
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import GrowingGraph, NewSensor
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.store import with_new_sensors
-from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import with_rows_ahead
@@ -170,9 +170,9 @@ def wait_until_known(sites: LiveFederation) -> None:
     """Until the server counts on the new sensor, and the site's service serves it."""
 
     def known() -> bool:
-        engine, told = sites.nodes["west"].engine, sites.live_status
+        predictor, told = sites.nodes["west"].predictor, sites.live_status
         told_of = told["new_sensors"] == {"west": [NEW]} and told["sites"]["west"]["quality"] != ABSENT
-        return engine is not None and NEW in engine.ready.ids and NEW in engine.ids and told_of
+        return predictor is not None and NEW in predictor.ready.ids and NEW in predictor.ids and told_of
 
     wait_for(known, "the new sensor to be known")
     for name in sites.sites:
@@ -209,11 +209,11 @@ def test_a_sensor_without_readings_begins_with_a_fallback_and_only_its_copy_is_k
         file.write_text(file.read_text() + TABLE.format(weight=0.7))
         sites.data, sites.sites = everything, WITH_NEW
         wait_until_known(sites)
-        engine = sites.nodes["west"].engine
-        assert engine is not None
+        predictor = sites.nodes["west"].predictor
+        assert predictor is not None
         found: list[str] = []
 
-        while len(found) < engine.history + engine.horizon:
+        while len(found) < predictor.history + predictor.horizon:
             made = sites.forecasts(sites.send())
             found.append(made["west"]["sensors"].pop(NEW)["quality"])
             assert {name: qualities(told) for name, told in made.items()} == dict.fromkeys(SITES, FULL)
@@ -225,8 +225,9 @@ def test_a_sensor_without_readings_begins_with_a_fallback_and_only_its_copy_is_k
         recent = service.process.service.recent
         truth = recent.until(recent.newest).values
         reached = arrays_of(owner.nodes)
-        assert not any(holds(reached, secret) for secret in (truth, truth[-engine.history :, -1]))
-        copies = columns_of(engine.copies(recent.until(recent.newest)), [NEW]).values  # type: ignore[misc]
+        assert not any(holds(reached, secret) for secret in (truth, truth[-predictor.history :, -1]))
+        copy = predictor.blurring.copy_of(recent.until(recent.newest))  # type: ignore[union-attr]
+        copies = columns_of(copy, [NEW]).values
         assert not np.isclose(copies, truth[:, -1:], atol=1e-3).any()
 
         sites.restart("west")  # what was computed for the sensor is kept, and it joins again

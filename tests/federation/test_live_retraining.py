@@ -10,7 +10,6 @@ import pytest
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.kept_states import KeptStates
-from cnfgnn.federation.kits.processes import LIVE
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.retrain import plan_judged
 from cnfgnn.federation.server.status import TRAINING, read_status
@@ -22,6 +21,7 @@ from cnfgnn.federation.site.owner import EVALUATIONS
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.federation.site.store import STATES
 from cnfgnn.federation.spans import Span
+from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
 from tests.conftest import network, small
@@ -127,8 +127,10 @@ def test_a_server_that_does_not_say_what_it_keeps_removes_nothing(told: object) 
 
 def wait_until_live(sites: LiveFederation, model: str) -> None:
     def is_live() -> bool:
-        engines = [sites.nodes[name].engine for name in sites.sites]
-        here = all(engine is not None and engine.ready.run.startswith(model[:40]) for engine in engines)
+        predictors = [sites.nodes[name].predictor for name in sites.sites]
+        here = all(
+            predictor is not None and predictor.ready.run.startswith(model[:40]) for predictor in predictors
+        )
         return here and sites.live_status.get("model") == model
 
     wait_for(is_live, f"{model} to be live")
@@ -156,5 +158,5 @@ def test_the_record_of_models_survives_one_that_cannot_be_used(tmp_path: Path) -
     models.switch("gone", "RMSE 1 instead of 2")
     assert models.live() == "gone"
     with pytest.raises(RunError):  # neither has a folder, and one has nothing before it
-        models.usable(lambda run: None)
+        models.usable(lambda name: Run.open(models.folder(name)))
     assert models.live() == "one"

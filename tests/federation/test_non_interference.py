@@ -24,7 +24,7 @@ from cnfgnn.federation.server.task import RUNS, Task
 from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.nodes import NOT_READ_YET
 from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
-from cnfgnn.federation.site.supervisor import STARTING
+from cnfgnn.federation.site.supervisor import FAILED, STARTING
 from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.federation import fault_injection, wall_log
 from tests.federation.message_log import MESSAGES, digest
@@ -48,7 +48,7 @@ RESTARTED = (
     "it has not been prepared",
     "it is still working on an earlier request",
 )
-NOT_READY = (NOT_READ_YET, STARTING, "the worker for 'train' was killed by SIGKILL")
+NOT_READY = (NOT_READ_YET, STARTING, FAILED)
 # The same in answer to a request: a site that was restarted may be asked before it has read its files.
 STILL_READING = digest(encode_answers([Answer("join", str(ConfigError("readings", NOT_READ_YET)))]))
 

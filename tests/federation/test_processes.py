@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.errors import ConfigError
+from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.engine.carry import jobs
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
@@ -140,7 +140,9 @@ def test_sites_accept_a_new_job_after_the_server_or_its_job_was_killed(tmp_path:
 
 
 @pytest.mark.slow
-def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None:
+def test_parties_without_a_valid_certificate_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with federation(tmp_path, "north") as (project, made):
         port = project.server.port
         refused(port, "CERTIFICATE_REQUIRED")
@@ -151,6 +153,11 @@ def test_parties_without_a_valid_certificate_are_refused(tmp_path: Path) -> None
         renamed = shutil.copytree(made["north"], tmp_path / "north as south", ignore=running)
         config = renamed / "startup" / "fed_client.json"
         config.write_text(config.read_text().replace('"fqsn": "north"', '"fqsn": "south"'))
+        with pytest.raises(
+            RunError, match="this certificate is of 'north', and the kit is that of site south"
+        ):
+            processes.up(renamed)
+        monkeypatch.setattr(processes, "check_valid", lambda kit: [])  # as somebody would who means it
         try:
             processes.up(renamed)
             processes.up(stranger)

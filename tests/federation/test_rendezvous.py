@@ -15,7 +15,7 @@ from cnfgnn.federation.server.rendezvous import rejoin_problem, wait_for_sites
 from cnfgnn.federation.server.status import STARTING
 from cnfgnn.federation.spans import Span
 from cnfgnn.transports.remote.link import Link
-from cnfgnn.transports.remote.messages import Unreachable, pack
+from cnfgnn.transports.remote.messages import Unreachable, pack, refused, unpack
 from cnfgnn.version import __version__
 
 PLAN = SitePlan("north", ("s0",))
@@ -84,3 +84,36 @@ def test_a_site_whose_job_is_starting_is_reported_as_starting() -> None:
 def test_a_site_that_never_answers_is_named_with_the_reason_at_the_deadline() -> None:
     with pytest.raises(NodeError, match=r"north.*does not answer \(process_exception\)"):
         reported_missing(StartingSite(float("inf")), wait=0.0)
+
+
+class RefusingSites:
+    """Sites of which some refuse for good; the others are ready once they were asked `slow` times."""
+
+    def __init__(self, *refusing: str, slow: int = 0) -> None:
+        self.refusing, self.slow = refusing, slow
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        if site in self.refusing:
+            return refused(unpack(request), "its owner does not take part in 'train'", for_good=True)
+        self.slow -= 1
+        if self.slow >= 0:
+            return refused(unpack(request), "it waits for its owner")
+        return pack("hello", **hello())
+
+
+def found_sites(channel: RefusingSites, min_sites: int) -> dict[str, Span]:
+    links = {name: Link(name, channel, "session") for name in ("north", "south")}
+    plans = {name: replace(PLAN, name=name) for name in links}
+    return wait_for_sites(links, plans, min_sites, 3600.0, lambda: False, lambda **more: None)
+
+
+def test_nobody_waits_for_a_site_whose_owner_refuses_for_good() -> None:
+    assert list(found_sites(RefusingSites("south"), 1)) == ["north"]
+    assert list(found_sites(RefusingSites("south", slow=2), 1)) == ["north"]
+    for refusing in (["south"], ["north", "south"]):
+        with pytest.raises(NodeError, match=r"its owner does not take part in 'train'"):
+            found_sites(RefusingSites(*refusing), 2)
+
+
+def test_a_site_that_waits_for_its_owner_is_waited_for() -> None:
+    assert set(found_sites(RefusingSites(slow=4), 2)) == {"north", "south"}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from tests.live.small_service import Client, SmallRun, make_small_run, serving
 from tests.waiting import wait_for
@@ -19,7 +20,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
 @pytest.fixture(scope="module")
 def settings(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> LiveSettings:
     state = tmp_path_factory.mktemp("services") / "state"
-    return LiveSettings(data=small_run.folder, state=state, feed=True, deadline=1, speed=100)
+    return LiveSettings(data=small_run.folder, state=state, clock=FEED, deadline=1, speed=100)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ import numpy as np
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.readings import Readings
-from cnfgnn.live.engine import rows_of
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.live.token_file import read_token
 from cnfgnn.runs.folder import Run

@@ -18,6 +18,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from cnfgnn.live.broker import BrokerSettings
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.models import Models
 from cnfgnn.live.observations import datastream_of
 from cnfgnn.live.start import LiveSettings
@@ -118,9 +119,7 @@ def device(broker: Mosquitto) -> Iterator[Device]:
 def test_observations_go_in_and_forecasts_come_out(
     small_run: SmallRun, tmp_path: Path, broker: Mosquitto, device: Device
 ) -> None:
-    settings = LiveSettings(
-        data=small_run.folder, state=tmp_path / "state", feed=True, mqtt=BrokerSettings(broker.url)
-    )
+    settings = LiveSettings(data=small_run.folder, state=tmp_path / "state", clock=FEED, mqtt=broker.url)
     with serving(small_run.run, settings) as (_, client):
         wait_for(lambda: device.heard.get("cnfgnn/status") == "online", "the service at the broker")
         for bad in (b"\\xff", b"{", b"[1]", b'{"result": "wet"}', b'{"result": {}}'):
@@ -150,9 +149,7 @@ def test_observations_go_in_and_forecasts_come_out(
 def test_a_broker_that_dies_and_comes_back_is_used_again(
     small_run: SmallRun, tmp_path: Path, broker: Mosquitto
 ) -> None:
-    settings = LiveSettings(
-        data=small_run.folder, state=tmp_path / "state", feed=True, mqtt=BrokerSettings(broker.url)
-    )
+    settings = LiveSettings(data=small_run.folder, state=tmp_path / "state", clock=FEED, mqtt=broker.url)
     with serving(small_run.run, settings) as (_, client):
         wait_for(lambda: client.get("/health").json["status"] == "ok", "the broker")
         broker.process.kill()

@@ -19,6 +19,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import Metrics
 from cnfgnn.live.start import LiveSettings
@@ -113,7 +114,7 @@ def test_a_real_prometheus_scrapes_the_service_and_names_a_silent_sensor(
     small_run: SmallRun, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
-    settings = LiveSettings(data=small_run.folder, state=state, feed=True, speed=3000, deadline=100)
+    settings = LiveSettings(data=small_run.folder, state=state, clock=FEED, speed=3000, deadline=100)
     with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 9):  # s2 is silent for longer than a history
             sent = small_run.full_row(row)

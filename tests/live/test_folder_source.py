@@ -18,9 +18,9 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.times import occur_twice
 from cnfgnn.live.clock import FeedClock, Zone
-from cnfgnn.live.engine import LiveModel
 from cnfgnn.live.folder_source import BLOCK, FolderSource, differing, state_of
 from cnfgnn.live.observations import MalformedInput, read_csv
+from cnfgnn.live.predictor import Predictor
 from cnfgnn.live.recent import Arrived, RecentReadings
 from cnfgnn.live.retrain import with_stored
 from cnfgnn.live.schedule import Schedule
@@ -97,7 +97,7 @@ class Growing:
         store = ReadingStore(self.state)
         recent = recent_readings(self.first, store, zeros_missing=False)
         service = LiveService(
-            cast(LiveModel, None),  # nothing is forecast here
+            cast(Predictor, None),  # nothing is forecast here
             recent,
             store,
             FeedClock(recent.newest, recent.step),

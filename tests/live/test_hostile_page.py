@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.start import LiveSettings
 from tests.browser import needs_browser
 from tests.live.proxy_with_token import proxied, serving_with
@@ -66,7 +67,7 @@ class HostilePage(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def service(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     state = tmp_path_factory.mktemp("state")
-    settings = LiveSettings(data=small_run.folder, state=state, feed=True, deadline=1, speed=100)
+    settings = LiveSettings(data=small_run.folder, state=state, clock=FEED, deadline=1, speed=100)
     with serving(small_run.run, settings) as (_, client):
         wait_for(lambda: client.get("/forecasts").status == 200, "the first forecast")
         yield client

@@ -15,9 +15,10 @@ import pytest
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.inputs import Input
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.live.engine import Engine, rows_of
+from cnfgnn.live.clock import FEED
+from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.replay import moments_of
 from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
 from cnfgnn.live.start import LiveProcess, LiveSettings
@@ -99,11 +100,11 @@ def test_a_live_forecast_from_other_inputs_is_that_of_the_command(
     folder: Path, tmp_path: Path, method: str, changes: dict[str, object]
 ) -> None:
     run, data = trained(folder, tmp_path / "run", method=method, **changes), load(folder)
-    engine = Engine(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
+    predictor = RunPredictor(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
     for rows in (KNOWN + 1, KNOWN + 4):
         known = replace(data, readings=rows_of(data.readings, slice(0, rows)))
         expected = forecast_run(run, known).to_numpy().T
-        np.testing.assert_allclose(engine.forecast(known.readings), expected, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(predictor.forecast(known.readings), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_variables_arrive_by_the_folder_and_covariates_are_read_again(
@@ -111,7 +112,7 @@ def test_variables_arrive_by_the_folder_and_covariates_are_read_again(
 ) -> None:
     rain = growing / "covariates" / "rain.csv"
     rain.write_text(lines_until(folder / "covariates" / "rain.csv", KNOWN // 6))
-    settings = LiveSettings(data=growing, feed=True, deadline=250, poll=0.05)
+    settings = LiveSettings(data=growing, clock=FEED, deadline=250, poll=0.05)
     with serving(run, settings) as (process, client):
         times = load(folder).readings.times
         client.forecast_after(f"{times[KNOWN - 1]}")
@@ -136,7 +137,7 @@ def test_variables_arrive_by_http_and_survive_a_restart(
 ) -> None:
     data = load(folder, inputs="flow,rain")
     readings, flow = data.readings, data.readings.others[0].readings
-    settings = LiveSettings(data=growing, state=tmp_path / "state", feed=True, deadline=250)
+    settings = LiveSettings(data=growing, state=tmp_path / "state", clock=FEED, deadline=250)
 
     def row(of: Readings, at: int, **named: str) -> dict[str, Any]:
         values = zip(of.ids, of.values[at].tolist(), strict=True)
@@ -180,9 +181,9 @@ def test_an_input_that_is_not_in_the_folder_is_asked_for(growing: Path, run: Run
 
 def test_a_run_without_them_is_served_beside_files_of_inputs(folder: Path, tmp_path: Path) -> None:
     run, data = trained(folder, tmp_path / "run", **{"data.inputs": "none"}), load(folder)
-    engine = Engine(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
+    predictor = RunPredictor(run, replace(data, readings=rows_of(data.readings, slice(0, KNOWN))))
     np.testing.assert_allclose(
-        engine.forecast(data.readings), forecast_run(run, data).to_numpy().T, rtol=1e-9
+        predictor.forecast(data.readings), forecast_run(run, data).to_numpy().T, rtol=1e-9
     )
 
 
@@ -197,7 +198,7 @@ def test_the_variable_to_forecast_is_read_from_a_long_table_of_several(tmp_path:
     table = folder / "readings.csv"
     table.write_text(header + "".join(rows[:KNOWN]))
     run = trained(folder, tmp_path / "run", **{"data.target": "speed", "data.inputs": "none"})
-    settings = LiveSettings(data=folder, feed=True, deadline=250, poll=0.05)
+    settings = LiveSettings(data=folder, clock=FEED, deadline=250, poll=0.05)
     with serving(run, settings) as (_, client):
         with table.open("a") as opened:
             opened.write(rows[KNOWN])
@@ -272,7 +273,7 @@ def test_recorded_variables_are_played_to_a_service_that_uses_them(
     def token_of(state: str) -> list[object]:
         return ["--token-file", tmp_path / state / "token"]
 
-    with serving(run, LiveSettings(data=growing, state=tmp_path / "a", feed=True, deadline=250)) as (
+    with serving(run, LiveSettings(data=growing, state=tmp_path / "a", clock=FEED, deadline=250)) as (
         _,
         client,
     ):
@@ -281,7 +282,7 @@ def test_recorded_variables_are_played_to_a_service_that_uses_them(
         assert "not played: holiday, rain; the service reads covariates from its own files" in says
         compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
     without = trained(growing, tmp_path / "run", **{"data.inputs": "none"})
-    settings = LiveSettings(data=growing, state=tmp_path / "b", feed=True, deadline=250)
+    settings = LiveSettings(data=growing, state=tmp_path / "b", clock=FEED, deadline=250)
     with serving(without, settings) as (_, client):
         says = said("replay", folder, "--to", f"http://{client.host}", *played, *token_of("b"))
         assert "the service does not use: flow" in says

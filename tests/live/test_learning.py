@@ -19,6 +19,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.learning import period_of
 from cnfgnn.live.models import KEPT, Models
 from cnfgnn.live.retrain import RetrainSettings, error_on, plan_windows, readings_at_hand, retrain
@@ -177,7 +178,7 @@ def test_without_new_readings_nothing_is_trained(small_run: SmallRun, tmp_path: 
 
 
 def test_it_trains_on_what_the_service_has_stored(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path / "state", feed=True, deadline=250)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path / "state", clock=FEED, deadline=250)
     with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 4):
             client.post(small_run.row(row))
@@ -211,7 +212,7 @@ def forecast_of(run: Run, data: Dataset, found: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    settings = LiveSettings(data=own_run.folder, state=state, feed=True, deadline=250)
+    settings = LiveSettings(data=own_run.folder, state=state, clock=FEED, deadline=250)
     with serving(own_run.run, settings) as (_, client):
         told = client.get("/model").json
         assert (told["run"], told["switches"], told["rollbackTo"]) == (own_run.run.folder.name, [], None)
@@ -252,7 +253,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
 def test_a_model_that_cannot_be_loaded_is_left_out(own_run: SmallRun, tmp_path: Path) -> None:
     models = Models(own_run.run.folder, tmp_path / "state")
     models.switch("gone", "better")  # its folder is not there
-    settings = LiveSettings(data=own_run.folder, state=tmp_path / "state", feed=True, deadline=250)
+    settings = LiveSettings(data=own_run.folder, state=tmp_path / "state", clock=FEED, deadline=250)
     with serving(own_run.run, settings) as (_, client):
         told = client.get("/model").json
         assert told["run"] == own_run.run.folder.name

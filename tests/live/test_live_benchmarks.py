@@ -14,6 +14,7 @@ from benchmarks.federation_live import Federation, Listener, latencies, resident
 from benchmarks.live_place import Place
 from benchmarks.watch import HOUR, planted, played
 
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.start import LiveSettings
 from tests.conftest import HISTORY, network
 from tests.live.small_service import KNOWN, SmallRun, serving
@@ -71,7 +72,7 @@ def test_the_latency_of_several_sites_is_that_of_the_last(small_run: SmallRun, t
     ids, values = small_run.data.readings.ids, small_run.data.readings.values
     full = replace(small_run.data.readings, values=np.nan_to_num(values, nan=50.0).astype(np.float32))
     data = replace(small_run.data, readings=replace(full, missing=np.zeros_like(full.missing)))
-    settings = LiveSettings(data=small_run.folder, feed=True, deadline=250)
+    settings = LiveSettings(data=small_run.folder, clock=FEED, deadline=250)
     with ExitStack() as opened:
         names = ("one", "other")
         clients = {

@@ -12,10 +12,10 @@ from cnfgnn.cli.main import app
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.live import limits
 from cnfgnn.live.clock import Zone
-from cnfgnn.live.engine import KEPT_ROWS
 from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import MOST_ALARMS, Metrics
 from cnfgnn.live.observations import read_csv, read_json
+from cnfgnn.live.predictor import KEPT_ROWS
 from cnfgnn.live.recent import Arrived, Verdict
 from cnfgnn.live.tracking import STEPS_BETWEEN_STATES
 from cnfgnn.live.watch import KINDS, OVERALL

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cnfgnn.config.settings import DataConfig
-from cnfgnn.live.clock import FeedClock, Zone
+from cnfgnn.live.clock import FEED, FeedClock, Zone
 from cnfgnn.live.page import routes
 from cnfgnn.live.page.sensors import MOST_EDGES, MOST_STEPS, SensorList
 from cnfgnn.live.recent import RecentReadings
@@ -27,7 +27,7 @@ OWN = Path(routes.__file__).parent / "assets"
 @pytest.fixture(scope="module")
 def client(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     settings = LiveSettings(
-        data=small_run.folder, state=tmp_path_factory.mktemp("state"), feed=True, speed=100
+        data=small_run.folder, state=tmp_path_factory.mktemp("state"), clock=FEED, speed=100
     )
     with serving(small_run.run, settings) as (_, client):
         yield client

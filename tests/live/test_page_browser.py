@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.start import LiveSettings
 from tests.browser import BrowserWindow, needs_browser
 from tests.live.page_source import HORIZON, PageSource, told_model, watched
@@ -102,7 +103,7 @@ def page(driver: Any) -> Page:
 
 @pytest.fixture
 def feed(small_run: SmallRun, tmp_path: Path) -> Iterator[Client]:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=1, speed=100)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=1, speed=100)
     with serving(small_run.run, settings) as (_, client):
         yield client
 

@@ -19,8 +19,8 @@ import pandas as pd
 import pytest
 
 from cnfgnn.data.folder import load
+from cnfgnn.data.readings import rows_of
 from cnfgnn.files import write_whole
-from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import COMMAND, ENVIRONMENT, said
 from tests.live.small_service import KNOWN, LiveCommand, SmallRun, make_small_run

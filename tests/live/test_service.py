@@ -15,8 +15,8 @@ import pytest
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import StorageError
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, Floats
 from cnfgnn.live.forecasts import QUALITIES, Forecast
+from cnfgnn.live.predictor import KEPT_ROWS, Floats, RunPredictor
 from cnfgnn.live.recent import Arrived, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.service import LiveService
@@ -71,7 +71,7 @@ class Bench:
         self.recent = RecentReadings(known.readings, KEPT_ROWS, zeros_missing=False)
         self.clock = SetClock(self.recent.newest + DEADLINE)
         self.service = LiveService(
-            Engine(small.run, known),
+            RunPredictor(small.run, known),
             self.recent,
             ReadingStore(state),
             self.clock,
@@ -145,7 +145,7 @@ def test_at_the_deadline_the_forecast_is_made_with_who_is_there(on_bench: OnBenc
         bench.clock.moment = bench.time(KNOWN) + DEADLINE
         made = await bench.forecast_of(KNOWN)
         quality = [QUALITIES[made.quality[k]] for k in range(SENSORS)]
-        graph = bench.service.engine.graph
+        graph = bench.service.predictor.graph
         neighbours = {int(r) for s, r in zip(graph.senders, graph.receivers, strict=True) if s == 3} - {3}
         assert neighbours
         for k, found in enumerate(quality):
@@ -171,7 +171,7 @@ def test_a_sensor_that_has_been_silent_for_a_history_is_not_waited_for(on_bench:
         await bench.service.take(bench.cells(KNOWN + HISTORY + 1, leave_out=(3,)), "test")
         made = await bench.forecast_of(KNOWN + HISTORY + 1)
         assert made.counts()["fallback"] == 1
-        profile = bench.service.engine.weekly_profiles
+        profile = bench.service.predictor.weekly_profiles
         assert profile is not None
         assert np.isfinite(made.values[3]).all()  # what the sensor usually reads, or its last reading
 
@@ -260,7 +260,7 @@ def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
             raise RuntimeError("the model is broken")
 
         with monkeypatch.context() as patched:
-            patched.setattr(bench.service.engine, "forecast", broken)
+            patched.setattr(bench.service.predictor, "forecast", broken)
             bench.clock.moment = bench.time(KNOWN) + 1
             await bench.service.take(bench.cells(KNOWN), "test")
             made = await bench.forecast_of(KNOWN)
@@ -298,22 +298,22 @@ def test_readings_that_cannot_be_written_are_not_taken(
 
 
 def test_the_model_is_asked_before_anything_that_may_fail(on_bench: OnBench) -> None:
-    """A site's engine tells the server that a step is due: that must not depend on the owner's profiles."""
+    """A site's predictor tells the server that a step is due; that must not depend on profiles."""
 
     async def test(bench: Bench) -> None:
-        engine, asked = bench.service.engine, []
+        predictor, asked = bench.service.predictor, []
 
-        class WithoutProfiles(Engine):
+        class WithoutProfiles(RunPredictor):
             weekly_profiles = np.zeros((1, 2))  # of another shape than a profile has
 
             def __init__(self) -> None:
-                self.__dict__.update(vars(engine))
+                self.__dict__.update(vars(predictor))
 
             def forecast(self, readings: Readings) -> Floats:
                 asked.append(readings.times[-1])
                 return super().forecast(readings)
 
-        bench.service.engine = WithoutProfiles()
+        bench.service.predictor = WithoutProfiles()
         bench.clock.moment = bench.time(KNOWN) + 1
         await bench.service.take(bench.cells(KNOWN), "test")
         await come_true(lambda: "forecast" in bench.service.problems, "the failure")

@@ -23,8 +23,8 @@ def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_p
     store.write(IDS, [Cell(300, 1, 4.5)], {})  # a correction
     store.close()
     store = ReadingStore(tmp_path)
-    assert list(store.readings(0)) == [(300, "a", 1.5), (300, "b", 4.5), (600, "a", 3.5)]
-    assert list(store.readings(301)) == [(600, "a", 3.5)]
+    assert list(store.stored(0).readings) == [(300, "a", 1.5), (300, "b", 4.5), (600, "a", 3.5)]
+    assert list(store.stored(301).readings) == [(600, "a", 3.5)]
     assert store.newest() == 600
     assert store.files() == {"f.csv": FileState(9, 8, 7)}
     store.close()
@@ -75,7 +75,7 @@ def test_a_log_that_a_killed_process_of_an_earlier_version_left_is_closed_to_oth
     for file in crashed.glob("live.sqlite*"):
         file.chmod(0o644)
     with closing(ReadingStore(crashed)) as store:
-        assert list(store.readings(0)) == [(300, "a", 1.5)]
+        assert list(store.stored(0).readings) == [(300, "a", 1.5)]
         modes = {file.name: file.stat().st_mode & 0o777 for file in crashed.glob("live.sqlite*")}
     assert "live.sqlite-wal" in modes
     assert set(modes.values()) == {0o600}

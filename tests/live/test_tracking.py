@@ -16,9 +16,9 @@ import pytest
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live import tracking as module
-from cnfgnn.live.clock import Zone
-from cnfgnn.live.engine import Engine
+from cnfgnn.live.clock import FEED, Zone
 from cnfgnn.live.forecasts import QUALITIES, Forecast
+from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.start import LiveSettings
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
@@ -35,22 +35,22 @@ def number_of(readings: Readings) -> int:
 
 @contextmanager
 def opened(
-    small: SmallRun, state: Path, rows: int = KNOWN, engine: Engine | None = None
-) -> Iterator[tuple[Engine, Tracking]]:
+    small: SmallRun, state: Path, rows: int = KNOWN, predictor: RunPredictor | None = None
+) -> Iterator[tuple[RunPredictor, Tracking]]:
     """What a service opens when it starts with so many rows at hand."""
     data = small.until(KNOWN)
-    engine = engine or Engine(small.run, data)
+    predictor = predictor or RunPredictor(small.run, data)
     with closing(ReadingStore(state)) as store:
         made = open_tracking(
-            engine, lambda: adapted_intervals(engine, data), small.until(rows).readings, store
+            predictor, lambda: adapted_intervals(predictor, data), small.until(rows).readings, store
         )
         with closing(made):
-            yield engine, made
+            yield predictor, made
 
 
-def taken(engine: Engine, tracking: Tracking, readings: Readings) -> dict[int, np.ndarray]:
+def taken(predictor: RunPredictor, tracking: Tracking, readings: Readings) -> dict[int, np.ndarray]:
     """Take a step as the service does."""
-    ranges = tracking.step(number_of(readings), engine.cleaned(readings), engine.forecast(readings))
+    ranges = tracking.step(number_of(readings), predictor.cleaned(readings), predictor.forecast(readings))
     tracking.write()
     tracking.tidy()
     return ranges
@@ -60,10 +60,10 @@ def test_live_ranges_are_those_of_the_command(tmp_path: Path) -> None:
     """From the first forecast on, while ranges adapt and sensors are silent. Hidden states are not rounded
     here: the command rounds those of many windows together, and so a little differently."""
     small = make_small_run(tmp_path, **{"training.wire": "full"})
-    with opened(small, tmp_path / "state") as (engine, tracking):
+    with opened(small, tmp_path / "state") as (predictor, tracking):
         for rows in (KNOWN, KNOWN + 1, KNOWN + 2, KNOWN + 3, KNOWN + 4):
             until = small.until(rows)
-            ranges = taken(engine, tracking, until.readings)
+            ranges = taken(predictor, tracking, until.readings)
         table = forecast_run(small.run, until, LEVELS)
         for level in LEVELS:
             for side, bound in zip(("low", "high"), ranges[level], strict=True):
@@ -78,14 +78,14 @@ def test_a_restarted_watch_is_the_same_as_an_undisturbed_one(
 ) -> None:
     """All of it is compared to the last bit, with states that are written now and then, and steps between."""
     monkeypatch.setattr(module, "STEPS_BETWEEN_STATES", 4)
-    with opened(small_run, tmp_path / "undisturbed") as (engine, undisturbed):
+    with opened(small_run, tmp_path / "undisturbed") as (predictor, undisturbed):
         for rows in range(KNOWN, KNOWN + 11):
-            expected = taken(engine, undisturbed, small_run.until(rows).readings)
-            with opened(small_run, tmp_path / "restarted", rows, engine) as (again, restarted):
+            expected = taken(predictor, undisturbed, small_run.until(rows).readings)
+            with opened(small_run, tmp_path / "restarted", rows, predictor) as (again, restarted):
                 found = taken(again, restarted, small_run.until(rows).readings)
             for level in LEVELS:
                 np.testing.assert_array_equal(found[level], expected[level])
-            with opened(small_run, tmp_path / "restarted", rows, engine) as (again, restarted):
+            with opened(small_run, tmp_path / "restarted", rows, predictor) as (again, restarted):
                 for name, array in undisturbed.state().items():
                     np.testing.assert_array_equal(restarted.state()[name], array, err_msg=name)
                 # The forecast that was made before is made again, and nothing is learned twice.
@@ -97,12 +97,12 @@ def test_a_restarted_watch_is_the_same_as_an_undisturbed_one(
 def test_readings_that_came_while_the_service_was_away_are_learned_from(
     small_run: SmallRun, tmp_path: Path
 ) -> None:
-    with opened(small_run, tmp_path) as (engine, tracking):
-        taken(engine, tracking, small_run.until(KNOWN).readings)
+    with opened(small_run, tmp_path) as (predictor, tracking):
+        taken(predictor, tracking, small_run.until(KNOWN).readings)
         before = tracking.report(str).overall.count
-    with opened(small_run, tmp_path, KNOWN + 5) as (engine, tracking):
-        taken(engine, tracking, small_run.until(KNOWN + 5).readings)
-        steps = engine.horizon * (engine.horizon - 1) / 2
+    with opened(small_run, tmp_path, KNOWN + 5) as (predictor, tracking):
+        taken(predictor, tracking, small_run.until(KNOWN + 5).readings)
+        steps = predictor.horizon * (predictor.horizon - 1) / 2
         assert before == 0
         seen = small_run.data.readings.missing[KNOWN : KNOWN + 5]
         assert 0 < tracking.report(str).overall.count <= (~seen).sum() < steps * 6
@@ -111,28 +111,28 @@ def test_readings_that_came_while_the_service_was_away_are_learned_from(
 
 
 def test_what_another_model_learned_is_not_used(small_run: SmallRun, tmp_path: Path) -> None:
-    with opened(small_run, tmp_path) as (engine, tracking):
-        taken(engine, tracking, small_run.until(KNOWN).readings)
+    with opened(small_run, tmp_path) as (predictor, tracking):
+        taken(predictor, tracking, small_run.until(KNOWN).readings)
         name = tracking.journal.of
     ids = (*small_run.data.readings.ids[:-1], "another")
     other = replace(
         small_run, data=replace(small_run.data, readings=replace(small_run.data.readings, ids=ids))
     )
-    with opened(other, tmp_path) as (engine, tracking):
+    with opened(other, tmp_path) as (predictor, tracking):
         assert tracking.issued == -1
         assert tracking.journal.of != name
 
 
 def test_a_full_disk_costs_neither_ranges_nor_what_was_learned(small_run: SmallRun, tmp_path: Path) -> None:
-    with opened(small_run, tmp_path / "one") as (engine, tracking):
+    with opened(small_run, tmp_path / "one") as (predictor, tracking):
         tracking.journal._database.execute("PRAGMA query_only = 1")
         readings = small_run.until(KNOWN + 1).readings
-        ranges = tracking.step(number_of(readings), engine.cleaned(readings), engine.forecast(readings))
+        ranges = tracking.step(number_of(readings), predictor.cleaned(readings), predictor.forecast(readings))
         assert set(ranges) == set(LEVELS)
         with pytest.raises(StorageError, match="what was learned from readings"):
             tracking.write()
         tracking.journal._database.execute("PRAGMA query_only = 0")
-        taken(engine, tracking, small_run.until(KNOWN + 2).readings)
+        taken(predictor, tracking, small_run.until(KNOWN + 2).readings)
         expected = tracking.state()
     with opened(small_run, tmp_path / "one", KNOWN + 2) as (_, tracking):
         for name, array in tracking.state().items():
@@ -181,7 +181,7 @@ def test_ranges_are_in_json_csv_and_observations() -> None:
 
 
 def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=250)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=250)
     with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 6):
             sent = small_run.full_row(row)
@@ -207,7 +207,7 @@ def test_the_service_gives_ranges_and_what_the_watch_has_seen(small_run: SmallRu
 def test_a_silent_sensor_is_an_event_a_log_line_and_in_the_health(
     small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=100, speed=3000)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=100, speed=3000)
     with serving(small_run.run, settings) as (_, client):
         connection = http.client.HTTPConnection(client.host, timeout=240)
         connection.request("GET", "/events", headers=client.headers)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cnfgnn.errors import RunError
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.limits import Rate
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.runs.forecast import forecast_run
@@ -44,7 +45,7 @@ def newest(client: Client) -> str:
 def test_readings_that_are_sent_give_the_forecasts_of_the_command(
     small_run: SmallRun, tmp_path: Path
 ) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, deadline=1, speed=100)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, deadline=1, speed=100)
     with serving(small_run.run, settings) as (_, client):
         for row in range(KNOWN, KNOWN + 6):
             sent = small_run.row(row)
@@ -244,7 +245,7 @@ def test_a_request_that_is_not_http_does_not_stop_the_service(client: Client) ->
 
 
 def test_an_upload_is_bounded_in_size(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, most_bytes=1000)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, most_bytes=1000)
     with serving(small_run.run, settings) as (_, client):
         assert client.post(b" " * 1001).status == 413
         host, port = client.host.split(":")
@@ -282,7 +283,7 @@ def test_a_rate_admits_a_burst_and_then_so_many_a_second() -> None:
 
 def test_a_port_that_is_taken_is_named(small_run: SmallRun, tmp_path: Path, client: Client) -> None:
     port = int(client.host.split(":")[1])
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, port=port)
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, port=port)
     with pytest.raises(RunError, match=f"port {port} cannot be opened .* choose another one with --port"):
         LiveProcess(small_run.run, settings)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
+from cnfgnn.live.clock import FEED
 from cnfgnn.live.page.routes import ASSETS
 from cnfgnn.live.start import LiveProcess, LiveSettings
 from cnfgnn.live.token_file import open_token, read_token
@@ -126,7 +127,7 @@ def test_a_name_that_somebody_else_points_here_is_not_answered(client: Client) -
 
 
 def test_a_service_for_other_machines_tells_nothing_by_any_name(small_run: SmallRun, tmp_path: Path) -> None:
-    settings = LiveSettings(data=small_run.folder, state=tmp_path, feed=True, host="0.0.0.0")
+    settings = LiveSettings(data=small_run.folder, state=tmp_path, clock=FEED, host="0.0.0.0")
     with serving(small_run.run, settings) as (_, client):
         rebound = {"Host": "evil.example:80", "Origin": "http://evil.example:80"}
         for path in ("/sensors", "/forecasts", "/metrics"):

@@ -15,10 +15,11 @@ import pytest
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
-from cnfgnn.federation.site.live.engine import Ready, SiteEngine
+from cnfgnn.data.readings import Readings, rows_of
+from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import FOLDER, State
-from cnfgnn.live.engine import CopyOfRows, rows_of
+from cnfgnn.privacy.copies import CopiesOfNewest
+from cnfgnn.privacy.truth_and_copy import Blurring
 from cnfgnn.runs.simulation import simulate
 from tests.privacy.two_truths import HISTORY, HORIZON, TwoTruths, as_bytes, brief, city
 
@@ -49,20 +50,20 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
             told.computed.append(len(copy.times))
         told.sent.append(sent)
 
-    engine = SiteEngine(
+    predictor = SitePredictor(
         ids,
         ready,
         DataConfig(),
-        CopyOfRows(truths.config, truths.copies),
+        Blurring.of(truths.config, CopiesOfNewest(truths.copies)),
         show,
         lambda what, error: told.problems.add(what),
         folder,
     )
     for rows in range(HISTORY + 1, len(truth.readings.times) + 1):
         before = len(told.sent)
-        forecast = engine.forecast(rows_of(truth.readings, slice(0, rows)))
+        forecast = predictor.forecast(rows_of(truth.readings, slice(0, rows)))
         assert len(told.sent) == before + 1, f"nothing was told in step {rows}"
-        told.sent[-1] += (repr(engine.wait_until_due(0)).encode(),)
+        told.sent[-1] += (repr(predictor.wait_until_due(0)).encode(),)
         told.forecasts.append(forecast.tobytes())
     return told
 

@@ -23,9 +23,10 @@ from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.owner import TOLD, Owner
 from cnfgnn.algorithm.verb import Verb
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params
-from cnfgnn.privacy.inputs import true_and_copied
+from cnfgnn.privacy.truth_and_copy import Blurring
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports.remote.endpoint import Endpoint
@@ -151,10 +152,12 @@ def test_an_input_that_leaves_unblurred_is_noticed(
 ) -> None:
     truths = TwoTruths.of(tmp_path, brief(PRIVATE, **INPUTS), city(inputs=True), ("plain", "noisy"))
 
-    def unblurred(inputs: Any, blurs: Any, *rest: Any) -> Any:
-        return true_and_copied(inputs, {**blurs, name: 0.0}, *rest)
+    copied = Blurring._copied
 
-    monkeypatch.setattr("cnfgnn.runs.simulation.true_and_copied", unblurred)
+    def unblurred(self: Blurring, observed: Readings, of: str) -> Readings:
+        return observed if of == name else copied(self, observed, of)
+
+    monkeypatch.setattr(Blurring, "_copied", unblurred)
     one, other = (train_with_faults(truths, data, GROUPS) for data in truths)
     assert differences(one, other) != []
 

@@ -14,8 +14,8 @@ from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import rows_of
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.live.engine import rows_of
 from cnfgnn.models.params import is_personal
 from cnfgnn.runs.evaluate import weights_of
 from cnfgnn.runs.folder import Run

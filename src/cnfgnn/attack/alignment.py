@@ -28,7 +28,7 @@ def as_in_run(run: Run, data: Dataset) -> Dataset:
             raise DataError(source, f"there are no readings of this sensor of {run.folder}", column=sensor)
     data = data.select(run.data.sensors)
     readings, step = data.readings, run.data.step_seconds
-    since_first = readings.times.astype("datetime64[s]").astype(np.int64) - federation.first
+    since_first = readings.seconds - federation.first
     if (since_first % step).any():
         problem = f"the times are not on the steps of {step} s on which {run.folder} was trained"
         raise DataError(source, problem)

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from cnfgnn.cli import progress
-from cnfgnn.cli.federation_kits import check, clean, down, engine, init, revoke, up
+from cnfgnn.cli.federation_kits import check, clean, down, engine, init, renew, request, revoke, sign, up
 from cnfgnn.cli.federation_live import live, rollback
+from cnfgnn.cli.federation_owner import approve, sent
 from cnfgnn.cli.federation_status import status
 from cnfgnn.cli.federation_tasks import evaluate, forecast, train
 from cnfgnn.errors import ConfigError
@@ -53,9 +54,14 @@ for command in (
     engine,
     down,
     status,
+    request,
+    sign,
+    renew,
     revoke,
     clean,
     check,
+    sent,
+    approve,
     train,
     evaluate,
     forecast,

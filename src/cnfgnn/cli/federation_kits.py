@@ -1,4 +1,5 @@
-"""The commands for kits and their processes: make, check, start, stop, revoke and clean them."""
+"""The commands for kits and their processes: make, check, start, stop, revoke and clean them; and for keys
+that sites make themselves."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import typer
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_arguments import KitArgument, ServerArgument
 from cnfgnn.cli.privacy import HideOption, check_hide
+from cnfgnn.errors import ConfigError, RunError
 
 
 def init(
@@ -26,20 +28,33 @@ def init(
         str | None,
         typer.Option(help="Make a kit for this site only, e.g. after `revoke`; needs --authority."),
     ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the requests of sites that make their own keys: SITE.csr."),
+    ] = None,
 ) -> None:
     """Make a kit for the server and for each site, with certificates, settings and start scripts."""
+    from cnfgnn.federation.kits.requests import read_requests
     from cnfgnn.federation.operator.make_kits import make_kits
     from cnfgnn.federation.project import read_project
 
-    kits = make_kits(read_project(project), out, authority=authority, only=only)
+    plan = read_project(project)
+    requested = {} if requests is None else read_requests(requests, [site.name for site in plan.sites])
+    kits = make_kits(plan, out, authority=authority, only=only, requests=requested)
     for name, kit in kits.items():
         print(f"{name}: {kit}")
+        if name in requested:
+            print(f"  for the key with the fingerprint {requested[name].fingerprint}; the kit has no key")
     if only is not None:
         print(f"next: at site {only}, replace the folder startup/ of the old kit with the new one, then run:")
+        if only in requested:
+            print("  mv client.key KIT/startup/   (the key that it made)")
         print("  cnfgnn federation up KIT")
         return
     print(f"authority: {out.absolute() / 'authority'} (keep it safe: it can sign further kits)")
     print("next: give each site its folder; there, set `readings` in local/site.toml. Then run:")
+    if requested:
+        print("  mv client.key KIT/startup/    (at each site that made its key)")
     print("  cnfgnn federation up KIT      (first at the server)")
     print("  cnfgnn federation check KIT   (at each site)")
     print("  cnfgnn federation up KIT      (at each site)")
@@ -111,6 +126,77 @@ def down(kit: KitArgument = Path()) -> None:
     print(f"the {role(kit)} {'is stopped' if stop(kit) else 'was not running'}")
 
 
+def request(
+    site: Annotated[
+        str, typer.Argument(help="Folder of the site's kit; with --out, the name of a site without a kit.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to make for the key and its request, before there is a kit.")
+    ] = None,
+) -> None:
+    """At a site: make a key of its own, and a request to sign it. The key stays here."""
+    from cnfgnn.federation.kits.renewal import request_renewal
+    from cnfgnn.federation.kits.requests import KEY, make_request
+
+    if out is None and not Path(site).is_dir():
+        raise ConfigError(site, "there is no such kit: for a site that has none yet, add --out FOLDER")
+    made = request_renewal(Path(site)) if out is None else make_request(site, out)
+    print(f"key: {made.file.with_name(KEY)} (it stays here: nobody else needs it)")
+    print(f"request: {made.file}")
+    print(f"fingerprint: {made.fingerprint}")
+    print("next: send the request to whoever makes the kits, and compare the fingerprint by telephone. Then:")
+    if out is None:
+        print(f"  cnfgnn federation renew {site} CERTIFICATE")
+    else:
+        print(f"  mv {made.file.with_name(KEY)} KIT/startup/   (when you have your kit)")
+
+
+def sign(
+    project: Annotated[Path, typer.Argument(help="Project file: it says what the certificate says.")],
+    request: Annotated[Path, typer.Argument(help="The site's request, SITE.csr.")],
+    authority: Annotated[Path, typer.Option(help="Folder `authority` of the kits.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File for the certificate; by default beside the request.")
+    ] = None,
+    days: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=3650, help="How long it is valid; two years, and not longer than the authority."
+        ),
+    ] = None,
+) -> None:
+    """Where the authority is: sign a site's request, to renew its certificate."""
+    from cnfgnn.federation.engine.provisioning import sign as signed
+    from cnfgnn.federation.kits.certificates import validity
+    from cnfgnn.federation.kits.requests import read_request
+    from cnfgnn.federation.project import read_project
+    from cnfgnn.files import write_whole
+
+    out = out or request.with_suffix(".crt")
+    if out.exists():
+        raise RunError(out, "exists already: choose another --out")
+    plan = read_project(project)
+    found = read_request(request, [site.name for site in plan.sites])
+    write_whole(out, signed(plan, found, authority, days))
+    print(f"certificate: {out}, of site {found.site}, valid until {validity(out).ends:%Y-%m-%d}")
+    print(f"fingerprint: {found.fingerprint} (compare it with the owner's before you send it)")
+    print(f"next: send the certificate to {found.site}; there: cnfgnn federation renew KIT {out.name}")
+
+
+def renew(
+    kit: Annotated[Path, typer.Argument(help="Folder of the site's kit, in which `request` made a key.")],
+    certificate: Annotated[Path, typer.Argument(help="The certificate for that key.")],
+) -> None:
+    """At a site: replace its key and certificate by those of its request. It may keep running."""
+    from cnfgnn.federation.kits.processes import running
+    from cnfgnn.federation.kits.renewal import renew as install
+
+    ends = install(kit, certificate).ends
+    print(f"the certificate is renewed; it is valid until {ends:%Y-%m-%d}")
+    if running(kit) is not None:
+        print("the engine of the running site starts again with it; its tasks go on")
+
+
 def revoke(
     kit: ServerArgument, site: Annotated[str, typer.Argument(help="The site whose kit was copied or stolen.")]
 ) -> None:
@@ -123,8 +209,9 @@ def revoke(
     seen = read_server_status(kit).get("sites", {}).get(site, {}).get("serials", [])
     new = revoke_certificates(kit, site, tuple(map(str, seen)))
     certificates = f"{len(new)} certificate{'s' if len(new) != 1 else ''}"
-    print(f"{site}: {certificates} revoked; its connections close within seconds")
+    print(f"{site}: {certificates} revoked, and all others made before now; its connections close in seconds")
     print(f"next: cnfgnn federation init PROJECT.toml --authority AUTHORITY --only {site} --out FOLDER")
+    print("  or, if the site makes its own key, there: cnfgnn federation request KIT")
 
 
 def clean(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
-from cnfgnn.errors import ConfigError
 
 if TYPE_CHECKING:
     from cnfgnn.federation.server.task import Task
@@ -25,7 +24,7 @@ HoldOutOption = Annotated[
 
 
 TokenOption = Annotated[
-    Path | None,
+    str,
     typer.Option("--token-file", help="A file with the token of the page; default page-token in KIT."),
 ]
 
@@ -50,7 +49,7 @@ def live(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free one.")
     ] = 8708,
-    token_file: TokenOption = None,
+    token_file: TokenOption = "",
     wait: WaitOption = 60.0,
     retrain: RetrainOption = "",
     hold_out: HoldOutOption = 3.0,
@@ -64,11 +63,8 @@ def live(
     their blurred copies of the last days, and the new one goes live if it is better.
     """
     from cnfgnn.cli.live import check_installed, page_link
-    from cnfgnn.live.clock import CLOCKS
 
     check_installed()
-    if clock not in CLOCKS:
-        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
     from cnfgnn.federation.operator.live.page import LivePage
     from cnfgnn.federation.operator.live.retraining import RetrainPlan, retraining
     from cnfgnn.federation.operator.tasks import check_server_kit
@@ -78,8 +74,9 @@ def live(
 
     check_server_kit(kit)
     plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None
-    LiveSettings(deadline=deadline, feed=clock == "feed", speed=speed, hold_out=hold_out).check()
-    terms = {"deadline": deadline, "feed": clock == "feed", "speed": speed}
+    settings = LiveSettings(deadline=deadline, clock=clock, speed=speed, hold_out=hold_out)
+    settings.check()
+    terms = {"deadline": deadline, "feed": settings.feed, "speed": speed}
     page = LivePage(kit, host, port, token_file, None if plan is None else plan.period)
     try:
         with page, retraining(plan, terms, _say):

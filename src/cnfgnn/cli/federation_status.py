@@ -68,6 +68,9 @@ def _print_site(report: Mapping[str, Any]) -> None:
         print(f"    page: {page_link(live['address'], Path(live['token_file']))}")
         for line in service_lines(live):
             print(f"    {line}")
+    for waits in report["waits"]:
+        about = f"{waits['method']}, {waits['rounds']} rounds" if waits["rounds"] else waits["method"]
+        print(f"  {waits['run']} ({about}) waits: cnfgnn federation approve {report['kit']} {waits['run']}")
     for line in failure_lines(report["failed"]):
         print(f"  failed: {line}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +20,12 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written
-from cnfgnn.live.clock import CLOCKS
+from cnfgnn.live.clock import FEED, SYSTEM
+from cnfgnn.live.options import LIVE, MQTT_PASSWORD, PORT
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from cnfgnn.live.broker import BrokerSettings
     from cnfgnn.live.start import LiveProcess
 
 NEEDED = {
@@ -35,7 +34,6 @@ NEEDED = {
     "paho": "paho-mqtt",
     "prometheus_client": "prometheus-client",
 }
-MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 
 
 class RunsByDefault(TyperGroup):
@@ -66,11 +64,11 @@ TimezoneOption = Annotated[
 HostOption = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines ask.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")]
 TokenOption = Annotated[
-    Path | None,
+    str,
     typer.Option("--token-file", help="A file with the token of requests; default STATE/token."),
 ]
 MqttOption = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"A broker: mqtt://host or mqtt://user@host:port, TLS: mqtts://; password in {MQTT_PASSWORD}."
     ),
@@ -108,13 +106,13 @@ def run(
     state: StateOption = None,
     latest: LatestOption = None,
     deadline: DeadlineOption = None,
-    clock: ClockOption = "system",
+    clock: ClockOption = SYSTEM,
     speed: Annotated[float, typer.Option(help="With --clock feed: how fast time passes.")] = 1.0,
     timezone: TimezoneOption = "",
     host: HostOption = "127.0.0.1",
-    port: PortOption = 8707,
-    token_file: TokenOption = None,
-    mqtt: MqttOption = None,
+    port: PortOption = PORT,
+    token_file: TokenOption = "",
+    mqtt: MqttOption = "",
     mqtt_readings: Annotated[str, typer.Option(help="The topic that readings are read from.")] = "",
     mqtt_forecasts: Annotated[str, typer.Option(help="What the topics of forecasts begin with.")] = "",
     poll: Annotated[float, typer.Option(min=0.05, help="Seconds between looks at the folder.")] = 1.0,
@@ -132,8 +130,6 @@ def run(
     process beside the service trains on, and its model goes live if it is better.
     """
     check_installed()
-    if clock not in CLOCKS:
-        raise ConfigError("--clock", f"there is no clock {clock!r}", CLOCKS)
     if latest is not None:
         check_can_be_written(latest)
     from cnfgnn.live.start import LiveSettings, run_live
@@ -144,13 +140,15 @@ def run(
         state=state,
         latest=latest,
         deadline=deadline,
-        feed=clock == "feed",
+        clock=clock,
         speed=speed,
-        zone=_zone(timezone),
+        timezone=timezone,
         host=host,
         port=port,
         token_file=token_file,
-        mqtt=_broker(mqtt, mqtt_readings, mqtt_forecasts),
+        mqtt=mqtt,
+        mqtt_readings=mqtt_readings,
+        mqtt_forecasts=mqtt_forecasts,
         poll=poll,
         changes=reading_changes(changes),
         retrain=_period(retrain),
@@ -158,6 +156,7 @@ def run(
         retrain_nice=retrain_nice,
         hold_out=hold_out,
     )
+    settings.check()
     _log_to_stderr()
     run_live(Run.open(run), settings, say_where)
 
@@ -181,7 +180,7 @@ def retrain_once(
     from cnfgnn.runs.folder import Run
 
     settings = RetrainSettings(data, hold_out, reading_changes(changes))
-    models = Models(run, state or run / "live")
+    models = Models(run, state or run / LIVE)
     done = retrain(Run.open(run), models, settings, progress.watcher())
     print(f"{done.outcome}: {done.text}")
 
@@ -193,7 +192,7 @@ def rollback(run: RunArgument, state: StateOption = None) -> None:
     from cnfgnn.runs.folder import Run
 
     Run.open(run)
-    switch = Models(run, state or run / "live").rollback("rollback").switches[-1]
+    switch = Models(run, state or run / LIVE).rollback("rollback").switches[-1]
     print(f"{switch.after} is live instead of {switch.before}")
 
 
@@ -202,8 +201,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="The folder for the run and its data.")] = Path("runs/live-demo"),
     speed: Annotated[float, typer.Option(help="How fast the recorded day is played.")] = 600.0,
     steps: Annotated[int, typer.Option(min=1, max=288, help="How many steps of it are played.")] = 288,
-    port: PortOption = 8707,
-    mqtt: MqttOption = None,
+    port: PortOption = PORT,
+    mqtt: MqttOption = "",
     once: Annotated[bool, typer.Option("--once", help="End when the recorded day is over.")] = False,
 ) -> None:
     """Show a live service on the synthetic city: train a small run, and play a day to it, at speed.
@@ -215,8 +214,8 @@ def demo(
     from cnfgnn.live.start import LiveSettings
     from cnfgnn.live.store import remove_database
 
-    state, broker = out / "live", _broker(mqtt, "", "")
-    settings = LiveSettings(state=state, feed=True, speed=speed, port=port, mqtt=broker)
+    state = out / LIVE
+    settings = LiveSettings(state=state, clock=FEED, speed=speed, port=port, mqtt=mqtt)
     settings.check()  # before a run is trained
     made = live_demo.prepare(out, progress.watcher())
     settings = replace(settings, data=made.folder)
@@ -330,36 +329,10 @@ def say_where(process: LiveProcess) -> None:
     sys.stdout.flush()
 
 
-def _broker(url: str | None, readings: str, forecasts: str) -> BrokerSettings | None:
-    from cnfgnn.live import broker
-
-    if url is None:
-        if readings or forecasts:
-            raise ConfigError("--mqtt", "is needed with --mqtt-readings and --mqtt-forecasts")
-        return None
-    return broker.BrokerSettings(
-        url,
-        readings or broker.READINGS,
-        forecasts or broker.FORECASTS,
-        password=os.environ.get(MQTT_PASSWORD),
-    )
-
-
 def _period(text: str) -> float | None:
     from cnfgnn.live.learning import period_of
 
     return period_of(text) if text else None
-
-
-def _zone(name: str) -> Any:
-    from datetime import UTC
-
-    from cnfgnn.data.options import ReadingOptions
-
-    try:
-        return ReadingOptions(timezone=name).zone or UTC
-    except ConfigError as error:
-        raise ConfigError("--timezone", error.problem) from None
 
 
 def _moment(option: str, text: str | None) -> np.datetime64 | None:

@@ -105,7 +105,7 @@ def privacy(
             told["smoothing"] = _smoothing_as_json(smoothing, least, hide)
         print(json.dumps(told, allow_nan=False))
         return
-    _print(guarantees)
+    print_guarantees(guarantees)
     if smoothing is not None:
         _print_smoothing(smoothing, least, hide, unit)
     if out is not None:
@@ -244,7 +244,7 @@ def _seconds(option: str, text: str) -> float:
 # ---- what is printed ------------------------------------------------------------------------------------
 
 
-def _print(guarantees: Sequence[Guarantee]) -> None:
+def print_guarantees(guarantees: Sequence[Guarantee], with_caveats: bool = True) -> None:
     from cnfgnn.privacy.explanation import MU_AND_EPSILON, RIGHT_AT_MOST, caveats
 
     console = progress.out()
@@ -261,7 +261,7 @@ def _print(guarantees: Sequence[Guarantee]) -> None:
     if any(guarantee.rows for guarantee in guarantees):
         say(RIGHT_AT_MOST)
         say(MU_AND_EPSILON)
-    if told := caveats(guarantees):
+    if with_caveats and (told := caveats(guarantees)):
         say("\nKeep in mind:")
         for title, text in told.items():
             say(f"- {title}. {text}")

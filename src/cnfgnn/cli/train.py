@@ -419,13 +419,13 @@ def _print_findings(readings: Dataset, config: Config) -> None:
 
 def _print_input_notes(data: Dataset, config: Config) -> None:
     """Print what a user should know about other variables and covariates to stderr."""
-    from cnfgnn.data.inputs import ending_covariates, seconds_of
+    from cnfgnn.data.inputs import ending_covariates
     from cnfgnn.runs.simulation import unused_inputs
 
     if note := unused_inputs(data.readings, config):
         print(f"note: {note}", file=sys.stderr, flush=True)
         return
-    for sentence in ending_covariates(data.readings, int(seconds_of(data.readings)[-1])):
+    for sentence in ending_covariates(data.readings, int(data.readings.seconds[-1])):
         print(f"note: {sentence}", file=sys.stderr, flush=True)
 
 

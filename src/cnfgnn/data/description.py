@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.inputs import NO_NAMES, InputNames, seconds_of
+from cnfgnn.data.inputs import NO_NAMES, InputNames
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def describe(data: Dataset) -> DataDescription:
 
 def step_seconds(data: Dataset) -> int:
     """The time between two readings, in seconds."""
-    return int(data.readings.step.astype("timedelta64[s]").astype(int))
+    return data.readings.step_seconds
 
 
 def fingerprint(data: Dataset) -> str:
@@ -120,7 +120,7 @@ def fingerprint(data: Dataset) -> str:
     sha = hashlib.sha256("\n".join(data.readings.ids).encode())
     readings, graph = data.readings, data.graph
     for array in (
-        readings.times.astype("datetime64[s]").astype(np.int64),
+        readings.seconds,
         np.nan_to_num(readings.values, nan=-1.0),
         readings.missing,
         graph.senders,
@@ -131,7 +131,7 @@ def fingerprint(data: Dataset) -> str:
     for one in readings.others:
         sha.update(repr((one.name, one.known_ahead, one.for_all, one.readings.values.shape)).encode())
         for array in (
-            seconds_of(one.readings),
+            one.readings.seconds,
             np.nan_to_num(one.readings.values, nan=-1.0),
             one.readings.missing,
         ):

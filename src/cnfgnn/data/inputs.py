@@ -51,7 +51,7 @@ class Input:
         values, missing = self.readings.values[:, kept], self.readings.missing[:, kept]
         own = np.arange(len(values))[:, None]
         newest = np.maximum.accumulate(np.where(missing, -1, own), axis=0)  # (T k): the newest known row
-        place = np.searchsorted(seconds_of(self.readings), seconds, side="right") - 1
+        place = np.searchsorted(self.readings.seconds, seconds, side="right") - 1
         found = np.where(place[:, None] < 0, -1, newest[place.clip(min=0)])
         taken = np.take_along_axis(values.astype(np.float64), found.clip(min=0), axis=0)
         at_times = np.ascontiguousarray(np.where(found < 0, np.nan, taken).T)
@@ -64,7 +64,7 @@ class Input:
         known = np.flatnonzero(~self.readings.missing.all(axis=1))
         if not len(known):
             return None
-        seconds = seconds_of(self.readings)
+        seconds = self.readings.seconds
         step = int(self.readings.step.astype(np.int64)) if len(seconds) > 1 else 0
         return int(seconds[known[-1]]) + step
 
@@ -162,11 +162,6 @@ def used_inputs(readings: Readings, config: Config) -> Readings:
     check_wanted([one.name for one in others], options)
     kept = tuple(one for one in others if config.model.takes_inputs and options.wants(one.name))
     return readings if kept == others else replace(readings, others=kept)
-
-
-def seconds_of(readings: Readings) -> Ints:
-    """The times in seconds since 1970."""
-    return readings.times.astype("datetime64[s]").astype(np.int64)
 
 
 def ending_covariates(readings: Readings, end: int) -> list[str]:

@@ -80,7 +80,7 @@ class Readings:
             seen.add(sensor)
 
     def _check_times(self) -> None:
-        steps = np.diff(self.times.astype("datetime64[s]").astype(np.int64))
+        steps = np.diff(self.seconds)
         if (steps <= 0).any():
             row = int(np.argmax(steps <= 0)) + 1
             kind = "this time occurs twice" if steps[row - 1] == 0 else "times are not in ascending order"
@@ -96,6 +96,15 @@ class Readings:
         return step
 
     @property
+    def step_seconds(self) -> int:
+        return int(self.step.astype("timedelta64[s]").astype(np.int64))
+
+    @property
+    def seconds(self) -> npt.NDArray[np.int64]:
+        """(T,) the times in seconds since 1970."""
+        return self.times.astype("datetime64[s]").astype(np.int64)
+
+    @property
     def time_of_day(self) -> npt.NDArray[np.float64]:
         """(T,) in [0, 1): the fraction of the day that has passed."""
         seconds = (self.times - self.times.astype("datetime64[D]")).astype("timedelta64[s]")
@@ -105,7 +114,7 @@ class Readings:
     @property
     def weekday(self) -> npt.NDArray[np.int64]:
         """(T,) 0 to 6, Monday first."""
-        return weekday(self.times.astype("datetime64[s]").astype(np.int64))
+        return weekday(self.seconds)
 
     def select(self, ids: Sequence[str]) -> Readings:
         """The readings of some sensors, in the order asked for."""
@@ -130,8 +139,7 @@ class Readings:
 
     def on_grid(self) -> Readings:
         """The same readings with a row for every time step; added rows are missing."""
-        step = self.step.astype("timedelta64[s]").astype(np.int64)
-        seconds = self.times.astype("datetime64[s]").astype(np.int64)
+        step, seconds = self.step_seconds, self.seconds
         if (row := self.between_steps()) is not None:
             raise DataError(
                 self.source, f"this time is off the grid of {step} s steps", row=str(self.times[row])
@@ -153,3 +161,20 @@ class Readings:
 def weekday(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """0 to 6, Monday first, of seconds since 1970, which began on a Thursday."""
     return (seconds // int(DAY.astype(int)) + 3) % 7
+
+
+def rows_of(readings: Readings, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Readings:
+    """Some rows of readings; further inputs have times of their own and stay as they are."""
+    return replace(
+        readings,
+        times=readings.times[rows],
+        values=readings.values[rows],
+        missing=readings.missing[rows],
+    )
+
+
+def last_rows(readings: Readings, count: int) -> Readings:
+    """The newest rows of readings."""
+    if len(readings.times) <= count:
+        return readings
+    return rows_of(readings, slice(len(readings.times) - count, None))

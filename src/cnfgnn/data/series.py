@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import Missing
-from cnfgnn.data.inputs import InputSeries, seconds_of
+from cnfgnn.data.inputs import InputSeries
 from cnfgnn.data.readings import DAY, Readings
 from cnfgnn.data.seasons import PERIODS, find_seasons
 from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
@@ -81,7 +81,7 @@ class Series:
         """The series of some sensors, or of all if no rows are given."""
         kept = slice(None) if rows is None else rows
         missing = readings.missing[:, kept].T
-        seconds = seconds_of(readings)
+        seconds = readings.seconds
         others = [one.at(seconds, rows) for one in readings.others]
         values = readings.values[:, kept].T
         return cls(values, missing, readings.time_of_day, readings.weekday, others, seconds)

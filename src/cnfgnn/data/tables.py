@@ -80,7 +80,7 @@ def variables_of(table: Table, options: ReadingOptions, regular: bool = True) ->
 def _check_grid(readings: Readings, times: Times, table: Table) -> None:
     """Refuse times off the grid while the line in the file is still known."""
     if (row := readings.between_steps()) is not None:
-        step = int(readings.step.astype("timedelta64[s]").astype(int))
+        step = readings.step_seconds
         first = str(readings.times[0]).replace("T", " ")
         problem = f"this time is off the grid of {step} s steps that begins at {first}"
         in_file = int(np.argmax(times == readings.times[row]))

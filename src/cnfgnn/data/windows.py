@@ -42,9 +42,13 @@ class Windows:
     @classmethod
     def next(cls, rows: int, history: int, horizon: int) -> Windows:
         """The one window whose targets follow a series of that many rows, as the test split."""
+        return cls.to_forecast(np.array([rows - history], dtype=np.int64), history, horizon)
+
+    @classmethod
+    def to_forecast(cls, starts: npt.NDArray[np.int64], history: int, horizon: int) -> Windows:
+        """The windows that begin at these rows, as the test split; nothing is trained on."""
         none = np.zeros(0, dtype=np.int64)
-        last = np.array([rows - history], dtype=np.int64)
-        return cls({"train": none, "validation": none, "test": last}, history, horizon, ahead=True)
+        return cls({"train": none, "validation": none, "test": starts}, history, horizon, ahead=True)
 
     @classmethod
     def of(

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from cnfgnn.algorithm.number_rules import TAG
 
-TRAINED = "trained"  # in the names of runs that were trained beside a live task
-
 
 class KeptStates(NamedTuple):
     """What a retraining tells its sites.

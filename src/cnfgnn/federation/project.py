@@ -16,6 +16,8 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import NewSensor
+from cnfgnn.federation.permission_rules import PermissionRules
+from cnfgnn.live.options import ServiceOptions
 from cnfgnn.privacy.noise import LEAST_SIGMA
 from cnfgnn.transports.remote.limits import LARGEST_PIECE, PIECE
 
@@ -45,18 +47,10 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
-class SiteLive:
-    """Where a site serves its forecasts while the federation is live: `[live]` in its local/site.toml."""
+class SiteLive(ServiceOptions):
+    """How a site serves its forecasts while the federation is live: `[live]` in its local/site.toml. Paths
+    are absolute or relative to the kit."""
 
-    host: str = "127.0.0.1"
-    port: int = 8707  # 0: any free one
-    token_file: str = ""  # path of a file, absolute or relative to the kit
-    mqtt: str = ""  # a broker: mqtt://[user@]host[:port], mqtts:// with TLS
-    mqtt_readings: str = ""  # the topic that readings are read from
-    mqtt_forecasts: str = ""  # what the topics of forecasts begin with
-    clock: str = "system"  # the machine's, or "feed": the readings are a recording, whose times set it
-    timezone: str = ""  # of the clock, if the times of the readings have none
-    poll: float = 1.0  # seconds between looks at the folder of the readings
     positions: str = ""  # path of a file with the sensors' positions; empty: sensors.csv beside the readings
     tell_coverage: bool = False  # whether the server gets sums of how many readings lay within their ranges
 
@@ -100,6 +94,7 @@ class SitePlan:
     live: SiteLive = field(default_factory=SiteLive)  # where it serves live forecasts
     engine: SiteEngine = field(default_factory=SiteEngine)  # how the engine is confined
     new_sensors: tuple[NewSensor, ...] = ()  # that the project does not know, for a live federation
+    permissions: PermissionRules = field(default_factory=PermissionRules)  # what it takes part in
 
 
 @dataclass(frozen=True)

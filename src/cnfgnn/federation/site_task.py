@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-TASKS = ("train", "evaluate", "forecast", "live", "retrain")
+LIVE = "live"
+TASKS = ("train", "evaluate", "forecast", LIVE, "retrain")
 ID = re.compile(r"[0-9a-f-]{36}")
 NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
 MOST_ROUNDS = 1 << 31

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import ssl
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.limits import MOST_BYTES
 from cnfgnn.live.observations import MalformedInput, datastream_of, read_json
+from cnfgnn.live.options import MQTT_PASSWORD, ServiceOptions
 from cnfgnn.live.service import Busy, LiveService
 from cnfgnn.live.watch import Alarm
 
@@ -67,6 +69,12 @@ class BrokerSettings:
     @property
     def switches(self) -> str:
         return f"{self.forecasts}/switches"
+
+
+def broker_settings(options: ServiceOptions, name: str) -> BrokerSettings:
+    """The broker of a service; the password is in the environment."""
+    topics = options.mqtt_readings or READINGS, options.mqtt_forecasts or FORECASTS
+    return BrokerSettings(options.mqtt, *topics, name, os.environ.get(MQTT_PASSWORD))
 
 
 class Broker:

@@ -16,10 +16,9 @@ import numpy as np
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.files import make_folder
-from cnfgnn.live.engine import rows_of
 from cnfgnn.live.forecasts import Forecast
 from cnfgnn.live.replay import Player, replay
 from cnfgnn.live.start import LiveProcess, LiveSettings
@@ -64,9 +63,7 @@ class Comparison:
 
     def __init__(self, truth: Readings, ahead: int = 3) -> None:
         self.ahead, self.count, self.squared, self.squared_last = ahead, 0, 0.0, 0.0
-        self._row = {
-            int(t): row for row, t in enumerate(truth.times.astype("datetime64[s]").astype(np.int64))
-        }
+        self._row = {int(t): row for row, t in enumerate(truth.seconds)}
         self._truth = np.where(truth.missing, np.nan, truth.values)
 
     def add(self, made: Forecast) -> None:

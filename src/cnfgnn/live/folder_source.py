@@ -293,7 +293,7 @@ def differing(readings: Readings, recent: RecentReadings, variable: str = "") ->
             for reading in cells_of(readings, variable)
             if reading.seconds is not None and reading.seconds > oldest
         ]
-    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    seconds = readings.seconds
     rows = np.flatnonzero(seconds > recent.newest - recent.step * recent.rows)
     known = recent.values_at(readings.ids, seconds[rows])
     values = readings.values[rows]

@@ -206,7 +206,7 @@ def quality_of(readings: Readings, graph: Graph | None, history: int) -> Ints:
 
 def last_reading_times(readings: Readings) -> Ints:
     """(n,): the time of each sensor's last reading, in seconds; -1 if it has none."""
-    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    seconds = readings.seconds
     observed = ~readings.missing
     last = len(seconds) - 1 - np.argmax(observed[::-1], axis=0)
     found: Ints = np.where(observed.any(axis=0), seconds[last], -1)

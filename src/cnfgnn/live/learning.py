@@ -24,9 +24,9 @@ import torch
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings
-from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.live.engine import Engine
+from cnfgnn.errors import CnfgnnError, ConfigError
 from cnfgnn.live.models import Models, Record, Switch, trained_at
+from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.retrain import RetrainSettings
 from cnfgnn.live.service import LiveService
 from cnfgnn.live.tracking import adapted_intervals
@@ -42,9 +42,9 @@ LOG = "retrain.log"  # what the last trainer said
 
 
 class Loaded(NamedTuple):
-    """The engine of a model, and the data that it was made with."""
+    """The predictor of a model, and the data that it was made with."""
 
-    engine: Engine
+    predictor: RunPredictor
     data: Dataset
 
 
@@ -94,7 +94,7 @@ class LearningSettings:
 class Learning:
     """Keeps the service on the model that is live, and starts the trainer when it is due.
 
-    load  makes the engine of a model from the newest readings
+    load  makes the predictor of a model from the newest readings
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class Learning:
         self.run_of_model = run
         self.settings, self.loaded, self.started = settings, time.time(), time.time()
         self.trained = trained_at(run)
-        self.record = models.read()
+        models.report = self._failed
+        models.live()  # reads the record
         self.trainer: asyncio.subprocess.Process | None = None
         service.metrics.model_trained.set(self.trained)
 
@@ -123,15 +124,14 @@ class Learning:
 
     async def _follow(self) -> None:
         """Load another model whenever the record says that another one is live."""
-        seen: tuple[int, int] | None = None
+        seen: Record | None = None
         while True:
-            now = _state_of(self.models.file)
-            if now != seen:
-                seen = now
+            live = self.models.live()
+            if self.models.record is not seen:
+                seen = self.models.record
                 try:
-                    self.record = self.models.read()
-                    if self.record.live != self.model:
-                        await self._switch(self.record.live)
+                    if live != self.model:
+                        await self._switch(live)
                 except Exception as error:  # the service goes on with the model it has
                     self._failed(error)
             await asyncio.sleep(FOLLOWED_EVERY)
@@ -139,30 +139,31 @@ class Learning:
     async def _switch(self, model: str) -> None:
         try:
             recent = self.service.recent
-            engine, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
+            predictor, intervals = await asyncio.to_thread(self._load, model, recent.until(recent.newest))
         except CnfgnnError as error:
             self._failed(error)
             await asyncio.to_thread(self._go_back, model, str(error))
-            self.service.tell_switch(_told(self.record.switches[-1]))
+            self.models.live()  # reads the record
+            self.service.tell_switch(_told(self.models.record.switches[-1]))
             return
-        await self.service.use(engine, intervals)
+        await self.service.use(predictor, intervals)
         self.model = model
-        self.run_of_model, self.loaded, self.trained = engine.run, time.time(), trained_at(engine.run)
+        self.run_of_model, self.loaded, self.trained = predictor.run, time.time(), trained_at(predictor.run)
         self.service.metrics.model_trained.set(self.trained)
-        self.service.tell_switch(_told(self.record.switches[-1]))
+        self.service.tell_switch(_told(self.models.record.switches[-1]))
 
-    def _load(self, model: str, newest: Readings) -> tuple[Engine, Intervals | None]:
+    def _load(self, model: str, newest: Readings) -> tuple[RunPredictor, Intervals | None]:
         torch.set_num_threads(1)  # in this thread: forecasts go on meanwhile
-        engine, data = self.load(model, newest)
-        return engine, adapted_intervals(engine, data)
+        predictor, data = self.load(model, newest)
+        return predictor, adapted_intervals(predictor, data)
 
     def _go_back(self, model: str, problem: str) -> None:
         """Record that a model cannot be loaded: the one that is loaded stays live."""
         why = f"{model} cannot be loaded ({problem})"
         if self.models.read().line[-2:] == (self.model, model):
-            self.record = self.models.rollback(why)
+            self.models.rollback(why)
         else:
-            self.record = self.models.switch(self.model, why)
+            self.models.switch(self.model, why)
 
     # ---- training -----------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class Learning:
         """Start a trainer when it is due; the next one is due a period after the last one began."""
         assert self.settings.period is not None
         period = self.settings.period / self.service.clock.speed
-        since = self.record.tried or self.started
+        since = self.models.record.tried or self.started
         while True:
             await asyncio.sleep(max(0.0, since + period - time.time()))
             since = time.time()
@@ -223,7 +224,7 @@ class Learning:
 
     def as_json(self) -> dict[str, Any]:
         """The live model, and what became of the last trainings and switches; times are in UTC."""
-        run, record = self.run_of_model, self.record
+        run, record = self.run_of_model, self.models.record
         return {
             "run": self.model,
             "method": run.config.method,
@@ -248,19 +249,6 @@ class Learning:
         }
 
 
-def first_model(models: Models, load: Load, readings: Readings) -> tuple[str, Engine]:
-    """The live model when a service starts; if its files are gone or damaged, the one before it."""
-    record: Record = models.read()
-    while True:
-        try:
-            return record.live, load(record.live, readings).engine
-        except RunError as error:
-            if len(record.line) == 1:
-                raise
-            log.warning("learning: %s", error)
-            record = models.rollback(f"{record.live} cannot be loaded ({error})")
-
-
 async def _end(trainer: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         trainer.terminate()
@@ -279,14 +267,6 @@ def _told(switch: Switch) -> dict[str, str]:
         "to": switch.after,
         "why": switch.why,
     }
-
-
-def _state_of(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
 
 
 def written(seconds: float) -> str:

@@ -13,6 +13,7 @@ from cnfgnn.live.recent import Verdict
 from cnfgnn.live.watch import KINDS, LEVELS, OVERALL, Report
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "cnfgnn_live"
 MOST_ALARMS = 100  # that are named, so that a broken network does not flood Prometheus with series
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -21,76 +22,52 @@ class Metrics:
     """Counters and gauges; `clock` returns the service's time, `stale` whether its forecast is too old."""
 
     def __init__(self, clock: Callable[[], float], stale: Callable[[], bool]) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self.readings = Counter(
-            "cnfgnn_live_readings",
-            "Readings that arrived, by source and by what became of them.",
-            ["source", "verdict"],
-            registry=registry,
-        )
-        self.forecasts = Counter(
-            "cnfgnn_live_forecasts", "Forecasts of all sensors that were made.", registry=registry
-        )
-        self.skipped = Counter(
-            "cnfgnn_live_skipped_steps", "Steps that passed without a forecast.", registry=registry
-        )
-        self.failures = Counter(
-            "cnfgnn_live_failures",
-            "Failures that the service survived, by part.",
-            ["part"],
-            registry=registry,
-        )
-        self.requests = Counter(
-            "cnfgnn_live_http_requests",
-            "HTTP requests, by path and status.",
-            ["path", "status"],
-            registry=registry,
-        )
-        self.latency = Histogram(
-            "cnfgnn_live_forecast_seconds",
-            "Seconds from the last reading of a step, or from its deadline, to its forecast.",
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.made = Gauge(
-            "cnfgnn_live_forecast_timestamp_seconds", "When the last forecast was made.", registry=registry
-        )
-        self.last_reading = Gauge(
-            "cnfgnn_live_last_reading_timestamp_seconds", "Time of the newest reading.", registry=registry
-        )
-        self.quality = Gauge(
-            "cnfgnn_live_sensors", "Sensors by the quality of their forecast.", ["quality"], registry=registry
-        )
-        self.streams = Gauge("cnfgnn_live_streams", "Open streams of events.", registry=registry)
-        self.broker = Gauge(
-            "cnfgnn_live_broker_connected", "Whether the MQTT broker is connected.", registry=registry
-        )
-        self._add_model(registry)
-        Gauge("cnfgnn_live_time_seconds", "The service's clock.", registry=registry).set_function(clock)
-        Gauge(
-            "cnfgnn_live_stale", "Whether the last forecast is too old to be used.", registry=registry
-        ).set_function(lambda: float(stale()))
-        self._add_watch(registry)
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter, gauge = self._counter, self._gauge
+        text = "Readings that arrived, by source and by what became of them."
+        self.readings = counter("readings", text, "source", "verdict")
+        self.forecasts = counter("forecasts", "Forecasts of all sensors that were made.")
+        self.skipped = counter("skipped_steps", "Steps that passed without a forecast.")
+        self.failures = counter("failures", "Failures that the service survived, by part.", "part")
+        self.requests = counter("http_requests", "HTTP requests, by path and status.", "path", "status")
+        text = "Seconds from the last reading of a step, or from its deadline, to its forecast."
+        self.latency = Histogram(f"{PREFIX}_forecast_seconds", text, buckets=SECONDS, registry=self.registry)
+        self.made = gauge("forecast_timestamp_seconds", "When the last forecast was made.")
+        self.last_reading = gauge("last_reading_timestamp_seconds", "Time of the newest reading.")
+        self.quality = gauge("sensors", "Sensors by the quality of their forecast.", "quality")
+        self.streams = gauge("streams", "Open streams of events.")
+        self.broker = gauge("broker_connected", "Whether the MQTT broker is connected.")
+        self.switches = counter("model_switches", "How often another model went live.")
+        self.trainers = counter("trainers", "Trainers beside the service that ended, by how.", "end")
+        self.model_trained = gauge("model_trained_timestamp_seconds", "When the live model was trained.")
+        gauge("time_seconds", "The service's clock.").set_function(clock)
+        text = "Whether the last forecast is too old to be used."
+        gauge("stale", text).set_function(lambda: float(stale()))
+        self._add_watch()
         for verdict in Verdict:
             self.readings.labels("http", verdict.value)
 
-    def _add_model(self, registry: CollectorRegistry) -> None:
-        """What is counted about the model and its successors."""
-        self.switches = Counter(
-            "cnfgnn_live_model_switches", "How often another model went live.", registry=registry
-        )
-        self.trainers = Counter(
-            "cnfgnn_live_trainers",
-            "Trainers beside the service that ended, by how.",
-            ["end"],
-            registry=registry,
-        )
-        self.model_trained = Gauge(
-            "cnfgnn_live_model_trained_timestamp_seconds",
-            "When the live model was trained.",
-            registry=registry,
-        )
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _add_watch(self) -> None:
+        text = "Error of the forecasts of the last day, all sensors and steps ahead."
+        self.rmse = self._gauge("rmse", text)
+        text = "By which share that error is smaller than the error of the last value."
+        self.skill = self._gauge("skill", text)
+        text = "Share of the readings of the last day within their ranges."
+        self.coverage = self._gauge("coverage", text, "level")
+        self.alarms = self._gauge("alarms", "Sensors with an alarm, by its kind.", "kind")
+        text = f"1 for each alarm, of at most {MOST_ALARMS} of them; without a sensor if it is about all."
+        self.alarm = self._gauge("alarm", text, "sensor", "kind")
+        for gauge in (self.rmse, self.skill, *(self.coverage.labels(str(level)) for level in LEVELS)):
+            gauge.set(math.nan)  # unknown
+        for kind in dict.fromkeys((*KINDS, *OVERALL)):
+            self.alarms.labels(kind)
 
     def forecast_made(self, forecast: Forecast, seconds: float) -> None:
         self.forecasts.inc()
@@ -100,37 +77,6 @@ class Metrics:
             self.last_reading.set(forecast.newest_reading)
         for quality, count in forecast.counts().items():
             self.quality.labels(quality).set(count)
-
-    def _add_watch(self, registry: CollectorRegistry) -> None:
-        self.rmse = Gauge(
-            "cnfgnn_live_rmse",
-            "Error of the forecasts of the last day, all sensors and steps ahead.",
-            registry=registry,
-        )
-        self.skill = Gauge(
-            "cnfgnn_live_skill",
-            "By which share that error is smaller than the error of the last value.",
-            registry=registry,
-        )
-        self.coverage = Gauge(
-            "cnfgnn_live_coverage",
-            "Share of the readings of the last day within their ranges.",
-            ["level"],
-            registry=registry,
-        )
-        self.alarms = Gauge(
-            "cnfgnn_live_alarms", "Sensors with an alarm, by its kind.", ["kind"], registry=registry
-        )
-        self.alarm = Gauge(
-            "cnfgnn_live_alarm",
-            f"1 for each alarm, of at most {MOST_ALARMS} of them; without a sensor if it is about all.",
-            ["sensor", "kind"],
-            registry=registry,
-        )
-        for gauge in (self.rmse, self.skill, *(self.coverage.labels(str(level)) for level in LEVELS)):
-            gauge.set(math.nan)  # unknown
-        for kind in dict.fromkeys((*KINDS, *OVERALL)):
-            self.alarms.labels(kind)
 
     def watched(self, report: Report) -> None:
         """Show what the watch has seen."""

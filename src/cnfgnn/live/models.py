@@ -9,14 +9,15 @@ the new one live. `switches.jsonl` beside it has every switch, one per line.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cnfgnn.errors import RunError
 from cnfgnn.files import hold_lock, make_folder, read_json, write_whole
@@ -29,6 +30,8 @@ KEPT = 5  # models that can be gone back to, the live one included; the first ru
 REMEMBERED = 50  # switches and trainings; the log has all switches
 LOCKED_WITHIN = 10.0  # seconds: the lock is held for the time it takes to write a small file
 
+log = logging.getLogger(__name__)
+Loaded = TypeVar("Loaded")
 Outcome = Literal["better", "not better", "too few readings"]
 
 
@@ -82,6 +85,9 @@ class Models:
         self.run, self.state = run, make_folder(state, 0o700)
         self.first = run.absolute().name  # the name of the run that the service was started with
         self.file = state / FILE
+        self.record = Record((self.first,))  # what was known when `live` last looked
+        self.report: Callable[[Exception], None] = lambda error: log.warning("%s", error)
+        self._seen: tuple[int, int] | None = None
 
     def folder(self, model: str) -> Path:
         """The run folder of a model."""
@@ -101,6 +107,34 @@ class Models:
         except (KeyError, TypeError, ValueError) as error:
             problem = "is damaged: remove it, and the service begins with the run's own model"
             raise RunError(self.file, problem) from error
+
+    def live(self) -> str:
+        """The model that is live; the record is read again when it has changed. If it is damaged, the model
+        that is live stays so."""
+        try:
+            found = self.file.stat()
+        except OSError:
+            return self.record.live
+        if (now := (found.st_mtime_ns, found.st_ino)) != self._seen:
+            self._seen = now
+            try:
+                self.record = self.read()
+            except RunError as error:
+                self.report(error)
+        return self.record.live
+
+    def usable(self, load: Callable[[str], Loaded]) -> tuple[str, Loaded]:
+        """The live model, and what `load` makes of it; if it cannot be used, the one before it is live from
+        now on."""
+        while True:
+            record = self.read()
+            try:
+                return record.live, load(record.live)
+            except RunError as error:
+                if len(record.line) == 1:
+                    raise
+                log.warning("%s", error)
+                self.rollback(f"{record.live} cannot be loaded ({error})")
 
     # ---- changes ------------------------------------------------------------------------------------
 

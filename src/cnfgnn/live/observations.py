@@ -173,7 +173,7 @@ def by_variable(
 
 def cells_of(readings: Readings, variable: str = "") -> list[Arrived]:
     """Every reading; cells without a number are left out."""
-    seconds = readings.times.astype("datetime64[s]").astype(np.int64).tolist()
+    seconds = readings.seconds.tolist()
     return [
         Arrived(readings.ids[column], seconds[row], float(readings.values[row, column]), variable)
         for row, column in np.argwhere(~np.isnan(readings.values)).tolist()

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +74,14 @@ class Cell:
     variable: str = ""
 
 
+class Stored(NamedTuple):
+    """Time, sensor and value of readings, and time, variable, sensor and value of further variables; each in
+    the order of time."""
+
+    readings: Sequence[tuple[int, str, float]]
+    variables: Sequence[tuple[int, str, str, float]]
+
+
 class RecentReadings:
     """The last `rows` steps of n sensors, as in the files; `missing` as in `Readings`.
 
@@ -86,8 +95,8 @@ class RecentReadings:
     def __init__(self, readings: Readings, rows: int, zeros_missing: bool) -> None:
         self.ids, self.rows, self.zeros_missing = readings.ids, rows, zeros_missing
         self.column_of = {sensor: column for column, sensor in enumerate(readings.ids)}
-        self.step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-        seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+        self.step = readings.step_seconds
+        seconds = readings.seconds
         self.newest = int(seconds[-1])  # the time of the last row
         self.made: int | None = None
         self._values = np.full((rows, len(self.ids)), np.nan, dtype=np.float32)
@@ -158,6 +167,15 @@ class RecentReadings:
         row = self._row(cell.seconds)
         if row >= 0:
             self._values[row, cell.column] = cell.value
+
+    def put_stored(self, stored: Stored, since: int) -> None:
+        """Take in what a service has stored of these sensors: readings from a time on, and variables."""
+        for seconds, sensor, value in stored.readings:
+            if sensor in self.column_of and seconds >= since:
+                self.put(Cell(self.step_of(seconds), self.column_of[sensor], value))
+        for seconds, variable, sensor, value in stored.variables:
+            if sensor in self.column_of and variable in self.variables:
+                self.put(Cell(seconds, self.column_of[sensor], value, variable))
 
     def advance(self, seconds: int) -> None:
         """Add empty rows up to this step, and drop as many at the beginning."""

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from cnfgnn.data.inputs import seconds_of
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.recent import Verdict
@@ -148,7 +147,7 @@ def moments_of(
             chosen &= of.times >= since
         if until is not None:
             chosen &= of.times < until
-        seconds = seconds_of(of)
+        seconds = of.seconds
         for row in np.flatnonzero(chosen).tolist():
             found.setdefault(int(seconds[row]), []).append(Row(of, row, name))
     return found

@@ -1,5 +1,5 @@
 """One retraining: train beside the service, judge the new model against the live one, and switch if it is
-better.
+better. On one machine or in a federation, only the training and the judging differ, see `Trial`.
 
 The newest days are held out: the new model does not learn from them, the live one could not, and both are
 judged by their forecasts of them. The training goes on from the live model's weights, so that it takes a
@@ -9,33 +9,34 @@ fraction of the rounds.
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.config.settings import DataConfig
+from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import zeros_are_missing
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.source import open_data
-from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.data.windows import Windows
+from cnfgnn.errors import ConfigError
 from cnfgnn.files import hold_lock
-from cnfgnn.live.engine import KEPT_ROWS, rows_of
-from cnfgnn.live.models import Models, Training
-from cnfgnn.live.recent import Cell, RecentReadings
+from cnfgnn.live.models import Models, Outcome, Training
+from cnfgnn.live.predictor import KEPT_ROWS
+from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.store import FILE as DATABASE
+from cnfgnn.live.store import stored_readings
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import first_row_after_training
+from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.train import Unwatched, Watcher, begin_from, train_run
 from cnfgnn.runs.training_loop import evaluate
 
@@ -65,8 +66,52 @@ class RetrainSettings:
             raise ConfigError("--hold-out", f"must be above 0 and at most 365 days, not {self.hold_out:g}")
 
 
+class Trial(NamedTuple):
+    """A training that is about to begin, on one machine or in a federation.
+
+    old     the run that is live
+    plan    what to train on, and what to judge by
+    train   trains a run that goes on from the live one, with these shares of the windows
+    errors  of the live run and of the new one on the windows to judge by
+    """
+
+    old: Run
+    plan: WindowPlan
+    train: Callable[[tuple[float, float, float]], Run]
+    errors: Callable[[Run], tuple[float, float]]
+
+
+def train_and_judge(models: Models, live: str, hold_out: float, begin: Callable[[], Trial]) -> Training:
+    """Train once, judge the new model against the live one, and make it live if it is better."""
+    models.note_try()
+    models.remove_others()  # of a training that was killed
+    training = _judged(begin(), live, hold_out)
+    if training.outcome == "better":
+        models.switch(training.model, training.text.partition(": ")[2])
+    models.note_training(training)
+    models.remove_others()
+    return training
+
+
+def _judged(trial: Trial, live: str, hold_out: float) -> Training:
+    begun, plan = time.time(), trial.plan
+    if len(plan.judged) < plan.least:
+        text = (
+            f"{live} has not learned from {len(plan.judged)} windows of the last {hold_out:g} days;"
+            f" {plan.least} are needed to judge by, and as many days before them to learn from"
+        )
+        return Training(begun, "too few readings", live, None, None, text)
+    new = Run.open(trial.train(plan.shares).folder)
+    old_error, new_error = trial.errors(new)
+    kind = "mean error" if trial.old.config.training.loss == "absolute" else "RMSE"
+    verdict = f"{kind} {new_error:.4g} instead of {old_error:.4g} of {live}"
+    text = f"{new.folder.name}: {verdict} on {len(plan.judged)} windows of the last {hold_out:g} days"
+    outcome: Outcome = "better" if new_error < old_error else "not better"
+    return Training(begun, outcome, new.folder.name, old_error, new_error, text)
+
+
 def retrain(run: Run, models: Models, settings: RetrainSettings, watcher: Watcher | None = None) -> Training:
-    """Train once, judge, and make the new model live if it is better.
+    """One retraining of the service of a run on this machine.
 
     Raises:
         RunError: A retraining of this service is under way already.
@@ -75,43 +120,30 @@ def retrain(run: Run, models: Models, settings: RetrainSettings, watcher: Watche
     settings.check()
     handle = hold_lock(models.state / LOCK, models.state, "the retraining of process")
     try:
-        models.note_try()
-        models.remove_others()  # of a retraining that was killed
-        training = _retrained(run, models, settings, watcher or Unwatched())
-        models.note_training(training)
-        models.remove_others()
+        live = models.read().live
+        begin = partial(_trial, run, models, live, settings, watcher or Unwatched())
+        return train_and_judge(models, live, settings.hold_out, begin)
     finally:
         os.close(handle)
-    return training
 
 
-def _retrained(run: Run, models: Models, settings: RetrainSettings, watcher: Watcher) -> Training:
-    live = models.read().live
-    old = Run.open(models.folder(live))
-    data = readings_at_hand(run, models.state, settings)
+def _trial(run: Run, models: Models, live: str, settings: RetrainSettings, watcher: Watcher) -> Trial:
+    old, data = Run.open(models.folder(live)), readings_at_hand(run, models.state, settings)
     plan = plan_windows(old, data.readings, settings.hold_out)
-    begun = time.time()
-    if len(plan.judged) < plan.least:
-        text = (
-            f"{live} has not learned from {len(plan.judged)} windows of the last {settings.hold_out:g} days;"
-            f" {plan.least} are needed to judge by, and as many days before them to learn from"
-        )
-        return Training(begun, "too few readings", live, None, None, text)
-    name = datetime.now(UTC).strftime("trained-%Y%m%dT%H%M%S")
-    changes = {**settings.changes, "data.shares": plan.shares}
-    if settings.data is not None:
-        changes["data.path"] = str(settings.data.absolute())
-    new = begin_from(old, data, models.folder(name), changes)
-    train_run(new, data, watcher)
-    new = Run.open(new.folder)
-    errors = [error_on(model, data, plan.judged) for model in (old, new)]
-    better = errors[1] < errors[0]
-    kind = "mean error" if old.config.training.loss == "absolute" else "RMSE"
-    verdict = f"{kind} {errors[1]:.4g} instead of {errors[0]:.4g} of {live}"
-    text = f"{name}: {verdict} on {len(plan.judged)} windows of the last {settings.hold_out:g} days"
-    if better:
-        models.switch(name, text.partition(": ")[2])
-    return Training(begun, "better" if better else "not better", name, errors[0], errors[1], text)
+
+    def train(shares: tuple[float, float, float]) -> Run:
+        name = datetime.now(UTC).strftime("trained-%Y%m%dT%H%M%S")
+        changes = {**settings.changes, "data.shares": shares}
+        if settings.data is not None:
+            changes["data.path"] = str(settings.data.absolute())
+        new = begin_from(old, data, models.folder(name), changes)
+        train_run(new, data, watcher)
+        return new
+
+    def errors(new: Run) -> tuple[float, float]:
+        return error_on(old, data, plan.judged), error_on(new, data, plan.judged)
+
+    return Trial(old, plan, train, errors)
 
 
 # ---- readings -------------------------------------------------------------------------------------------
@@ -129,39 +161,18 @@ def readings_at_hand(run: Run, state: Path, settings: RetrainSettings) -> Datase
 
 def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
     """Readings of files, and on top of them those that a service has stored in its folder since."""
-    cells, of_variables = _stored(state / DATABASE)
-    if not cells:
+    stored = stored_readings(state / DATABASE)
+    if not stored.readings:
         return readings
-    first = int(readings.times[0].astype("datetime64[s]").astype(np.int64))
-    newest = max(int(readings.times[-1].astype("datetime64[s]").astype(np.int64)), cells[-1][0])
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    first = int(readings.seconds[0])
+    newest = max(int(readings.seconds[-1]), stored.readings[-1][0])
+    step = readings.step_seconds
     recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
-    for seconds, sensor, value in cells:
-        if sensor in recent.column_of and seconds >= first:
-            recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
-    for seconds, variable, sensor, value in of_variables:
-        if sensor in recent.column_of and variable in recent.variables:
-            recent.put(Cell(seconds, recent.column_of[sensor], value, variable))
+    recent.put_stored(stored, first)
     known = recent.until(recent.newest)
     return replace(
         readings, times=known.times, values=known.values, missing=known.missing, others=known.others
     )
-
-
-def _stored(database: Path) -> tuple[list[tuple[int, str, float]], list[tuple[int, str, str, float]]]:
-    """Time, sensor and value of all readings in the service's database, which may be in use; and time,
-    variable, sensor and value of further variables."""
-    if not database.exists():
-        return [], []
-    try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as opened:
-            cells = opened.execute("SELECT time, sensor, value FROM readings ORDER BY time").fetchall()
-            if not opened.execute("SELECT 1 FROM sqlite_master WHERE name = 'variables'").fetchall():
-                return cells, []  # an older version made it
-            chosen = "SELECT time, variable, sensor, value FROM variables ORDER BY time"
-            return cells, opened.execute(chosen).fetchall()
-    except sqlite3.Error as error:
-        raise RunError(database, f"cannot be read ({error})") from error
 
 
 # ---- judging --------------------------------------------------------------------------------------------
@@ -183,7 +194,7 @@ class WindowPlan:
 
 def plan_windows(old: Run, readings: Readings, hold_out: float) -> WindowPlan:
     """Hold out the last days. The other windows train and validate in the proportion of the live model."""
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    step = readings.step_seconds
     of_old = first_row_after_training(old, readings)
     return plan_rows(old.config.data, len(readings.times), step, hold_out, of_old)
 
@@ -214,11 +225,13 @@ def error_on(run: Run, data: Dataset, starts: Ints) -> float:
     if set(data.readings.ids) <= set(run.data.sensors):  # nothing is computed from older readings
         first = max(0, int(starts[0]) - KEPT_ROWS)
     newest = replace(data, readings=rows_of(data.readings, slice(first, None)))
-    none = np.zeros(0, dtype=np.int64)
-    windows = Windows(
-        {**dict.fromkeys(SPLITS, none), "test": starts - first}, d.history, d.horizon, ahead=True
-    )
-    scores = evaluate(restore_best(run, newest, windows), "test")
-    masked, kind = d.missing == "masked", run.config.training.loss
-    loss = scores.loss(masked, kind)
-    return loss if kind == "absolute" else float(loss**0.5)
+    windows = Windows.to_forecast(starts - first, d.history, d.horizon)
+    return judged_error(evaluate(restore_best(run, newest, windows), "test"), run.config)
+
+
+def judged_error(scores: Scores, config: Config) -> float:
+    """The error that models are compared by: of the kind that they were trained to lessen, in the readings'
+    unit."""
+    kind = config.training.loss
+    loss = scores.loss(config.data.missing == "masked", kind)
+    return float(loss if kind == "absolute" else loss**0.5)

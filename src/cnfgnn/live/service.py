@@ -26,7 +26,6 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import write_whole
 from cnfgnn.live.clock import Clock, Zone
-from cnfgnn.live.engine import LiveModel
 from cnfgnn.live.forecasts import (
     QUALITIES,
     Floats,
@@ -35,6 +34,7 @@ from cnfgnn.live.forecasts import (
     last_reading_times,
 )
 from cnfgnn.live.metrics import Metrics
+from cnfgnn.live.predictor import Predictor
 from cnfgnn.live.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.schedule import Schedule
 from cnfgnn.live.store import FileState, ReadingStore
@@ -95,7 +95,7 @@ class LiveService:
 
     def __init__(
         self,
-        engine: LiveModel,
+        predictor: Predictor,
         recent: RecentReadings,
         store: ReadingStore,
         clock: Clock,
@@ -104,7 +104,7 @@ class LiveService:
         latest_file: Path | None = None,
         tracking: Tracking | None = None,
     ) -> None:
-        self.engine, self.recent, self.store, self.clock, self.zone = engine, recent, store, clock, zone
+        self.predictor, self.recent, self.store, self.clock, self.zone = predictor, recent, store, clock, zone
         self.schedule, self.latest_file, self.tracking = schedule, latest_file, tracking
         self.latest: Forecast | None = None
         self.report: Report | None = None if tracking is None else tracking.report(zone.write)
@@ -260,7 +260,7 @@ class LiveService:
 
     def _check_covariates(self, readings: Readings, step: int) -> None:
         """Say if a covariate ends before the forecast does: forecasts go on with its last value."""
-        ending = ending_covariates(readings, step + self.engine.horizon * self.recent.step)
+        ending = ending_covariates(readings, step + self.predictor.horizon * self.recent.step)
         if not ending:
             self.problems.pop("covariates", None)
         elif self.problems.get("covariates") != (told := "; ".join(ending)):
@@ -268,15 +268,15 @@ class LiveService:
                 log.warning("covariates: %s", told)
             self.problems["covariates"] = told
 
-    async def use(self, engine: LiveModel, intervals: Intervals | None = None) -> None:
+    async def use(self, predictor: Predictor, intervals: Intervals | None = None) -> None:
         """Make the next forecast, and those after it, with another model and its intervals. The one that is
         being made is made with the old model; no step is missed."""
 
         def switch() -> None:
-            self.engine = engine
+            self.predictor = predictor
             if self.tracking is not None:
                 try:
-                    self.tracking.use(engine, intervals)
+                    self.tracking.use(predictor, intervals)
                 except Exception as error:  # a full disk does not keep a better model away
                     self.failed("watch", error)
 
@@ -307,15 +307,15 @@ class LiveService:
     def _compute(self, step: int, readings: Readings) -> tuple[Forecast, Report | None]:
         """In the model's thread: the forecast after a step, and what the watch has seen. If the model fails,
         there is still a fallback."""
-        engine, recent = self.engine, self.recent
-        times = [step + recent.step * ahead for ahead in range(1, engine.horizon + 1)]
-        try:  # first of all: a site's engine tells the server that the step is due, whatever else fails
-            values = engine.forecast(readings)
+        predictor, recent = self.predictor, self.recent
+        times = [step + recent.step * ahead for ahead in range(1, predictor.horizon + 1)]
+        try:  # first of all: a site's predictor tells the server that the step is due, whatever else fails
+            values = predictor.forecast(readings)
             self.problems.pop("model", None)
         except Exception as error:  # the service goes on, whatever the readings did to the model
             self.failed("model", error)
-            values = np.full((len(recent.ids), engine.horizon), np.nan)
-        simple = fallback(readings, engine.weekly_profiles, times)
+            values = np.full((len(recent.ids), predictor.horizon), np.nan)
+        simple = fallback(readings, predictor.weekly_profiles, times)
         lacking = np.asarray(~np.isfinite(values).all(axis=1))
         by_model = np.where(lacking[:, None], np.nan, values)
         values = np.where(lacking[:, None], simple, values)
@@ -328,7 +328,7 @@ class LiveService:
             made=self.clock.now(),
             valid_until=self.schedule.valid_until(step),
             values=values,
-            quality=np.where(lacking, QUALITIES.index("fallback"), engine.quality(readings)),
+            quality=np.where(lacking, QUALITIES.index("fallback"), predictor.quality(readings)),
             last_reading=last_reading_times(readings),
             ranges=ranges,
         )
@@ -339,9 +339,9 @@ class LiveService:
         """Learn from a step: the ranges of its forecasts, and what the watch has seen."""
         if self.tracking is None:
             return {}, None
-        row = int(readings.times[-1].astype("datetime64[s]").astype(np.int64)) // self.recent.step
+        row = int(readings.seconds[-1]) // self.recent.step
         try:
-            ranges = self.tracking.step(row, self.engine.cleaned(readings), by_model)
+            ranges = self.tracking.step(row, self.predictor.cleaned(readings), by_model)
             report = self.tracking.report(self.zone.write)
         except Exception as error:  # forecasts are worth more than their ranges
             self.failed("watch", error)

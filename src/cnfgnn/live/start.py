@@ -10,12 +10,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
+from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.config.settings import DataConfig
@@ -24,18 +25,19 @@ from cnfgnn.data.folder import readings_file, zeros_are_missing
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_rows
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.live.broker import Broker, BrokerSettings
+from cnfgnn.live.broker import Broker, broker_settings
 from cnfgnn.live.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.engine import KEPT_ROWS, Engine, LiveModel, last_rows
 from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
-from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded, first_model
+from cnfgnn.live.learning import NICER, Learning, LearningSettings, Load, Loaded
 from cnfgnn.live.limits import MOST_BYTES, MOST_CONNECTIONS
 from cnfgnn.live.models import Models
+from cnfgnn.live.options import LIVE, ServiceOptions, command_option
 from cnfgnn.live.page.sensors import SensorList
-from cnfgnn.live.recent import Cell, RecentReadings
+from cnfgnn.live.predictor import KEPT_ROWS, Predictor, RunPredictor
+from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.retrain import HOLD_OUT, RetrainSettings
 from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.service import LiveService
@@ -46,7 +48,6 @@ from cnfgnn.live.web import ServedModel, Web
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 
-PORT = 8707
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 ENDS_WITHIN = 5  # seconds that open requests have when the service stops
 
@@ -54,17 +55,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LiveSettings:
+class LiveSettings(ServiceOptions):
     """How a service runs.
 
     data       a folder or file of readings; None: those that the run was trained on
     state      the folder of its database; None: `live` in the run's folder
     latest     the file that always holds the last forecast; None: latest.csv in the state's folder
     deadline   seconds after a step at which its forecast is made whoever is missing; None: a fifth of a step
-    feed       whether the readings are a recording, whose times set the clock
-    speed      of the recording
-    zone       of the clock, if the times of the readings have no zone
-    token_file the token of requests; None: `token` in the state's folder, which is made at the first start
+    speed      of a recording
+    client     its name at the broker, which keeps readings for it while the service is away
     retrain    seconds between two retrainings; None: none
     hold_out   days at the end that a retraining does not learn from, but is judged by
     """
@@ -73,14 +72,8 @@ class LiveSettings:
     state: Path | None = None
     latest: Path | None = None
     deadline: float | None = None
-    feed: bool = False
     speed: float = 1.0
-    zone: tzinfo = UTC
-    host: str = "127.0.0.1"
-    port: int = PORT
-    token_file: Path | None = None
-    mqtt: BrokerSettings | None = None
-    poll: float = 1.0
+    client: str = "cnfgnn-live"
     most_bytes: int = MOST_BYTES
     changes: dict[str, str] = field(default_factory=dict)
     retrain: float | None = None
@@ -90,8 +83,9 @@ class LiveSettings:
 
     def check(self) -> None:
         """Refuse settings that cannot be meant."""
-        if self.token_file is not None:
-            read_token(self.token_file)
+        self.check_options(command_option)
+        if self.token_file:
+            read_token(Path(self.token_file))
         if self.deadline is not None and not 0 <= self.deadline < 86_400:
             raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
         if not 0 < self.speed <= 100_000:
@@ -111,7 +105,7 @@ class LiveSettings:
 class Parts:
     """What a service is made of: all that differs between a run on one machine and a site of a federation.
 
-    engine      makes the forecasts
+    predictor      makes the forecasts
     readings    of the files, as far as they have been read, and where the sensors are
     options     how readings are parsed
     intervals   finds the first ranges of the model; None if it has none
@@ -123,7 +117,7 @@ class Parts:
     inputs      files of further inputs in it, as far as they were read
     """
 
-    engine: LiveModel
+    predictor: Predictor
     readings: Readings
     options: ReadingOptions
     intervals: Callable[[], Intervals | None]
@@ -154,16 +148,16 @@ class ServiceProcess:
             opened.pop_all()
 
     def _build(self, parts: Parts, store: ReadingStore, state: Path) -> None:
-        settings, engine, readings = self.settings, parts.engine, parts.readings
+        settings, predictor, readings = self.settings, parts.predictor, parts.readings
         zeros_missing = parts.folder is not None and zeros_are_missing(parts.folder)
         recent = recent_readings(readings, store, zeros_missing)
         self.service = service = LiveService(
-            engine,
+            predictor,
             recent,
             store,
             _clock(settings, recent, readings),
             Zone(readings.utc, settings.zone),
-            Schedule(recent.step, _deadline(settings, recent.step), engine.history),
+            Schedule(recent.step, _deadline(settings, recent.step), predictor.history),
             settings.latest or state / "latest.csv",
             self._tracking(parts, recent, store),
         )
@@ -176,32 +170,20 @@ class ServiceProcess:
             self.folder = FolderSource(
                 service, parts.folder, parts.options, parts.begun_with, settings.poll, parts.inputs
             )
-        self.broker = None if settings.mqtt is None else Broker(service, settings.mqtt)
+        self.broker = Broker(service, broker_settings(settings, settings.client)) if settings.mqtt else None
 
     def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
         """The ranges and the watch."""
-        return open_tracking(parts.engine, parts.intervals, recent.until(recent.newest), store)
+        return open_tracking(parts.predictor, parts.intervals, recent.until(recent.newest), store)
 
     @property
     def address(self) -> str:
-        host, port = self.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return address_of(self.socket)
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until `service.stopping` is set; `started` is called once requests are answered."""
         self.loop = asyncio.get_running_loop()
-        any_host = self.settings.host not in LOOPBACK_HOSTS
-        config = uvicorn.Config(
-            self.web.app(self.token, any_host),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=ENDS_WITHIN,
-            timeout_keep_alive=65,
-            server_header=False,
-        )
-        server = QuietServer(config)
+        server = http_server(self.web.app(self.token, self.settings.host not in LOOPBACK_HOSTS))
         http = asyncio.create_task(server.serve(sockets=[self.socket]))
         others = [asyncio.create_task(self.model.run())]
         others += [] if self.folder is None else [asyncio.create_task(self.folder.run())]
@@ -232,7 +214,7 @@ class LiveProcess(ServiceProcess):
     """
 
     def __init__(self, run: Run, settings: LiveSettings, parts: Parts | None = None) -> None:
-        state = settings.state or run.folder / "live"
+        state = settings.state or run.folder / LIVE
         self.parts_now = partial(parts_of_run, run, settings, state)
         self.next_parts: Parts | None = None
         super().__init__(settings, state, self.parts_now if parts is None else lambda: parts)
@@ -259,15 +241,15 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     options, data, begun_with, inputs = _opened(run, settings)
     models = Models(run.folder, state)
     load = _loader(models, data)
-    name, engine = first_model(models, load, data.readings)
+    name, predictor = models.usable(lambda model: load(model, data.readings).predictor)
     parts = Parts(
-        engine,
+        predictor,
         data.readings,
         options,
-        intervals=lambda: adapted_intervals(engine, data),
-        model=lambda service: Learning(service, engine.run, models, name, load, settings.learning),
-        config=engine.config.data,
-        graph=engine.graph,
+        intervals=lambda: adapted_intervals(predictor, data),
+        model=lambda service: Learning(service, predictor.run, models, name, load, settings.learning),
+        config=predictor.config.data,
+        graph=predictor.graph,
     )
     if begun_with is None:
         return parts
@@ -281,6 +263,20 @@ class QuietServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def http_server(app: ASGIApp) -> QuietServer:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=ENDS_WITHIN,
+        timeout_keep_alive=65,
+        server_header=False,
+    )
+    return QuietServer(config)
 
 
 def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], None]) -> None:
@@ -344,7 +340,7 @@ def _with_used_inputs(run: Run, data: Dataset) -> Dataset:
 
 
 def _loader(models: Models, data: Dataset) -> Load:
-    """Makes the engine of a model from its name and readings of the sensors of `data`."""
+    """Makes the predictor of a model from its name and readings of the sensors of `data`."""
     network = replace(data, readings=last_rows(data.readings, 1))  # not all readings: it lasts
 
     def load(model: str, readings: Readings) -> Loaded:
@@ -359,7 +355,7 @@ def _loader(models: Models, data: Dataset) -> Load:
             others=readings.others,
         )
         newest = replace(network, readings=at_hand)
-        return Loaded(Engine(Run.open(models.folder(model)), newest, store=known), newest)
+        return Loaded(RunPredictor(Run.open(models.folder(model)), newest, store=known), newest)
 
     return load
 
@@ -368,12 +364,7 @@ def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool
     """The newest readings: those of the files, and on top of them those that the service has stored."""
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
     oldest = max(recent.newest, store.newest() or 0) - KEPT_ROWS * recent.step
-    for seconds, sensor, value in store.readings(oldest):
-        if sensor in recent.column_of:
-            recent.put(Cell(recent.step_of(seconds), recent.column_of[sensor], value))
-    for seconds, variable, sensor, value in store.variables(oldest):
-        if sensor in recent.column_of and variable in recent.variables:
-            recent.put(Cell(seconds, recent.column_of[sensor], value, variable))
+    recent.put_stored(store.stored(oldest), oldest)
     return recent
 
 
@@ -385,6 +376,11 @@ def _clock(settings: LiveSettings, recent: RecentReadings, readings: Readings) -
 
 def _deadline(settings: LiveSettings, step: int) -> float:
     return SHARE_OF_STEP * step if settings.deadline is None else settings.deadline
+
+
+def address_of(opened: socket.socket) -> str:
+    host, port = opened.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -10,13 +10,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import hold_lock, make_folder
-from cnfgnn.live.recent import Cell
+from cnfgnn.live.recent import Cell, Stored
 
 FILE = "live.sqlite"
 FORMAT = "1"
@@ -24,7 +24,6 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
     " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
-    # of further variables; versions that do not know them leave them alone
     "CREATE TABLE IF NOT EXISTS variables (time INTEGER NOT NULL, variable TEXT NOT NULL,"
     " sensor TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (time, variable, sensor)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
@@ -85,7 +84,7 @@ class ReadingStore:
             raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
 
     def _close_to_others(self) -> None:
-        """Let the owner alone read the files, also those of an earlier version. SQLite makes its log with the
+        """Let the owner alone read the files. SQLite makes its log with the
         permissions of the database, but a log that a killed process has left keeps its own."""
         for file in self.path.parent.glob(f"{FILE}*"):
             with suppress(PermissionError):  # it belongs to another user, who has shared it
@@ -118,19 +117,10 @@ class ReadingStore:
                 ((name, json.dumps(state)) for name, state in files.items()),
             )
 
-    def readings(self, since: int) -> Iterator[tuple[int, str, float]]:
-        """Time, sensor and value of the readings from a time on, in the order of time."""
+    def stored(self, since: int) -> Stored:
+        """What was stored with a time from this one on."""
         with self._explained():
-            yield from self._database.execute(
-                "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time", (since,)
-            )
-
-    def variables(self, since: int) -> Iterator[tuple[int, str, str, float]]:
-        """Time, variable, sensor and value of further variables from a time on, in the order of time."""
-        with self._explained():
-            yield from self._database.execute(
-                "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time", (since,)
-            )
+            return _stored(self._database, since)
 
     def newest(self) -> int | None:
         """The time of the newest reading."""
@@ -155,6 +145,23 @@ class ReadingStore:
             raise StorageError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
             raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
+
+
+def stored_readings(database: Path) -> Stored:
+    """All that a service has stored; it may be running."""
+    if not database.exists():
+        return Stored((), ())
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as opened:
+            return _stored(opened)
+    except sqlite3.Error as error:
+        raise RunError(database, f"cannot be read ({error})") from error
+
+
+def _stored(database: sqlite3.Connection, since: int = -(2**62)) -> Stored:
+    readings = "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time"
+    variables = "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time"
+    return Stored(*(database.execute(chosen, (since,)).fetchall() for chosen in (readings, variables)))
 
 
 @contextmanager

@@ -16,12 +16,12 @@ OTHERS = 0o007  # the permissions of users who are neither the owner nor in the 
 log = logging.getLogger(__name__)
 
 
-def open_token(chosen: Path | None, default: Path) -> Path:
+def open_token(chosen: str, default: Path) -> Path:
     """The file with the token of a service: the chosen one, or else the default, which is made if there is
     none, and made again if it is damaged or others may have read it: a service must not fail to start
     because of a file that is its own."""
-    if chosen is not None:
-        return chosen
+    if chosen:
+        return Path(chosen)
     if default.exists():
         try:
             read_token(default)

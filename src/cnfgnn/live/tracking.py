@@ -16,9 +16,9 @@ import torch
 
 from cnfgnn.algorithm.intervals import Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.readings import Readings
-from cnfgnn.live.engine import Engine, LiveModel, last_rows
+from cnfgnn.data.readings import Readings, last_rows
 from cnfgnn.live.journal import Journal, State
+from cnfgnn.live.predictor import Predictor, RunPredictor
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch
 from cnfgnn.runs.forecast import adapt_intervals, adapting_steps, with_rows_ahead
@@ -85,10 +85,10 @@ class Tracking:
         if due is not None or self.issued % STEPS_BETWEEN_TIDYING == 0:
             self.journal.tidy()
 
-    def use(self, engine: LiveModel, intervals: Intervals | None) -> None:
+    def use(self, predictor: Predictor, intervals: Intervals | None) -> None:
         """Go on with another model of the same sensors: with its ranges, and with the same watch."""
         self.intervals, self.watch.has_ranges = intervals, intervals is not None
-        self.journal.of = engine.key
+        self.journal.of = predictor.key
         self.journal.begin(self.state())
         self._due, self._since_state, self._unwritten = None, 0, []
 
@@ -137,16 +137,16 @@ class Tracking:
 
 
 def open_tracking(
-    engine: LiveModel, intervals: Callable[[], Intervals | None], readings: Readings, store: ReadingStore
+    predictor: Predictor, intervals: Callable[[], Intervals | None], readings: Readings, store: ReadingStore
 ) -> Tracking:
     """What was learned before, or a beginning.
 
     intervals  finds the first ones of the model, if it has any
     readings   the newest ones that the service holds, as they arrived
     """
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-    watch = Watch(engine.ids, engine.horizon, step, engine.history, has_ranges=False)
-    journal = Journal(store.path, engine.key, len(engine.ids), engine.horizon)
+    step = readings.step_seconds
+    watch = Watch(predictor.ids, predictor.horizon, step, predictor.history, has_ranges=False)
+    journal = Journal(store.path, predictor.key, len(predictor.ids), predictor.horizon)
     tracking = Tracking(None, watch, journal)
     try:
         kept = journal.read()
@@ -155,7 +155,7 @@ def open_tracking(
         else:
             tracking.intervals = intervals()
             watch.has_ranges = tracking.intervals is not None
-            _begin(tracking, engine.cleaned(readings), step)
+            _begin(tracking, predictor.cleaned(readings), step)
             journal.begin(tracking.state())
     except BaseException:
         journal.close()
@@ -197,7 +197,7 @@ def _moved(intervals: Intervals, step: Step) -> dict[int, Floats]:
 
 def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
     """Show the watch all rows but the newest, which may be incomplete."""
-    seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+    seconds = readings.seconds
     rows = (seconds // step).tolist()
     values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
     with_any = np.flatnonzero(np.isfinite(values).any(axis=1))
@@ -208,22 +208,22 @@ def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
         tracking.intervals.catch_up(rows[-2], values.T, observed, first=rows[0])
 
 
-def adapted_intervals(engine: Engine, data: Dataset) -> Intervals | None:
+def adapted_intervals(predictor: RunPredictor, data: Dataset) -> Intervals | None:
     """The run's intervals, if it has any, after all errors in the data since its validation split, at most
     those of the latest `adapting_steps`."""
-    if engine.intervals is None:
+    if predictor.intervals is None:
         return None
-    history, horizon = engine.history, engine.horizon
+    history, horizon = predictor.history, predictor.horizon
     readings = data.readings
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
-    if set(engine.ids) <= set(engine.run.data.sensors):  # nothing is computed from older readings
-        readings = last_rows(readings, adapting_steps(len(engine.ids)) + history)
+    step = readings.step_seconds
+    if set(predictor.ids) <= set(predictor.run.data.sensors):  # nothing is computed from older readings
+        readings = last_rows(readings, adapting_steps(len(predictor.ids)) + history)
     rows = len(readings.times)
     extended = replace(data, readings=with_rows_ahead(readings, horizon))
-    adapt_intervals(engine.run, extended, rows, engine.experiment)
-    intervals, engine.owner.intervals = engine.owner.intervals, None
+    adapt_intervals(predictor.run, extended, rows, predictor.experiment)
+    intervals, predictor.owner.intervals = predictor.owner.intervals, None
     assert intervals is not None
-    intervals.renumber(int(readings.times[0].astype("datetime64[s]").astype(np.int64)) // step)
+    intervals.renumber(int(readings.seconds[0]) // step)
     return intervals
 
 

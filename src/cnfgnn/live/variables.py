@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.inputs import Input, seconds_of
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.inputs import Input
+from cnfgnn.data.readings import Readings, rows_of
 
 Bools = npt.NDArray[np.bool_]
 
@@ -29,7 +29,7 @@ class VariableRows:
         self._span, self._kept_since = span, newest - span
         kept = newest_rows(variable.readings, self._kept_since)
         self._about = replace(variable, readings=kept)
-        self._times, self._values = seconds_of(kept), np.where(kept.missing, np.nan, kept.values)
+        self._times, self._values = kept.seconds, np.where(kept.missing, np.nan, kept.values)
 
     def input(self) -> Input:
         """What is known now; a copy."""
@@ -54,7 +54,7 @@ class VariableRows:
         if newest - self._kept_since > 2 * self._span:
             self._kept_since = newest - self._span
             kept = newest_rows(self.input().readings, self._kept_since)
-            self._times, self._values = seconds_of(kept), kept.values
+            self._times, self._values = kept.seconds, kept.values
 
     def has_steps_of(self, step: int, moment: int) -> bool:
         """Whether it is measured at the steps of the readings, of which one is at this moment."""
@@ -73,13 +73,11 @@ def newest_rows(readings: Readings, since: int) -> Readings:
     Every value stays at the time at which it was measured: at another time it would get another blurred copy.
     """
     rows = len(readings.times)
-    first = int(np.searchsorted(seconds_of(readings), since, side="right"))
+    first = int(np.searchsorted(readings.seconds, since, side="right"))
     if first < 2:
         return readings
     place = np.where(readings.missing[:first], -1, np.arange(first)[:, None]).max(axis=0)
     kept = np.concatenate([np.unique(place[place >= 0]), np.arange(first, rows)])
     if not len(kept):  # none of them has a value
         kept = np.array([rows - 1])
-    return replace(
-        readings, times=readings.times[kept], values=readings.values[kept], missing=readings.missing[kept]
-    )
+    return rows_of(readings, kept)

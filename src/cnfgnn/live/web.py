@@ -251,10 +251,7 @@ class Web:
         return Response(body, media_type=JSON, headers={"Cache-Control": "no-store"})
 
     async def events(self, request: Request) -> Response:
-        if len(self._streams) >= MOST_STREAMS:
-            return error(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "60"})
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._stream(), media_type=EVENTS, headers=headers)
+        return event_stream(self._stream(), len(self._streams))
 
     async def _stream(self) -> AsyncIterator[bytes]:
         """Forecasts as they are made, beginning with the last one, alarms as they change, and switches."""
@@ -339,7 +336,7 @@ def health_of(service: LiveService) -> dict[str, Any]:
         "ageSeconds": round(now - made.made, 3),
         "quality": made.counts(),
         "alarms": 0 if service.report is None else len(service.report.alarms),
-        **service.engine.about,
+        **service.predictor.about,
     }
     if service.is_stale:
         state["status"] = "stale"
@@ -411,6 +408,14 @@ def _from_another_page(headers: dict[bytes, bytes]) -> bool:
 
 def _event(made: Forecast, now: float) -> bytes:
     return b"id: %d\nevent: forecast\ndata: %s\n\n" % (made.step, made.json(now))
+
+
+def event_stream(events: AsyncIterator[bytes], streams: int) -> Response:
+    """Server-sent events, unless so many streams are open already that there is no room for one more."""
+    if streams >= MOST_STREAMS:
+        return error(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "60"})
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type=EVENTS, headers=headers)
 
 
 def named_event(name: str, content: Any) -> bytes:

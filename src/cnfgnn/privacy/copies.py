@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import make_folder, write_whole
 from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, key_of_input, new_key, standard_normal
@@ -33,6 +33,7 @@ WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
 BLOCK = 1 << 18  # seconds, about three days
 READING = np.dtype([("time", "<i8"), ("reading", "<f4"), ("sigma", "<f8"), ("copy", "<f4")])
+ALL_TIMES = np.array([-(1 << 62), 1 << 62])
 SENSORS_AT_ONCE = 64  # whose copies are written together: bounds the memory, and how long others wait
 TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -73,6 +74,38 @@ class SimulatedCopies:
         return replace(readings, values=values)
 
 
+class CopiesOfNewest:
+    """Copies of the newest readings, which come again with every new row: only rows that are new or have
+    changed are drawn; the others are remembered."""
+
+    def __init__(self, copies: Copies) -> None:
+        self.copies = copies
+        self._last: dict[str, tuple[Readings, Readings]] = {}  # readings and their copy, by name
+
+    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
+        values = np.full_like(readings.values, np.nan)
+        changed = np.ones(len(readings.times), dtype=np.bool_)
+        if name in self._last:
+            before, copy = self._last[name]
+            _, now, then = np.intersect1d(readings.times, before.times, return_indices=True)
+            same = _same_rows(readings, now, before, then)
+            changed[now[same]] = False
+            values[now[same]] = copy.values[then[same]]
+        if changed.any():
+            rows = np.flatnonzero(changed)
+            values[rows] = self.copies.blur(rows_of(readings, rows), sigma, name).values
+        self._last[name] = readings, replace(readings, values=values)
+        return self._last[name][1]
+
+
+def _same_rows(one: Readings, rows: Times, other: Readings, others: Times) -> npt.NDArray[np.bool_]:
+    """Which of these rows are the same in both."""
+    values, before = one.values[rows], other.values[others]
+    equal = (values == before) | (np.isnan(values) & np.isnan(before))
+    same: npt.NDArray[np.bool_] = (equal & (one.missing[rows] == other.missing[others])).all(axis=1)
+    return same
+
+
 class CopyStore:
     """Copies on an owner's disk: a folder with the owner's key and a database of the copies.
 
@@ -110,6 +143,16 @@ class CopyStore:
         with self._database() as database:
             return database.execute(f"SELECT 1 FROM {table} LIMIT 1", values).fetchone() is not None
 
+    def each(self) -> Iterator[tuple[Series, Known]]:
+        """All copies of each series, one after the other."""
+        with self._database() as database:
+            found = database.execute(
+                "SELECT DISTINCT '', sensor FROM copies UNION ALL"
+                " SELECT DISTINCT input, sensor FROM copies_of_inputs"
+            ).fetchall()
+            for series in found:
+                yield series, _read(database, series, ALL_TIMES)
+
     def settle(self, name: str, value: str) -> str:
         """A property that all copies share: the first value counts, and it is returned ever after."""
         with self._database() as database, _alone(database):
@@ -119,7 +162,7 @@ class CopyStore:
 
     def changed(self, readings: Readings, name: str = "") -> int:
         """How many of these readings are not those that their copies were made of."""
-        seconds, changed = readings.times.astype("datetime64[s]").astype(np.int64), 0
+        seconds, changed = readings.seconds, 0
         with self._database() as database:
             for column, sensor in enumerate(readings.ids):
                 known = _read(database, (name, sensor), seconds)
@@ -136,7 +179,7 @@ class CopyStore:
     ) -> tuple[Readings, dict[float, int]]:
         """The copy, and how many of its readings were blurred with each sigma."""
         values, sigmas = np.empty_like(readings.values), Counter[float]()
-        seconds = readings.times.astype("datetime64[s]").astype(np.int64)
+        seconds = readings.seconds
         with self._database() as database:
             for first in range(0, len(readings.ids), SENSORS_AT_ONCE):
                 columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
-from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.inputs import Input
-from cnfgnn.data.quality import mask_codes, mask_outliers
-from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError
 from cnfgnn.privacy.noise import LEAST_SIGMA
 
 INPUT_BLURS = "privacy.inputs"
 PUBLIC = "public"
 HOW = 'the noise in its own unit, such as 5, or "public"'
-
-Blur = Callable[[str, Readings, float], Readings]
-"""The copy of an input of this name with this sigma."""
 
 
 def read_input_blurs(text: str) -> dict[str, float]:
@@ -66,27 +59,3 @@ def check_input_blurs(
                 f" noise it needs in its own unit, or {name}=public"
             )
             raise ConfigError(key(name), problem)
-
-
-def true_and_copied(
-    inputs: Iterable[Input], blurs: Mapping[str, float], cleaning: DataConfig, blur: Blur
-) -> tuple[tuple[Input, ...], tuple[Input, ...]]:
-    """The inputs that owners use, and those that everything sent is computed from: the same where one is
-    public.
-
-    Codes for missing values are missing in both. Outliers of variables are, too, and they are sought in each
-    of the two by itself.
-    """
-    true, copied = [], []
-    for one in inputs:
-        observed = mask_codes(one.readings, cleaning)
-        sigma = blurs.get(one.name, 0.0)
-        copy = observed if sigma == 0 else blur(one.name, observed, sigma)
-        true.append(without_outliers(replace(one, readings=observed), cleaning))
-        copied.append(without_outliers(replace(one, readings=copy), cleaning))
-    return tuple(true), tuple(copied)
-
-
-def without_outliers(one: Input, cleaning: DataConfig) -> Input:
-    """Outliers of a variable are missing. A covariate has none: rare values are its point."""
-    return one if one.known_ahead else replace(one, readings=mask_outliers(one.readings, cleaning))

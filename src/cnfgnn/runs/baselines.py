@@ -52,7 +52,7 @@ class Prepared:
         )
         scaler = Scaler.of(torch.from_numpy(series.moments(windows, config.missing)))
         prepared = PreparedSeries(series, scaler, config.missing, windows, torch.float64, torch.device("cpu"))
-        step = int(data.readings.step.astype("timedelta64[s]").astype(int))
+        step = data.readings.step_seconds
         return cls(series, windows, prepared, config, step)
 
     def groups(self) -> Iterator[Group]:

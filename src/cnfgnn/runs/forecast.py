@@ -12,9 +12,9 @@ import torch
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.intervals import LEVELS, Floats, bounds_of, check_levels
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.inputs import ending_covariates, seconds_of
+from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.quality import Finding, clean, out_of_range
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.runs.evaluate import restore_best
@@ -130,7 +130,7 @@ def unusual_inputs(run: Run, data: Dataset) -> tuple[Finding, ...]:
     """
     used = clean(data.readings, run.config.data)
     last = slice(len(used.times) - run.config.data.history, None)
-    newest = replace(used, times=used.times[last], values=used.values[last], missing=used.missing[last])
+    newest = rows_of(used, last)
     return out_of_range(newest, _recorded_ranges(run), run.scaler.std)
 
 
@@ -140,7 +140,7 @@ def unknown_ahead(run: Run, data: Dataset) -> list[str]:
         return []
     ahead = with_rows_ahead(data.readings, run.config.data.horizon)
     used = [one for one in ahead.others if one.name in run.data.inputs.covariates]
-    return ending_covariates(replace(ahead, others=tuple(used)), int(seconds_of(ahead)[-1]))
+    return ending_covariates(replace(ahead, others=tuple(used)), int(ahead.seconds[-1]))
 
 
 def _recorded_ranges(run: Run) -> dict[str, tuple[float, float] | None]:

@@ -19,13 +19,13 @@ from cnfgnn.config.presets import BLUR, PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import InputCounts, InputNames, used_inputs
-from cnfgnn.data.quality import mask_codes, mask_outliers
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.privacy.copies import Copies, SimulatedCopies
-from cnfgnn.privacy.inputs import INPUT_BLURS, check_input_blurs, read_input_blurs, true_and_copied
+from cnfgnn.privacy.copies import Copies
+from cnfgnn.privacy.inputs import INPUT_BLURS, check_input_blurs, read_input_blurs
+from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.transports.divided import NODES, OWNER, CarriedStore, Divided, Group, Part, divide
 from cnfgnn.transports.divided_state import LEAST_NODES
 from cnfgnn.transports.in_process import InProcess
@@ -186,27 +186,12 @@ def _divided(
 def truth_and_copy(
     readings: Readings, config: Config, copies: Copies | None = None
 ) -> tuple[Readings, Readings]:
-    """The readings that owners use, and their blurred copy; the same object if nothing is blurred.
-
-    Which readings are missing is public and decided first. Outliers are sought in each of the two by itself,
-    so that the copy tells nothing more of the readings.
-    """
-    privacy, source = config.privacy, copies or SimulatedCopies(config.seed)
-    blurs = read_input_blurs(privacy.inputs)
+    """The readings that owners use, and their blurred copy; the same object if nothing is blurred."""
     if config.model.takes_inputs:
-        check_input_blurs(readings.others, blurs, privacy.blur > 0, lambda name: INPUT_BLURS)
-    others, copied = true_and_copied(
-        readings.others, blurs, config.data, lambda name, of, sigma: source.blur(of, sigma, name)
-    )
-    observed = mask_codes(readings, config.data)
-    truth = mask_outliers(observed, config.data)
-    copy = truth
-    if privacy.blur:
-        copy = mask_outliers(source.blur(observed, privacy.blur), config.data)
-    truth = replace(truth, others=others) if others else truth
-    if privacy.blur == 0 and not any(blurs.values()):
-        return truth, truth
-    return truth, replace(copy, others=copied)
+        blurs = read_input_blurs(config.privacy.inputs)
+        check_input_blurs(readings.others, blurs, config.privacy.blur > 0, lambda name: INPUT_BLURS)
+    both = TruthAndCopy(readings, config.data, Blurring.of(config, copies))
+    return both.truth, both.copy
 
 
 def unused_inputs(readings: Readings, config: Config) -> str:

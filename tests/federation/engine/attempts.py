@@ -366,9 +366,8 @@ def write_its_workspace(to: Any) -> None:
         with open(f"{folder}/aside", "w") as file:
             os.fsync(file.fileno())
         os.rename(f"{folder}/aside", f"{folder}/final")
-        with open(f"{folder}/final", "w"):
-            pass  # empties it
-        os.truncate(f"{folder}/final", 10)
+        with open(f"{folder}/final", "w") as file:  # empties it
+            os.ftruncate(file.fileno(), 10)
         os.mkdir(f"{folder}/below")
         os.unlink(f"{folder}/final")
 

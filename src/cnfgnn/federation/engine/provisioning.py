@@ -4,51 +4,70 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation.kits.engine_files import OPERATOR
-from cnfgnn.federation.project import Project
+from cnfgnn.federation.kits.requests import Request
+from cnfgnn.federation.project import Project, SitePlan
 
 AUTHORITY_DAYS = 3650
 PARTY_DAYS = 730
 AUTHORITY_FILE, AUTHORITY_KEYS = "cert.json", ("root_cert", "root_pri_key")
 
 
-def provision(project: Project, workspace: Path, authority: str | Path | None) -> Path:
-    """Have the engine generate its files: the parties' in `kits`, the authority's in `state`."""
-    from nvflare.lighter.constants import CtxKey
+def provision(
+    project: Project, workspace: Path, authority: str | Path | None, requests: Mapping[str, Request]
+) -> Path:
+    """Have the engine generate its files: the parties' in `kits`, the authority's in `state`.
+
+    Sites with a request get a certificate for the key of the request, and no key.
+    """
+    from nvflare.lighter.constants import CtxKey, ParticipantType
     from nvflare.lighter.entity import Project as Parties
     from nvflare.lighter.impl.cert import CertBuilder
     from nvflare.lighter.impl.static_file import StaticFileBuilder
     from nvflare.lighter.impl.workspace import WorkspaceBuilder
     from nvflare.lighter.provisioner import Provisioner
 
-    class LongerCertificates(CertBuilder):  # type: ignore[misc]
-        """The engine's builder, which otherwise issues certificates for 360 days."""
+    class Certificates(CertBuilder):  # type: ignore[misc]
+        """The engine's builder, which otherwise makes every key, and certificates for 360 days."""
 
         @staticmethod
         def _generate_cert(*args: Any, valid_days: int = PARTY_DAYS, **kwargs: Any) -> Any:
             return CertBuilder._generate_cert(*args, valid_days=valid_days, **kwargs)
+
+        def _build_write_cert_pair(self, party: Any, base_name: str, ctx: Any) -> None:
+            if party.type != ParticipantType.CLIENT or party.name not in requests:
+                super()._build_write_cert_pair(party, base_name, ctx)
+                return
+            startup, public = Path(ctx.get_kit_dir(party)), requests[party.name].public_key
+            certificate = _certificate(
+                party.name, party.org, public, self.root_cert, self.pri_key, PARTY_DAYS
+            )
+            (startup / f"{base_name}.crt").write_bytes(certificate)
+            (startup / "rootCA.pem").write_bytes(self.serialized_cert)
 
     parties = Parties(name=project.name, description="", props={"api_version": 3})
     server = project.server
     ports = {"fed_learn_port": server.port, "admin_port": server.admin_port}
     parties.set_server(server.host, server.organisation, ports)
     for site in project.sites:
-        parties.add_client(site.name, site.organisation or site.name.replace("-", "_"), {})
+        parties.add_client(site.name, _organisation(site), {})
     parties.add_admin(OPERATOR, server.organisation, {"role": "project_admin"})
     builders = [
         WorkspaceBuilder(),
         StaticFileBuilder(config_folder="config", scheme="tcp", require_signed_jobs=True),
-        LongerCertificates(root_valid_days=AUTHORITY_DAYS),
+        Certificates(root_valid_days=AUTHORITY_DAYS),
     ]
     workspace.mkdir(parents=True)
     if authority is not None:
         state = workspace / project.name / "state"
         state.mkdir(parents=True)
-        _copy_authority(Path(authority), state)
+        (state / AUTHORITY_FILE).write_text(json.dumps(_read_authority(Path(authority))), encoding="utf-8")
     context = Provisioner(str(workspace), builders).provision(parties, logger=logging.getLogger(__name__))
     if context.get(CtxKey.BUILD_ERROR):
         raise StorageError(workspace, "the engine could not generate the certificates")
@@ -58,13 +77,56 @@ def provision(project: Project, workspace: Path, authority: str | Path | None) -
     return provisioned
 
 
-def _copy_authority(folder: Path, state: Path) -> None:
-    """Have the engine sign with an existing authority."""
+def sign(project: Project, request: Request, authority: Path, days: float | None = None) -> bytes:
+    """A certificate of a site for the key of its request; the rest of it is what the project says."""
+    from nvflare.lighter.utils import load_crt_bytes, load_private_key
+
+    kept = _read_authority(authority)
+    try:
+        root, key = load_crt_bytes(kept["root_cert"].encode()), load_private_key(kept["root_pri_key"])
+    except (ValueError, TypeError) as error:
+        raise _no_authority(authority) from error
+    if root.not_valid_after_utc <= datetime.now(UTC):
+        ended = f"{root.not_valid_after_utc:%Y-%m-%d}"
+        raise ConfigError(str(authority), f"this authority expired on {ended}: make kits with a new one")
+    [site] = [site for site in project.sites if site.name == request.site]
+    return _certificate(
+        site.name, _organisation(site), request.public_key, root, key, PARTY_DAYS if days is None else days
+    )
+
+
+def _certificate(
+    name: str, organisation: str, public_key: Any, root: Any, root_key: Any, days: float
+) -> bytes:
+    """A certificate of a site as the engine makes them, which ends no later than the authority's."""
+    from cryptography.x509.oid import NameOID
+    from nvflare.lighter.utils import Identity, generate_cert, serialize_cert
+
+    [issuer] = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    begins = datetime.now(UTC)
+    certificate = generate_cert(
+        subject=Identity(name, organisation),
+        issuer=Identity(issuer.value),
+        signing_pri_key=root_key,
+        subject_pub_key=public_key,
+        not_valid_before=begins,
+        not_valid_after=min(begins + timedelta(days=days), root.not_valid_after_utc),
+    )
+    return bytes(serialize_cert(certificate))
+
+
+def _organisation(site: SitePlan) -> str:
+    return site.organisation or site.name.replace("-", "_")
+
+
+def _read_authority(folder: Path) -> dict[str, str]:
+    """The certificate and the key of an existing authority, and nobody else's."""
     try:
         content = json.loads((folder / AUTHORITY_FILE).read_text())
-        authority = {key: str(content[key]) for key in AUTHORITY_KEYS}
-        (state / AUTHORITY_FILE).write_text(json.dumps(authority), encoding="utf-8")
+        return {key: str(content[key]) for key in AUTHORITY_KEYS}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            str(folder), "this folder does not contain the authority of a federation"
-        ) from error
+        raise _no_authority(folder) from error
+
+
+def _no_authority(folder: Path) -> ConfigError:
+    return ConfigError(str(folder), "this folder does not contain the authority of a federation")

@@ -23,6 +23,11 @@ def role(kit: str | Path) -> str:
     raise ConfigError(str(kit), "this folder is not the kit of a server or a site")
 
 
+def site_name(kit: Path) -> str:
+    """The name in the engine's file, which must be the certificate's: site.toml may have been edited."""
+    return engine_files.read_startup(kit, "fed_client.json", lambda config: str(config["client"]["fqsn"]))
+
+
 def check_current(kit: Path) -> None:
     """Refuse a kit made by an earlier version: it does not load the components that this version needs."""
     needed = engine_files.SERVER_COMPONENTS if role(kit) == "server" else engine_files.SITE_COMPONENTS
@@ -35,8 +40,8 @@ def check_current(kit: Path) -> None:
         raise RunError(
             kit,
             "this kit was made by an earlier version of cnfgnn: make new kits with cnfgnn federation init"
-            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json and"
-            " states/ of a site into its new kit, which then finds its key and copies again",
+            " PROJECT.toml --authority AUTHORITY --out FOLDER, and copy local/site.toml, local/copies.json"
+            " and states/ of a site into its new kit, which then finds its key and copies again",
         )
 
 
@@ -50,5 +55,4 @@ def record_program(kit: Path) -> None:
 
     `up` and `check` record it again, because kits are made on one machine and used on another.
     """
-    write_whole(kit / PROGRAM_FILE, f"{sys.executable}\n".encode())
-    (kit / PROGRAM_FILE).chmod(0o600)
+    write_whole(kit / PROGRAM_FILE, f"{sys.executable}\n".encode(), 0o600)

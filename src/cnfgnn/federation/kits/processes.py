@@ -23,12 +23,13 @@ from cnfgnn.federation.kits.engine_files import (
     SITE_PROGRAM,
     TASK_ID,
     absolute_places,
-    read_startup,
 )
-from cnfgnn.federation.kits.kit import check_current, role
+from cnfgnn.federation.kits.kit import check_current, role, site_name
 from cnfgnn.federation.kits.ports import check_ports_free, closed_ports, server_port
 from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.federation.kits.renewal import finish_renewal
 from cnfgnn.files import read_json_or_empty
+from cnfgnn.live.options import LIVE
 from cnfgnn.transports.remote.messages import legible
 
 ENGINE = "nvflare.private.fed.app."
@@ -37,8 +38,7 @@ SUPERVISOR = "cnfgnn.federation.site.supervisor"
 OF_KITS = (ENGINE, SITE_PROGRAM, SUPERVISOR)  # how the programs of a kit's processes begin
 SUPERVISOR_STATUS = "supervisor.json"  # in a site's kit: what runs, and how the engine is confined
 PROCESS_FILE = "process.json"
-LIVE = "live"  # in a site's kit: the folder of its live service
-SERVICE = "service.json"  # in that folder: the identity of the service's process
+SERVICE = "service.json"  # in the folder of a live service: the identity of the service's process
 CONSOLE_FILE = "console.txt"
 HEARTBEAT = 4  # seconds between a site's heartbeats; even, because the engine counts in steps of two
 ENDS_WITHIN = 30.0  # seconds for a supervisor to end what it has started
@@ -80,6 +80,7 @@ def run_in_foreground(kit: str | Path) -> None:
 
 def _prepare(kit: Path) -> None:
     check_current(kit)
+    finish_renewal(kit)
     check_valid(kit)
     if role(kit) == "site":
         server_port(kit)  # refuses files that cannot be read here, and not in the background
@@ -210,8 +211,7 @@ def _program(kit: Path) -> list[str]:
 
 def engine_settings(kit: Path) -> list[str]:
     """The settings of a site's engine."""
-    name = read_startup(kit, "fed_client.json", lambda config: str(config["client"]["fqsn"]))
-    settings = ["secure_train=true", f"uid={name}", f"heart_beat_interval={HEARTBEAT}"]
+    settings = ["secure_train=true", f"uid={site_name(kit)}", f"heart_beat_interval={HEARTBEAT}"]
     return [*settings, f"org={_organisation(kit)}", "config_folder=config"]
 
 

@@ -25,6 +25,7 @@ from cnfgnn.federation.kits.certificates import check_valid
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.kits.kit import role
 from cnfgnn.federation.kits.processes import running
+from cnfgnn.federation.kits.renewal import finish_renewal
 from cnfgnn.federation.operator.status import engine_process
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import changed_since_copied, private_folder
@@ -73,6 +74,7 @@ def check_site(kit: Path, hide: float | None = None) -> Iterator[str]:
     if data.findings:
         yield f"note: change missing_value and outliers in {settings_file(kit)}"
     yield _clock(data)
+    finish_renewal(kit)
     for warning in check_valid(kit):
         yield f"warning: {warning}"
     yield from _engine(plan, kit)

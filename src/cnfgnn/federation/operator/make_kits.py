@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from cnfgnn.federation.engine.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS
 from cnfgnn.federation.kits import engine_files
 from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.kit import ISSUED, PROGRAM_FILE, record_program
+from cnfgnn.federation.kits.requests import Request
 from cnfgnn.federation.project import Project, SitePlan
 
 SCRIPT = """#!/bin/sh
@@ -42,6 +43,7 @@ def make_kits(
     also_allowed: Iterable[str] = (),
     authority: str | Path | None = None,
     only: str | None = None,
+    requests: Mapping[str, Request] | None = None,
 ) -> dict[str, Path]:
     """Make kits for the server and every site; return their folders by name.
 
@@ -51,7 +53,8 @@ def make_kits(
     server's.
 
     Pass an existing `authority` to renew certificates or to add a site: the new kits work together with the
-    old ones. With `only`, a kit is made for that site alone.
+    old ones. With `only`, a kit is made for that site alone. A site that is in `requests` has its own key:
+    its kit has a certificate for that key, and no key.
     """
     folder = Path(folder).absolute()
     names = ["server", *(site.name for site in project.sites)]
@@ -61,6 +64,8 @@ def make_kits(
         if authority is None:
             problem = "--authority is missing: the new kit must be signed by the authority of the other kits"
             raise ConfigError("--only", problem)
+        if requests and only not in requests:
+            raise ConfigError("--requests", f"there is no request of site {only}")
         names = [only]
     if folder.exists():
         raise RunError(folder, "exists already, and kits are never overwritten: choose another --out")
@@ -69,7 +74,7 @@ def make_kits(
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
         try:
-            provisioned = provision(project, partial / "engine", authority)
+            provisioned = provision(project, partial / "engine", authority, requests or {})
             complete = partial / "kits"
             complete.mkdir()
             if only is None:

@@ -6,6 +6,7 @@ import http.client
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,26 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
     local_time,
 )
-from cnfgnn.federation.kits.certificates import WARN_WITHIN, issued, revoked, validities
+from cnfgnn.federation.kits.certificates import (
+    WARN_WITHIN,
+    check_pairs,
+    issued,
+    revoked,
+    validities,
+)
 from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
 from cnfgnn.federation.kits.ports import closed_ports
-from cnfgnn.federation.kits.processes import CONSOLE_FILE, LIVE, read_live, supervisor_status
+from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, supervisor_status
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.operator.tasks import FINAL_STATES, connected_sites, is_active, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
 from cnfgnn.federation.server.status import read_status
+from cnfgnn.federation.site.approvals import waiting_now
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import MODEL, read_site_status
 from cnfgnn.files import read_json_of_others, read_json_or_empty
+from cnfgnn.live.options import LIVE
 from cnfgnn.live.token_file import TOKEN, read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
@@ -47,6 +56,8 @@ def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
         "live": live_service(kit, recorded.get("live")) if read_live(kit) else None,
+        "kit": str(kit),
+        "waits": [asdict(one) for one in waiting_now(kit)],
         "failed": recorded.get("problems", []),
         "refused": read_refusals(kit / ENGINE_FOLDER),
         "heard": None,
@@ -142,7 +153,7 @@ def site_notices(kit: Path, name: str) -> list[str]:
     known = read_server_status(kit).get("sites", {}).get(name, {})
     made = issued(kit).get(name, {})
     lines = []
-    if (known.get("serial") or made.get("serial")) in revoked(kit):
+    if revoked(kit).covers(name, known.get("serial") or made.get("serial"), known.get("from")):
         lines.append("its certificate is revoked")
     until = known.get("until") or made.get("until")
     if until is not None:
@@ -183,6 +194,7 @@ def _process_problems(kit: Path, pid: int) -> list[str]:
 
 def _certificate_problems(kit: Path) -> list[str]:
     try:
+        check_pairs(kit)
         found = validities(kit)
     except RunError as error:
         return [str(error)]

@@ -24,6 +24,7 @@ from cnfgnn.federation.server.process_status import scheduler_ended
 from cnfgnn.federation.server.status import STATUS, STOP_TRAINING, TRAINING, read_status, request_stop
 from cnfgnn.federation.server.task import RUNS, Task
 from cnfgnn.files import write_whole
+from cnfgnn.runs.folder import Run
 
 POLL_INTERVAL = 0.25  # seconds
 ENGINE_POLL_INTERVAL = 5.0  # seconds
@@ -107,7 +108,7 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
         _wait_for_a_site(kit, session, task, watch)
         left = task.wait - (time.monotonic() - begun)
         task = replace(task, wait=max(left, min(task.wait, STARTS_WITHIN)))
-        job_id = _submit(session, task)
+        job_id = _submit(kit, session, task)
         try:
             return _follow(kit, session, job_id, task, watch)
         except KeyboardInterrupt:
@@ -118,10 +119,10 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
             raise
 
 
-def _submit(session: Session, task: Task) -> str:
+def _submit(kit: Path, session: Session, task: Task) -> str:
     with tempfile.TemporaryDirectory(prefix="cnfgnn-task-") as folder:
         # We decide how many sites are enough; the engine must not wait for more than one.
-        told = {"do": task.do, "run": task.run, **_training(task)}
+        told = {"do": task.do, "run": task.run, **_training(kit, task)}
         told |= {"live": dict(task.live)} if task.do == "live" else {}
         told |= {"states": dict(task.states)} if task.do == "retrain" else {}
         job = job_folder(
@@ -136,13 +137,14 @@ def _submit(session: Session, task: Task) -> str:
         return session.submit(job)
 
 
-def _training(task: Task) -> dict[str, Any]:
-    """What sites are told of a training: its method and its rounds, as far as somebody has chosen them."""
-    rounds = task.settings.get("training.rounds", 0)
-    return {
-        "method": str(task.settings.get("method", "")),
-        "rounds": rounds if type(rounds) is int else 0,
-    }
+def _training(kit: Path, task: Task) -> dict[str, Any]:
+    """What sites are told of a run: its method and its rounds, which their owners may permit or not."""
+    method, rounds = task.settings.get("method"), task.settings.get("training.rounds")
+    for run in (task.run, task.earlier, task.line):
+        if run and (method is None or rounds is None) and run_exists(kit, run):
+            config = Run.open(kit / RUNS / run).config
+            method, rounds = method or config.method, rounds or config.training.rounds
+    return {"method": str(method or ""), "rounds": rounds if type(rounds) is int else 0}
 
 
 @contextmanager
@@ -246,7 +248,7 @@ def run_beside(kit: Path, task: Task, stopped: Callable[[], bool]) -> Mapping[st
     """Run a task beside a live one, until it ends or is `stopped`; return its result."""
     task, begun = replace(task, token=secrets.token_hex(8)), time.monotonic()
     with session_when_ready(kit) as session:
-        job_id = _submit(session, task)
+        job_id = _submit(kit, session, task)
         write_whole(kit / BESIDE, job_id.encode())
         try:
             return _follow_beside(kit, session, job_id, task, begun, stopped)

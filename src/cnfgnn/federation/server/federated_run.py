@@ -21,6 +21,7 @@ from cnfgnn.data.inputs import NO_INPUTS, InputCounts, InputNames
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.project import Project
+from cnfgnn.federation.run_names import name_in_requests
 from cnfgnn.federation.spans import Span
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Terms
@@ -81,7 +82,7 @@ def check_same_windows(run: Run, experiment: Experiment, absent: Iterable[str]) 
 def terms_of(run: Run) -> Terms:
     """The terms that sites agree to when they join the run."""
     data, federated = run.data, federated_data(run)
-    name = f"{run.folder.name[:40]}-{federated.id}"
+    name = name_in_requests(run.folder.name, federated.id)
     return Terms(federated.first, data.step_seconds, data.rows, run.config.compute.precision, name)
 
 

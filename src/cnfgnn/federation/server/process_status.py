@@ -10,11 +10,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.federation.kits.certificates import serial_of, time_of
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.files import read_json_or_empty, write_whole
 
@@ -33,11 +33,14 @@ class ServerStatus:
         self._lock = threading.Lock()
         self._written_at, self._changed = 0.0, True
 
-    def record_connection(self, site: str, serial: str, expires: datetime, address: str) -> None:
+    def record_connection(self, site: str, certificate: Mapping[str, Any], address: str) -> None:
+        """`certificate` is the site's, as Python's `ssl` shows it."""
+        serial = serial_of(certificate)
+        begins, expires = time_of(certificate, "notBefore"), time_of(certificate, "notAfter")
         with self._lock:
             known = self.sites.setdefault(site, {})
             known["serials"] = sorted({*known.get("serials", []), serial})
-            known |= {"serial": serial, "until": expires.isoformat(), "address": address}
+            known |= {"serial": serial, "from": begins, "until": expires, "address": address}
             known["since"] = time.time()
             self._changed = True
 

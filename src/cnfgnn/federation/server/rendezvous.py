@@ -29,6 +29,10 @@ RETRY_AFTER = 0.3  # seconds
 STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is assumed to be starting
 
 
+class Refusal(str):
+    """Why the owner of a site takes no part in this task: nobody has to wait for another answer."""
+
+
 def wait_for_sites(
     links: Mapping[str, Link],
     plans: Mapping[str, SitePlan],
@@ -37,7 +41,8 @@ def wait_for_sites(
     stopped: Callable[[], bool],
     report: Callable[..., None],
 ) -> dict[str, Span]:
-    """Send hellos until all sites are ready, or until time is up and at least `min_sites` are."""
+    """Send hellos until all sites are ready, or until time is up and at least `min_sites` are. Nobody waits
+    for a site whose owner refuses the task."""
     ready: dict[str, Span] = {}
     problems: dict[str, str | Unreachable] = {}
     begun = time.monotonic()
@@ -55,10 +60,13 @@ def wait_for_sites(
             missing = [name for name in links if name not in ready]
             reasons = {name: _reason(problems[name], may_be_starting) for name in missing}
             report(ready=sorted(ready), missing=reasons)
-            if not missing or (time.monotonic() > deadline and len(ready) >= min_sites):
+            refused = [name for name in missing if isinstance(problems[name], Refusal)]
+            over = time.monotonic() > deadline or len(refused) == len(missing)
+            if over and len(ready) >= min_sites:
                 break
-            if time.monotonic() > deadline:
-                raise NodeError(missing[0], "hello", reasons[missing[0]])
+            if over or len(links) - len(refused) < min_sites:
+                failed = (refused or missing)[0]
+                raise NodeError(failed, "hello", reasons[failed])
             if stopped():
                 raise Stopped
             time.sleep(RETRY_AFTER)
@@ -114,7 +122,8 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
         difference = f"{abs(clock - time.time()):.0f} s"
         return f"its clock differs from the server's by {difference}: set the clock (NTP)"
     if hello.get("ready") is not True:
-        return legible(hello.get("problem"))
+        problem = legible(hello.get("problem"))
+        return Refusal(problem) if hello.get("refused") is True else problem
     if hello.get("sensors") != list(plan.sensors):
         return "its kit lists other sensors than the server's kit: use kits of the same project file"
     blur: Any = hello.get("blur")

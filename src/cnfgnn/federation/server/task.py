@@ -246,18 +246,20 @@ def _live(context: TaskContext) -> dict[str, Any]:
     models = FederatedModels(context.kit, context.task.run)
     loop: LiveLoop | None = None
     while True:
-        model, run = models.usable(lambda run: _check_live(context, run, span))
+        model, run = models.usable(lambda name: _live_run(context, models.folder(name), span))
         loop = LiveLoop(context, _set_up_to_forecast(context, run, span), span, models, model, loop)
         context.status.set(model=models.about(model, run))
         loop.run()  # until another model is live
 
 
-def _check_live(context: TaskContext, run: Run, span: Span) -> None:
-    """Refuse a run that cannot forecast live."""
+def _live_run(context: TaskContext, folder: Path, span: Span) -> Run:
+    """The run in a folder; refused if it cannot forecast live."""
+    run = Run.open(folder)
     check_same_federation(run, context.project, context.graph)
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet: train it first")
     _check_forecast_span(context, run, span)
+    return run
 
 
 def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:

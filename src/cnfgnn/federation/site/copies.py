@@ -10,28 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.files import read_json
-from cnfgnn.privacy.copies import CopyStore, write_private
+from cnfgnn.privacy.copies import Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
+from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
 FOLDER = "cnfgnn-private"
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
-
-
-class BlurredCopy(NamedTuple):
-    """The copy of a site's readings and further inputs; the readings themselves if nothing is blurred."""
-
-    readings: Readings
-    sigmas: Mapping[float, int]  # how many readings were blurred with each sigma; empty without a store
-    warnings: Sequence[str] = ()  # for the owner
 
 
 def private_folder(plan: SitePlan, kit: Path) -> Path:
@@ -62,76 +54,69 @@ def check_older_copies(least: float, plan: SitePlan, kit: Path) -> None:
         raise ConfigError(f"{settings_file(kit)}: blur", problem)
 
 
-def blurred_copy(observed: Readings, plan: SitePlan, kit: Path) -> BlurredCopy:
-    """The copy from which everything that the site sends is computed.
+class SiteCopies:
+    """The copies of a site: `Copies` that follow its settings. `sigmas` counts how many of the readings that
+    were asked for last were blurred with each sigma; `warnings` are for the owner.
+
+    The key, the copies and how times are counted must be those that the site has used before. The kit
+    remembers how many readings have a copy before anybody uses it.
+    """
+
+    def __init__(self, readings: Readings, plan: SitePlan, kit: Path) -> None:
+        self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
+        self.sigmas: Mapping[float, int] = {}
+        self._remembered = read_json(self.record)
+        if self._remembered is not None and not CopyStore.exists(self.folder):
+            raise RunError(self.folder, _gone(self._remembered))
+        self.warnings: Sequence[str] = _warnings(self.folder, plan, kit)
+        self.store = CopyStore(self.folder)
+        self._before = self.store.count()
+        if self._remembered is not None:
+            self._check_remembered(self._remembered)
+        _check_times(self.store, readings, plan, kit)
+        series = _series_names(self.store, readings)
+        _check_inputs_with_copies(self.store, readings, series, plan, kit)
+        self._names = series | {READINGS: series[readings.variable]}
+
+    def _check_remembered(self, remembered: Mapping[str, Any]) -> None:
+        if remembered.get("key") != self.store.fingerprint:
+            raise RunError(self.folder, f"holds the copies of another key; {_gone(remembered)}")
+        if self._before < (used := remembered.get("readings", 0)):
+            raise RunError(self.folder, _older(self._before, used))
+
+    def blur(self, readings: Readings, sigma: float, name: str = READINGS) -> Readings:
+        copy, sigmas = self.store.blur_with_sigmas(readings, sigma, self._names[name])
+        if name == READINGS:
+            self.sigmas = sigmas
+        # Counting all copies takes longer the more there are; this is how many there are at least.
+        count = self._before + self.store.drawn
+        record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
+        if record != self._remembered:
+            write_private(self.record, json.dumps(record).encode())
+            self._remembered = record
+        return copy
+
+
+def site_copies(readings: Readings, plan: SitePlan, kit: Path) -> SiteCopies | None:
+    """Where the copies of a site come from; None if a copy is the reading itself.
 
     A site that has made copies uses them whatever its blur is now: with a blur of 0, only readings without a
     copy are used as they are.
     """
     check_input_blurs(
-        observed.others, plan.input_blurs, plan.blur > 0, lambda name: f"{settings_file(kit)}: inputs.{name}"
+        readings.others, plan.input_blurs, plan.blur > 0, lambda name: f"{settings_file(kit)}: inputs.{name}"
     )
-    folder, remembered = private_folder(plan, kit), read_json(kit / "local" / RECORD)
     blurs_anything = plan.blur > 0 or any(plan.input_blurs.values())
-    if remembered is None and not blurs_anything and not CopyStore.exists(folder):
-        return BlurredCopy(observed, {})
-    if remembered is not None and not CopyStore.exists(folder):
-        raise RunError(folder, _gone(remembered))
-    warnings = _warnings(folder, plan, kit)
-    store = CopyStore(folder)
-    if remembered is not None and remembered.get("key") != store.fingerprint:
-        raise RunError(folder, f"holds the copies of another key; {_gone(remembered)}")
-    used, found = 0 if remembered is None else remembered.get("readings", 0), store.count()
-    if found < used:
-        raise RunError(folder, _older(found, used))
-    _check_times(store, observed, plan, kit)
-    series = _series_names(store, observed)
-    _check_inputs_with_copies(store, observed, series, plan, kit)
-    readings, sigmas = store.blur_with_sigmas(observed, plan.blur, series[observed.variable])
-    copied = [
-        replace(one, readings=store.blur(one.readings, sigma, series[one.name])) if sigma else one
-        for one in observed.others
-        for sigma in [plan.input_blurs.get(one.name, 0.0)]
-    ]
-    copy = BlurredCopy(replace(readings, others=tuple(copied)), sigmas, warnings)
-    record = {"key": store.fingerprint, "folder": str(folder), "readings": store.count()}
-    if remembered != record:  # it is on disk before anybody uses the copy
-        write_private(kit / "local" / RECORD, json.dumps(record).encode())
-    return copy
+    has_copies = (kit / "local" / RECORD).exists() or CopyStore.exists(private_folder(plan, kit))
+    return SiteCopies(readings, plan, kit) if blurs_anything or has_copies else None
 
 
-class LiveCopies:
-    """Copies of readings as they arrive: `Copies` of a site whose other copies have been checked.
-
-    The store stays open in this process. The kit remembers how many readings have a copy before it is used.
-    `observed` are the site's readings, whose variables tell under which names copies are kept.
-    """
-
-    def __init__(self, plan: SitePlan, kit: Path, observed: Readings) -> None:
-        self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
-        self.store = CopyStore(self.folder)
-        series = _series_names(self.store, observed)
-        self._names = {
-            "": series[observed.variable],
-            **{one.name: series[one.name] for one in observed.others},
-        }
-        self._before, self._recorded = self.store.count(), -1
-
-    @staticmethod
-    def needed(plan: SitePlan, kit: Path) -> bool:
-        """Whether the copy of a reading is not the reading itself."""
-        remembered = read_json(kit / "local" / RECORD)
-        blurs_anything = plan.blur > 0 or any(plan.input_blurs.values())
-        return remembered is not None or blurs_anything or CopyStore.exists(private_folder(plan, kit))
-
-    def blur(self, readings: Readings, sigma: float, name: str = "") -> Readings:
-        copy = self.store.blur(readings, sigma, self._names[name])
-        # Counting all copies takes longer the more there are; this is how many there are at least.
-        if (count := self._before + self.store.drawn) != self._recorded:
-            record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
-            write_private(self.record, json.dumps(record).encode())
-            self._recorded = count
-        return copy
+def blurring_of(plan: SitePlan, copies: Copies | None) -> Blurring | None:
+    """How a site blurs; an input that its owner has declared public is its own copy."""
+    if copies is None:
+        return None
+    inputs = {name: sigma for name, sigma in plan.input_blurs.items() if sigma > 0}
+    return Blurring({READINGS: plan.blur, **inputs}, copies)
 
 
 def changed_since_copied(observed: Readings, plan: SitePlan, kit: Path) -> int:

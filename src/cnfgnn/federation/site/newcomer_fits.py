@@ -25,12 +25,11 @@ from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.data.inputs import NO_INPUTS
 from cnfgnn.data.linear import MORE_SUFFIX
 from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
 from cnfgnn.federation.site.readings import columns_of
-from cnfgnn.live.engine import rows_of
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.forecast import with_rows_ahead
 

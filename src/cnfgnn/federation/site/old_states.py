@@ -12,14 +12,15 @@ import re
 import shutil
 from pathlib import Path
 
-from cnfgnn.federation.kept_states import TRAINED, KeptStates
-from cnfgnn.federation.kits.processes import LIVE
+from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.kits.retention import remove_folder
+from cnfgnn.federation.run_names import TRAINED
 from cnfgnn.federation.site.newcomer_fits import FOLDER as NEW_SENSORS
 from cnfgnn.federation.site.owner import EVALUATIONS
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.federation.site.store import STATES
 from cnfgnn.files import read_json_or_empty
+from cnfgnn.live.options import LIVE
 
 
 def remove_old_states(kit: Path, wanted: KeptStates) -> list[str]:

@@ -9,11 +9,10 @@ import numpy as np
 
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.federation.site.settings import read_site
-from cnfgnn.live.engine import key_of
+from cnfgnn.live.options import LIVE
+from cnfgnn.live.predictor import key_of
 from cnfgnn.live.store import FILE
 from cnfgnn.live.tracking import learned_intervals
-
-LIVE = "live"  # the folder of the site's live service in its kit
 
 
 def live_key(sensors: Sequence[str], run: str, tag: str) -> str:

@@ -18,22 +18,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
-from cnfgnn.data.quality import Finding, findings_in, mask_codes, mask_outliers
-from cnfgnn.data.readings import DAY, Readings, weekday
+from cnfgnn.data.quality import Finding, findings_in
+from cnfgnn.data.readings import DAY, Readings, rows_of, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import blurred_copy, check_least_blur, check_older_copies
+from cnfgnn.federation.site.copies import blurring_of, check_least_blur, check_older_copies, site_copies
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.options import LIVE
 from cnfgnn.live.retrain import with_stored
-from cnfgnn.privacy.inputs import without_outliers
+from cnfgnn.privacy.copies import CopiesOfNewest
+from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.transports.remote.endpoint import Terms
 
-LIVE = "live"  # the folder of the site's live service in its kit
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 
@@ -69,14 +69,15 @@ class SiteData:
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         if more:
             loaded = columns_of(found, (*plan.sensors, *more))
-        observed = masked_codes(loaded, plan.cleaning)
-        blurred, self.sigmas, self.copy_warnings = blurred_copy(observed, plan, kit)
+        self.copies = site_copies(loaded, plan, kit)
+        both = TruthAndCopy(loaded, plan.cleaning, blurring_of(plan, self.copies))
+        self.copy, self.truth, self.observed = both.copy, both.truth, both.observed
+        self.sigmas = {} if self.copies is None else self.copies.sigmas
+        self.copy_warnings = () if self.copies is None else self.copies.warnings
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
-        self.truth: Readings = masked_outliers(observed, plan.cleaning)
-        self.copy = self.truth if blurred is observed else masked_outliers(blurred, plan.cleaning)
-        self.observed, self._loaded, self._cleaning = observed, loaded, plan.cleaning
-        self.seconds: npt.NDArray[np.int64] = self.copy.times.astype("datetime64[s]").astype(np.int64)
+        self._loaded, self._cleaning = loaded, plan.cleaning
+        self.seconds: npt.NDArray[np.int64] = self.copy.seconds
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
             raise DataError(self.source, "it has no reading for any sensor of this site")
@@ -106,7 +107,7 @@ class SiteData:
 
     @property
     def step(self) -> int:
-        return int(self.copy.step.astype("timedelta64[s]").astype(int))
+        return self.copy.step_seconds
 
     @property
     def first(self) -> int:
@@ -153,14 +154,17 @@ class SiteData:
             warnings.append(f"the newest reading in {source} is {age} old ({format_time(self.newest)})")
         return warnings
 
+    def live_blurring(self, plan: SitePlan) -> Blurring | None:
+        """How readings that arrive from now on are blurred; None if a copy is the reading itself."""
+        return blurring_of(plan, None if self.copies is None else CopiesOfNewest(self.copies))
+
     def readings_before(self, end: int, steps: int) -> Readings | None:
         """The true readings of the last `steps` steps before `end`, in seconds since 1970; None without
         any."""
         recent = (self.seconds >= end - steps * self.step) & (self.seconds < end)
         if not recent.any():
             return None
-        r = self.truth
-        return replace(r, times=r.times[recent], values=r.values[recent], missing=r.missing[recent])
+        return rows_of(self.truth, recent)
 
     def series(self, terms: Terms) -> Series:
         """The copy on the time steps that all sites agreed on; steps without a reading are missing."""
@@ -207,18 +211,6 @@ def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
         for one in readings.others
     )
     return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=others)
-
-
-def masked_codes(readings: Readings, cleaning: DataConfig) -> Readings:
-    """Codes for missing values are missing, also in further inputs."""
-    others = (replace(one, readings=mask_codes(one.readings, cleaning)) for one in readings.others)
-    return replace(mask_codes(readings, cleaning), others=tuple(others))
-
-
-def masked_outliers(readings: Readings, cleaning: DataConfig) -> Readings:
-    """Outliers are missing, also in other variables."""
-    others = (without_outliers(one, cleaning) for one in readings.others)
-    return replace(mask_outliers(readings, cleaning), others=tuple(others))
 
 
 def rows_with_readings(series: Series) -> int:

@@ -13,6 +13,7 @@ from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import new_sensors
+from cnfgnn.federation.permission_rules import permission_rules
 from cnfgnn.federation.project import (
     CLEANING_KEYS,
     KEEP_TASKS,
@@ -22,7 +23,6 @@ from cnfgnn.federation.project import (
     SitePlan,
     amount_of_blur,
 )
-from cnfgnn.live.clock import CLOCKS
 from cnfgnn.privacy.inputs import input_blur
 
 SITE_KEYS = (
@@ -41,6 +41,7 @@ SITE_KEYS = (
     "live",
     "engine",
     "new_sensors",
+    "permissions",
     *CLEANING_KEYS,
 )
 REQUIRED = "required"
@@ -103,6 +104,7 @@ def _site_plan(content: Mapping[str, Any], file: Path) -> SitePlan:
         live=_live(content.get("live", {})),
         engine=_engine(content.get("engine", {})),
         new_sensors=new_sensors(content.get("new_sensors", {}), tuple(map(str, sensors))),
+        permissions=permission_rules(content.get("permissions", {})),
     )
 
 
@@ -155,18 +157,7 @@ def _reading(table: Any, file: Path) -> ReadingOptions:
 def _live(table: Any) -> SiteLive:
     """The settings under [live]: its clock, where it serves its forecasts, and what it tells the server."""
     found = SiteLive(**_typed("live", table, SiteLive))
-    if not 0 <= found.port <= 65535:
-        raise ConfigError("live.port", "it must be from 0 to 65535; 0 chooses a free port")
-    if not 0.05 <= found.poll <= 3600:
-        raise ConfigError("live.poll", "it must be from 0.05 to 3600 seconds")
-    if found.clock not in CLOCKS:
-        raise ConfigError("live.clock", f"there is no clock {found.clock!r}", CLOCKS)
-    if not found.mqtt and (found.mqtt_readings or found.mqtt_forecasts):
-        raise ConfigError("live.mqtt", "it is needed with mqtt_readings and mqtt_forecasts")
-    try:
-        ReadingOptions(timezone=found.timezone)
-    except ConfigError as error:
-        raise ConfigError("live.timezone", error.problem) from None
+    found.check_options(lambda name: f"live.{name}")
     return found
 
 

@@ -39,9 +39,7 @@ class JoinRecord(NamedTuple):
 
     rows: int  # how many of the run's time steps the readings reach
     sha256: str  # a digest of the copy
-    sensors: tuple[
-        str, ...
-    ] = ()  # in the order of the rows of its states; earlier versions did not write them
+    sensors: tuple[str, ...]  # in the order of the rows of its states
 
 
 class SiteStore(FolderStore):
@@ -60,7 +58,7 @@ class SiteStore(FolderStore):
         path = self.folder / JOINED
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            sensors = tuple(str(sensor) for sensor in content.get("sensors", ()))
+            sensors = tuple(str(sensor) for sensor in content["sensors"])
             return JoinRecord(int(content["rows"]), str(content["sha256"]), sensors)
         except FileNotFoundError:
             return None
@@ -189,11 +187,7 @@ def _intervals_with_new(kept: Mapping[str, Tensor], count: int) -> dict[str, Ten
 
 
 def _in_order(state: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]) -> dict[str, Tensor]:
-    """The rows of sensors that are still there, in today's order; weights that all share stay as they are.
-
-    A version that did not record its sensors had those of today if there are as many rows.
-    """
-    before = before or now
+    """The rows of sensors that are still there, in today's order; weights that all share stay as they are."""
     in_order = InOrder(before, now)
     weights = {name: w for name, w in state.items() if name.startswith((THETA, PERSONAL))}
     if any(len(w) not in (1, len(before)) for w in weights.values()):

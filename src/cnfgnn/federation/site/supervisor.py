@@ -34,14 +34,15 @@ from cnfgnn.federation.site.engine_process import (
     is_user,
     listen,
 )
+from cnfgnn.federation.site.permissions import Permissions
+from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.settings import REQUIRED, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
 from cnfgnn.process_setup import adopt_orphans
 from cnfgnn.transports.remote.limits import Malformed
-from cnfgnn.transports.remote.messages import pack, unpack
-from cnfgnn.version import __version__
+from cnfgnn.transports.remote.messages import pack, refused, unpack
 
 LOG, LOG_BYTES = "log.txt", 2_000_000
 END = 0  # the number of a message that says that a task is over
@@ -50,6 +51,7 @@ BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come
 MOST_JOBS = 8  # connections of the engine's jobs at a time
 LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 STARTING = "its process for this task is starting"
+FAILED = "its process for this task has ended, and is started again; its owner sees why"
 TOO_MANY = "it has as many tasks as it takes at a time"
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class Supervisor:
         self.kit = kit
         self.plan = read_site(kit)
         self.workers = Workers(kit)
+        self.permissions = Permissions(kit)
+        self.account = Account(kit, self.permissions.day)
         self.engine = EngineProcess(kit, self.plan.engine.user)
         self.ended = threading.Event()
         self.confinement: dict[str, Any] = {}
@@ -81,6 +85,7 @@ class Supervisor:
             self._close_connections()
             self.engine.end()
             self.workers.end_all()
+            self.account.close()
             (self.kit / STATUS).unlink(missing_ok=True)
 
     def end(self) -> None:
@@ -105,7 +110,7 @@ class Supervisor:
                 continue
             pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
             self.restarts += 1
-            self.problem = f"the engine's process {describe_end(code)}"
+            self.problem = self._unconfined() or f"the engine's process {describe_end(code)}"
             log.error("%s: starting it again in %.0f s", self.problem, pause)
             self._write_status()
             self.ended.wait(pause)
@@ -183,7 +188,8 @@ class Supervisor:
 
     def _unconfined(self) -> str:
         """Why the engine may not run, although it could; empty if it may."""
-        if self.plan.engine.confined != REQUIRED or self.confinement.get("landlock"):
+        unknown = not self.confinement
+        if self.plan.engine.confined != REQUIRED or unknown or self.confinement.get("landlock"):
             return ""
         return (
             'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine:'
@@ -236,17 +242,30 @@ class Supervisor:
             log.error("the files of old tasks could not be removed: %s", error)
 
     def _pass_on(self, task: SiteTask, frames: Frames, number: int, request: bytearray) -> None:
-        worker = self.workers.of(task)
+        """Have a worker answer a request, if the owner permits it, and count what is sent."""
+        try:
+            note = unpack(request)
+        except Malformed as error:
+            frames.send(number, pack("lost", reason=str(error)[:300]))
+            return
 
         def answered(answer: bytes) -> None:
+            self.account.count(task, note, len(request), unpack(answer), len(answer), time.time())
             with suppress(OSError):  # the job is gone
                 frames.send(number, answer)
 
-        if worker is not None and worker.ask(request, answered):
+        now = time.time()
+        used = self.account.used(now)
+        refusal = self.permissions.refusal(task, note, used, now)
+        if refusal is not None:
+            answered(refused(note, *refusal))
             return
-        problem = TOO_MANY if worker is None else worker.problem or STARTING
-        if said := _without_worker(request, problem):
-            answered(said)
+        worker = self.workers.of(task)
+        if worker is not None and worker.ask(request, self.permissions.no_more_rounds(used), answered):
+            return
+        if note.kind == "hello":  # other requests are not answered, so that the server asks again
+            problem = TOO_MANY if worker is None else FAILED if worker.problem else STARTING
+            answered(refused(note, problem))
 
     # ---- for the owner -------------------------------------------------------------------------------
 
@@ -267,18 +286,6 @@ class Supervisor:
             with suppress(CnfgnnError):  # a full disk does not end a site
                 write_whole(self.kit / STATUS, text.encode())
                 self._written = text
-
-
-def _without_worker(request: bytearray, problem: str) -> bytes:
-    """What a site answers that has no worker for a task: that it is there and not ready. Other requests are
-    not answered, so that the server asks again."""
-    try:
-        if unpack(request).kind != "hello":
-            return b""
-    except Malformed as error:
-        return pack("lost", reason=str(error)[:300])
-    about: dict[str, Any] = {"ready": False, "problem": problem, "version": __version__}
-    return pack("hello", **about, clock=time.time(), busy=False)
 
 
 def main(kit: Path) -> None:

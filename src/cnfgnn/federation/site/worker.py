@@ -21,18 +21,21 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.frames import LARGEST
 from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.kits.process_identity import identity
-from cnfgnn.federation.kits.processes import LIVE, SERVICE
+from cnfgnn.federation.kits.processes import SERVICE
 from cnfgnn.federation.kits.retention import TASKS
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
+from cnfgnn.federation.site.task_verbs import verbs_allowed
+from cnfgnn.federation.site.workers import NUMBER, parts_of
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 AT_A_TIME = 8  # requests that may wait for something while another one is answered
-NUMBER = 8  # bytes of the number before each message
+LONGEST = 1 << 17  # bytes before a request
 LOG = "log.txt"  # of a live service, in its folder
 LOG_BYTES = 2_000_000  # of a file; the one before is kept
 
@@ -57,7 +60,7 @@ def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
             _remove_old_states(kit, task)
         keep_freed_memory()
         nodes = SiteNodes(kit, live=task.do == "retrain")
-        _answer(connection, Endpoint(nodes.join, nodes.describe).answer, ended.set)
+        _answer(connection, Endpoint(nodes.join, nodes.describe, allowed=_verbs(task)), ended.set)
         ended.wait()
 
 
@@ -71,7 +74,8 @@ def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: thread
         write_private(folder / SERVICE, json.dumps(identity(os.getpid())).encode())
         site = LiveSiteNodes(kit, LiveTerms.of(task.live))
         site.ended = ended
-        _answer(connection, Endpoint(site.join, site.describe, due=site.due).answer, lambda: None)
+        endpoint = Endpoint(site.join, site.describe, due=site.due, allowed=_verbs(task))
+        _answer(connection, endpoint, lambda: None)
         ended.wait()
         (folder / SERVICE).unlink(missing_ok=True)
         site.close()
@@ -79,7 +83,12 @@ def _serve_live(kit: Path, task: SiteTask, connection: Connection, ended: thread
         os.close(lock)
 
 
-def _answer(connection: Connection, answer: Callable[[bytes], bytes], closed: Callable[[], None]) -> None:
+def _verbs(task: SiteTask) -> frozenset[str]:
+    """What the server may ask for, by what it says of the task."""
+    return verbs_allowed(task.do, task.method)
+
+
+def _answer(connection: Connection, endpoint: Endpoint, closed: Callable[[], None]) -> None:
     """Answer requests in several threads, because some wait for a moment, until the supervisor is gone."""
     receiving, sending = threading.Lock(), threading.Lock()
 
@@ -87,14 +96,15 @@ def _answer(connection: Connection, answer: Callable[[bytes], bytes], closed: Ca
         try:
             while True:
                 with receiving:
-                    request = connection.recv_bytes(LARGEST + NUMBER)
+                    number, no_more_rounds, request = parts_of(connection.recv_bytes(LARGEST + LONGEST))
                 try:
-                    answered = answer(memoryview(request)[NUMBER:])  # type: ignore[arg-type]
+                    endpoint.no_more_rounds = no_more_rounds
+                    answered = endpoint.answer(request)
                 except Exception:  # no request may cost the site a thread: it gets no answer
                     log.exception("a request could not be answered")
                     continue
                 with sending:
-                    connection.send_bytes(request[:NUMBER] + answered)
+                    connection.send_bytes(number.to_bytes(NUMBER, "little") + answered)
         except (EOFError, OSError):
             closed()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +23,12 @@ from cnfgnn.federation.frames import LARGEST
 from cnfgnn.federation.kits.processes import end_live
 from cnfgnn.federation.restarts import Pauses
 from cnfgnn.federation.site.engine_process import describe_end
-from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.site_task import LIVE, SiteTask
 
 PROGRAM = "cnfgnn.federation.site.worker"
-LIVE = "live"  # stands for the id of a live task: its worker outlives it
 MOST_WORKERS = 4  # a live one, a training beside it, and what is just ending
 NUMBER = 8  # bytes of the number before each message
+HEAD = struct.Struct("<QH")  # of a request: its number, and the length of what the owner says of rounds
 ENDS_WITHIN = 10.0  # seconds before a worker that was asked to end is killed
 STARTS_WITHIN = 3.0  # seconds that a request waits for a worker
 
@@ -49,7 +50,7 @@ class Workers:
     def of(self, task: SiteTask) -> Worker | None:
         """The worker of a task; it is started unless it runs. There is one live worker: with other terms, it
         is another one. None if there are too many."""
-        key = LIVE if task.do == LIVE else task.id
+        key = LIVE if task.do == LIVE else task.id  # a live worker outlives its task
         with self._lock:
             worker = self.running.get(key)
             if worker is not None and worker.serves(task):
@@ -106,8 +107,11 @@ class Worker:
         """Whether this worker is for a task, also if the task is over; a live one serves later ones, too."""
         return task.id == self.task.id or (task.live == self.task.live and not self._ended.is_set())
 
-    def ask(self, request: bytes | bytearray, then: Then) -> bool:
-        """Send a request; `then` gets the answer. Returns whether there is a worker to ask."""
+    def ask(self, request: bytes | bytearray, no_more_rounds: str, then: Then) -> bool:
+        """Send a request; `then` gets the answer. Returns whether there is a worker to ask.
+
+        `no_more_rounds` is why the owner permits no further round of training today.
+        """
         if self._ended.is_set() or not self._ready.wait(STARTS_WITHIN):
             return False
         number = next(self._numbers)
@@ -117,7 +121,7 @@ class Worker:
                 connection = self._connection
                 if connection is None:
                     raise BrokenPipeError
-                connection.send_bytes(number.to_bytes(NUMBER, "little") + request)
+                connection.send_bytes(as_message(number, no_more_rounds, request))
         except OSError:
             self._waiting.pop(number, None)
             return False
@@ -192,6 +196,19 @@ class Worker:
                     then(answer[NUMBER:])
         except (EOFError, OSError):
             return
+
+
+def as_message(number: int, no_more_rounds: str, request: bytes | bytearray) -> bytes:
+    """A request as it goes to a worker, with what the owner says of further rounds."""
+    said = no_more_rounds.encode()
+    return b"".join([HEAD.pack(number, len(said)), said, request])
+
+
+def parts_of(message: bytes) -> tuple[int, str, memoryview]:
+    """What `as_message` has put together."""
+    number, length = HEAD.unpack_from(message)
+    end = HEAD.size + length
+    return number, message[HEAD.size : end].decode(), memoryview(message)[end:]
 
 
 def _serve(kit: str, task: dict[str, Any], connection: Connection) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
@@ -22,8 +22,9 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.models.params import Params
 from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
 from cnfgnn.transports.remote.header import Malformed
-from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, pack, unpack
-from cnfgnn.transports.remote.schema import check_calls
+from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, NotPermitted, pack, unpack
+from cnfgnn.transports.remote.rounds import Rounds
+from cnfgnn.transports.remote.schema import check_calls, read_request
 from cnfgnn.transports.remote.values import check_call_values
 
 REPORTS_WORKING_AFTER = 2.0  # seconds of work after which a site answers "working"
@@ -72,6 +73,8 @@ class _Work:
     done: threading.Event = field(default_factory=threading.Event)
     answer: bytes = b""
     lost: str | None = None
+    refused: str = ""  # why the owner does not permit it
+    rounds: int = 0  # of training that it begins
     seconds: float = 0.0  # of work
     verbs: dict[str, float] = field(default_factory=dict)  # seconds of each verb
 
@@ -84,7 +87,12 @@ class Endpoint:
     takes long. The server does not notice if the owner fails, except if a state cannot be saved.
 
     `due` is for a site that is live: it waits a moment until a time step is due after the one in the note.
+
+    `allowed` are the verbs that the task may ask for; None: all. `no_more_rounds` is why a request that
+    begins a round of training is refused now; empty if it is not.
     """
+
+    no_more_rounds = ""
 
     def __init__(
         self,
@@ -92,14 +100,16 @@ class Endpoint:
         about: Callable[[], Mapping[str, Any]],
         most: int = MOST_BYTES,
         due: Callable[[Note], Mapping[str, Any]] | None = None,
+        allowed: Collection[str] | None = None,
     ) -> None:
-        self.join, self.about, self.most, self.due = join, about, most, due
+        self.join, self.about, self.most, self.due, self.allowed = join, about, most, due, allowed
         self.session = ""
         self.owner: Owner | None = None
         self._later: list[Answered] = []  # what the owner follows when the answer has been sent
         self.known: Sizes | None = None
         self._terms: Terms | None = None
         self._work = _Work(0)
+        self._rounds = Rounds()
         self._lock = threading.Lock()
         self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
         # One thread for all work: a thread does not return all of its memory when it ends.
@@ -167,6 +177,8 @@ class Endpoint:
             return pack("working")
         if work.lost is not None:
             return pack("lost", reason=work.lost)
+        if work.refused:
+            return pack("refused", reason=work.refused, rounds=work.rounds)
         return _piece(work, note, 0)
 
     # ---- the work ------------------------------------------------------------------------------------
@@ -181,6 +193,8 @@ class Endpoint:
             work.answer = encode_answers(self._answers(work, terms))
         except Malformed as problem:
             work.lost = str(problem)[:300]
+        except NotPermitted as problem:
+            work.refused = str(problem)[:300]
         except CnfgnnError as problem:
             work.answer = encode_answers([Answer("join", str(problem)[:300])])
         except Exception as problem:  # say that it failed, but not why: the message may quote a reading
@@ -204,6 +218,7 @@ class Endpoint:
             if not known.prepared and parts and not _may_come_first(parts[0].verb):
                 raise Malformed("it has not been prepared")
             known = check_calls(parts, known)
+            self._check_permitted(work, parts)
 
         answers: list[Answer] = []
         calls = decode_calls(work.request, check, self.most)
@@ -217,6 +232,16 @@ class Endpoint:
                 return answers
         self.known = known
         return answers
+
+    def _check_permitted(self, work: _Work, parts: Sequence[Part]) -> None:
+        """Refuse what the owner does not permit, before any of it is carried out."""
+        for part in parts:
+            if self.allowed is not None and part.verb not in self.allowed:
+                raise NotPermitted(f"this task is not one that may ask for {part.verb!r}")
+        rounds, work.rounds = self._rounds.begin(map(read_request, parts))
+        if work.rounds and self.no_more_rounds:
+            raise NotPermitted(self.no_more_rounds)
+        self._rounds = rounds
 
     def _answered(self, owner: Owner, call: Call) -> Answer:
         try:
@@ -260,5 +285,7 @@ def _may_come_first(verb: str) -> bool:
 def _piece(work: _Work, note: Note, start: int) -> bytes:
     end = start + note.whole("piece", LARGEST_PIECE)
     took = {verb: round(seconds, 6) for verb, seconds in work.verbs.items()}
-    about = {"size": len(work.answer), "seconds": round(work.seconds, 6), "verbs": took}
+    about: dict[str, Any] = {"size": len(work.answer), "seconds": round(work.seconds, 6), "verbs": took}
+    if work.rounds:
+        about["rounds"] = work.rounds
     return pack("done", memoryview(work.answer)[start:end], **about)

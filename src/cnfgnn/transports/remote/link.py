@@ -24,6 +24,7 @@ from cnfgnn.transports.remote.messages import (
     Buffer,
     Channel,
     Note,
+    NotPermitted,
     Unreachable,
     legible,
     pack,
@@ -142,6 +143,8 @@ class Link:
         """The same note if the site carried out what it was sent; otherwise an error."""
         if note.kind == "lost":
             raise Lost(legible(note.fields.get("reason", "")))
+        if note.kind == "refused":
+            raise NotPermitted(legible(note.fields.get("reason", "")))
         if note.kind not in (kinds or ("done", "noted")):
             raise Malformed(f"the site answered {legible(note.kind, 40)!r}")
         return note

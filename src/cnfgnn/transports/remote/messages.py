@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from cnfgnn.transports.remote.limits import LARGEST_PIECE as LARGEST_PIECE
 from cnfgnn.transports.remote.limits import PIECE as PIECE
 from cnfgnn.transports.remote.limits import Malformed
+from cnfgnn.version import __version__
 
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 16  # bytes of the fields of a note
@@ -39,6 +41,10 @@ class Unreachable(Exception):
     """A site that cannot be reached at the moment."""
 
 
+class NotPermitted(Exception):
+    """A request that the owner of a site does not permit; the reason in one sentence."""
+
+
 class Channel(Protocol):
     """Carries a note to a site and the answer back; raises Unreachable."""
 
@@ -54,6 +60,18 @@ def pack(kind: str, payload: bytes | memoryview = b"", **fields: Any) -> bytes:
     fields["kind"] = kind
     written = json.dumps(fields).encode()
     return b"".join([_LENGTH.pack(len(written)), written, payload])
+
+
+def refused(asked: Note, reason: str, for_good: bool = False) -> bytes:
+    """A site's answer to what its owner does not permit: the site is there, and takes no part.
+
+    Its state stays as it is, and hellos tell the server when it takes part again. `for_good` says that it
+    will not in this task, so that nobody waits for it.
+    """
+    if asked.kind != "hello":
+        return pack("refused", reason=reason[:300])
+    about: dict[str, Any] = {"version": __version__, "clock": time.time(), "busy": False}
+    return pack("hello", ready=False, problem=reason[:300], refused=for_good, **about)
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Note:

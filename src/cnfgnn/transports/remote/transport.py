@@ -30,7 +30,7 @@ from cnfgnn.transports.remote.deadlines import Pace
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Late, Link, Lost
-from cnfgnn.transports.remote.messages import Unreachable
+from cnfgnn.transports.remote.messages import NotPermitted, Unreachable
 from cnfgnn.transports.remote.question import Gathering, Layout, Outgoing, Place, Question
 from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, norms, too_large
 
@@ -208,6 +208,9 @@ class RemoteTransport:
             return False
         except Unreachable as problem:
             site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
+            return False
+        except NotPermitted as problem:  # its hellos tell when it takes part again
+            site.reachable, site.late, site.problem = False, False, str(problem)
             return False
         except Lost as problem:
             site.known = Sizes(site.known.n)

@@ -129,7 +129,10 @@ def _tried(what: str, how: dict[str, Any]) -> dict[str, Any]:
 
 def _finished(command: Sequence[str], given: str = "") -> str:
     """What a command prints. If it fails, the last line of its complaint becomes an error."""
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=TRIED_WITHIN)
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=TRIED_WITHIN)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"it did not end within {TRIED_WITHIN:.0f} s") from None
     if done.returncode != 0:
         raise OSError(done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}")
     return done.stdout

@@ -7,11 +7,9 @@ closed. A site that asks for its connection status gets an answer.
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,18 +114,21 @@ class SiteConnections:
         if owner not in self.names or FQCN.get_root(name) != owner:
             admit()  # the server's own processes, its operator, and false names: the engine checks those
             return
-        serial = certificates.serial_of(certificate)
         if handshake.STATUS_REQUEST in hello:
-            self._send_status(connection, owner, serial, str(hello[handshake.STATUS_REQUEST]))
+            self._send_status(connection, owner, certificate, str(hello[handshake.STATUS_REQUEST]))
             return
         with self._locks[owner]:
-            if serial in self.revoked:
+            if self._is_revoked(owner, certificate):
                 self._refuse(connection, owner, REVOKED)
             elif self._is_answering(name, connection):
                 self._refuse(connection, owner, COPIED_KIT)
             else:
-                self._record_connection(owner, name, connection, certificate, serial)
+                self._record_connection(owner, name, connection, certificate)
                 admit()
+
+    def _is_revoked(self, site: str, certificate: Mapping[str, Any]) -> bool:
+        serial, begins = certificates.serial_of(certificate), certificates.time_of(certificate, "notBefore")
+        return self.revoked.covers(site, serial, begins)
 
     def _is_answering(self, name: str, newcomer: Any) -> bool:
         """Whether a process that is already connected in this name answers a ping.
@@ -156,15 +157,14 @@ class SiteConnections:
         connection.conn.close()
 
     def _record_connection(
-        self, site: str, name: str, connection: Any, certificate: Any, serial: str
+        self, site: str, name: str, connection: Any, certificate: Mapping[str, Any]
     ) -> None:
         if name != site:
             return  # a job's process, which comes and goes
-        expires = datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
-        self.status.record_connection(site, serial, expires, _address(connection))
+        self.status.record_connection(site, certificate, _address(connection))
         self.heartbeats.pop(site, None)  # of another process, perhaps of this kit before a restart
 
-    def _send_status(self, connection: Any, site: str, serial: str, process: str) -> None:
+    def _send_status(self, connection: Any, site: str, certificate: Mapping[str, Any], process: str) -> None:
         """Answer a site that asks how the server sees it, and close the connection."""
         endpoint = self.connections.sfm_endpoints.get(site)
         known, heartbeat = self.status.sites.get(site, {}), self.heartbeats.get(site)
@@ -175,7 +175,7 @@ class SiteConnections:
             seconds_ago = time.monotonic() - heartbeat[1]
         status = {
             "version": __version__,
-            "revoked": serial in self.revoked,
+            "revoked": self._is_revoked(site, certificate),
             "connected": connected,
             "other_process": connected and heartbeat is not None and not from_this_process,
             "address": known.get("address"),
@@ -217,10 +217,11 @@ class SiteConnections:
         for connection in list(self.connections.sfm_conns.values()):
             certificate = handshake.peer_certificate(connection.conn)
             site = handshake.common_name(certificate)
-            if site in self.names and certificates.serial_of(certificate) in self.revoked:
+            if site in self.names and self._is_revoked(site, certificate):
                 self._refuse(connection, site, REVOKED)
         for token, client in list(self.server.client_manager.get_clients().items()):
-            if self.status.sites.get(client.name, {}).get("serial") in self.revoked:
+            known = self.status.sites.get(client.name, {})
+            if self.revoked.covers(client.name, known.get("serial"), known.get("from")):
                 self.server.logout_client(token)
 
     def _warn(self, site: str, address: str, line: str) -> None:

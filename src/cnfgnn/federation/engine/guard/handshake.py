@@ -187,7 +187,7 @@ def connection_problem(answer: ServerAnswer) -> str:
         allowed = f"{MOST_CLOCK_DIFFERENCE:.0f} s are allowed"
         return f"this machine's clock is {difference}, and {allowed}: set the clock (NTP)"
     if connection.get("revoked"):
-        return "the server's operator has revoked this kit's certificate: ask for a new kit"
+        return "the server's operator has revoked this kit's certificate: ask for a new one"
     if connection.get("other_process"):
         return (
             f"the server refuses this kit: another process with the same certificate has been connected from"

@@ -22,21 +22,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
 from cnfgnn.federation.operator.live.state import live_state
-from cnfgnn.live.limits import MOST_STREAMS
 from cnfgnn.live.metrics import CONTENT_TYPE
 from cnfgnn.live.page.routes import HTML, SHARED, STYLE, page_routes, scripts
-from cnfgnn.live.start import LOOPBACK_HOSTS, QuietServer, listening
+from cnfgnn.live.start import LOOPBACK_HOSTS, address_of, http_server, listening
 from cnfgnn.live.token_file import open_token, read_token
-from cnfgnn.live.web import EVENTS, KEEP_ALIVE, Guard, answer, error, named_event
+from cnfgnn.live.web import KEEP_ALIVE, Guard, answer, event_stream, named_event
 
 PORT = 8708
 TOKEN = "page-token"  # in the server's kit
@@ -88,10 +86,7 @@ class FederationPage:
         return Response(generate_latest(self.counts), headers={"Content-Type": CONTENT_TYPE})
 
     async def events(self, request: Request) -> Response:
-        if self.streams >= MOST_STREAMS:
-            return error(503, f"{MOST_STREAMS} streams are open already", {"Retry-After": "60"})
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._stream(), media_type=EVENTS, headers=headers)
+        return event_stream(self._stream(), self.streams)
 
     async def _stream(self) -> AsyncIterator[bytes]:
         """The state whenever it has changed, and each switch of the model."""
@@ -118,7 +113,7 @@ class FederationPage:
 class LivePage:
     """The page in a thread of this process, as long as the context lasts.
 
-    token_file  the token of requests; None: `page-token` in the kit, which is made if needed
+    token_file  the token of requests; empty: `page-token` in the kit, which is made if needed
     """
 
     def __init__(
@@ -126,27 +121,19 @@ class LivePage:
         kit: Path,
         host: str,
         port: int,
-        token_file: Path | None = None,
+        token_file: str = "",
         retrain_every: float | None = None,
     ) -> None:
         self.token_file = open_token(token_file, kit / TOKEN)
         self.token = read_token(self.token_file)
         self.socket = listening(host, port)
         page = FederationPage(kit, retrain_every)
-        config = uvicorn.Config(
-            page.app(self.token, host not in LOOPBACK_HOSTS),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-        )
-        self.server = QuietServer(config)
+        self.server = http_server(page.app(self.token, host not in LOOPBACK_HOSTS))
         page.is_stopping = lambda: self.server.should_exit
 
     @property
     def address(self) -> str:
-        host, port = self.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return address_of(self.socket)
 
     def __enter__(self) -> LivePage:
         self.thread = threading.Thread(

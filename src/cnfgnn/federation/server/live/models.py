@@ -6,24 +6,21 @@ follows the record. All models are runs of the kit, so that the sites have state
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.errors import CnfgnnError, RunError
-from cnfgnn.federation.kept_states import TRAINED, KeptStates
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.federation.kept_states import KeptStates
+from cnfgnn.federation.run_names import OF_LINE, TRAINED
 from cnfgnn.federation.server.federated_run import terms_of
 from cnfgnn.federation.server.task_context import RUNS
 from cnfgnn.live.models import Models, Record, trained_at
+from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
 
-LIVE = "live"  # the folder of the records in the server's kit
 WHEN = "????????T??????"  # when they were, at the end of the name: others may go on from such a run
-
-log = logging.getLogger(__name__)
 
 
 def recorded(kit: Path, run: str) -> Record:
@@ -34,21 +31,16 @@ def recorded(kit: Path, run: str) -> Record:
 
 
 class FederatedModels(Models):
-    """The models of the federation that went live with `run`, by name.
-
-    record  what was known when `live` last looked
-    """
+    """The models of the federation that went live with `run`, by name."""
 
     def __init__(self, kit: Path, run: str) -> None:
         super().__init__(kit / RUNS / run, kit / LIVE / run)
         self.runs = kit / RUNS
-        self.record = Record((self.first,))
-        self._seen: tuple[int, int] | None = None
 
     @property
     def prefix(self) -> str:
         """How the names of models that were trained beside the live task begin."""
-        return self.first[:30]
+        return self.first[:OF_LINE]
 
     def folder(self, model: str) -> Path:
         return self.runs / model
@@ -56,36 +48,6 @@ class FederatedModels(Models):
     def new_name(self) -> str:
         """For a model that is trained now."""
         return f"{self.prefix}-{TRAINED}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-
-    def live(self) -> str:
-        """The model that is live; the record is read again when it has changed."""
-        try:
-            found = self.file.stat()
-        except OSError:
-            return self.record.live
-        now = found.st_mtime_ns, found.st_ino
-        if now != self._seen:
-            self._seen = now
-            try:
-                self.record = self.read()
-            except RunError as error:  # the model that is live stays so
-                log.warning("%s", error)
-        return self.record.live
-
-    def usable(self, check: Callable[[Run], None]) -> tuple[str, Run]:
-        """The live model and its run; if it cannot be used, the one before it is live from now on."""
-        while True:
-            record = self.read()
-            try:
-                run = Run.open(self.folder(record.live))
-                check(run)
-            except RunError as error:
-                if len(record.line) == 1:
-                    raise
-                log.warning("%s", error)
-                self.rollback(f"{record.live} cannot be used ({error})")
-            else:
-                return record.live, run
 
     def about(self, model: str, run: Run) -> dict[str, Any]:
         """What the operator is told about the model that forecasts are made with."""

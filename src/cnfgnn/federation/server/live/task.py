@@ -13,28 +13,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import NoSiteAnswered
 from cnfgnn.federation.coverage_sums import coverage_told
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.newcomers import Newcomers
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
+from cnfgnn.live.schedule import SHARE_OF_STEP
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Lost
 from cnfgnn.transports.remote.live_transport import LiveTransport
-from cnfgnn.transports.remote.messages import Unreachable
+from cnfgnn.transports.remote.messages import NotPermitted, Unreachable
 from cnfgnn.transports.remote.transport import Site, Stopped
 
 ANSWER_WITHIN = 5.0  # seconds for a site to say whether a step is due; it does so within two
 LATEST = 2**40  # seconds: no time step is later
-SHARE_OF_STEP = 0.2  # of a step: how long after it the deadline is, unless told
 SLACK = 1.0  # seconds that a deadline at a site may be noticed late
 KEPT = 1000  # durations of steps of which the median is shown
 PAUSE = 5.0  # seconds after an error in taking in sites before it is tried again
@@ -69,7 +66,7 @@ class SiteSteps:
         self._closed.set()
         for site in self.sites:
             if ends and site.reachable:
-                with suppress(Malformed, Lost, Unreachable):
+                with suppress(Malformed, Lost, NotPermitted, Unreachable):
                     site.link.due(ANSWER_WITHIN, after=0, joined=False, done=self.done, ends=True)
 
     def _watch(self, site: Site) -> None:
@@ -86,6 +83,8 @@ class SiteSteps:
                 self._closed.wait(0.5)
             except Unreachable as problem:
                 site.reachable, site.problem = False, f"cannot be reached ({problem})"
+            except NotPermitted as problem:
+                site.reachable, site.problem = False, str(problem)
             else:
                 self._note(site, answer, joined)
 
@@ -262,11 +261,9 @@ class LiveLoop:
         self.nodes.has = {"test": has["test"].to(self.transport.device)}
 
     def _windows(self, step: int) -> Windows:
-        history = self.experiment.windows.history
-        row = (step - self.span.first) // self.span.step - history + 1
-        none = np.zeros(0, dtype=np.int64)
-        starts: dict[Split, Any] = dict.fromkeys(SPLITS, none)
-        return replace(self.experiment.windows, starts={**starts, "test": np.array([row], dtype=np.int64)})
+        """The window whose history ends with this step."""
+        w = self.experiment.windows
+        return Windows.next((step - self.span.first) // self.span.step + 1, w.history, w.horizon)
 
     def _is_valid(self, step: int) -> bool:
         """Whether a site may report this step: on the common grid, and not in the future."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation.site.live.engine import SiteEngine
+from cnfgnn.federation.site.live.predictor import SitePredictor
+from cnfgnn.federation.site.sent_entries import lately
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.live.learning import FOLLOWED_EVERY, written
@@ -22,40 +24,52 @@ from cnfgnn.live.models import REMEMBERED
 from cnfgnn.live.service import LiveService
 
 WHY = "the server has put it live"
+SENT_EVERY = 10.0  # seconds between looks at what was sent
 
 
 class SiteModel:
     """The model of the service of a site, and the file in its folder that remembers it."""
 
-    def __init__(self, service: LiveService, engine: SiteEngine, site: str, folder: Path) -> None:
-        self.service, self.engine, self.site, self.file = service, engine, site, folder / MODEL
+    def __init__(self, service: LiveService, predictor: SitePredictor, site: str, folder: Path) -> None:
+        self.service, self.predictor, self.site, self.file = service, predictor, site, folder / MODEL
         stored = read_json_or_empty(self.file)
         self.name = str(stored.get("model") or "")
+        self.kit, self.sent = folder.parent, dict[str, Any]()  # what the site has sent, for its owner
         self.switches: list[dict[str, Any]] = list(stored.get("switches") or [])
         self._begin()
 
     async def run(self) -> None:
         """Follow the server until cancelled."""
+        looked = -math.inf
         while True:
+            if time.monotonic() - looked > SENT_EVERY:
+                looked = time.monotonic()
+                await self._look_at_sent()
             await asyncio.sleep(FOLLOWED_EVERY)
-            if self.engine.key != self.key:
+            if self.predictor.key != self.key:
                 try:
                     await self._switch()
                 except Exception as error:  # forecasts go on
                     self.service.failed("watch", error)
 
+    async def _look_at_sent(self) -> None:
+        try:
+            self.sent = await asyncio.to_thread(lately, self.kit)
+        except CnfgnnError as error:  # the page does without
+            self.service.failed("files", error)
+
     async def _switch(self) -> None:
         """Go on with the ranges of the model that the server has prepared in the meantime."""
-        intervals = await asyncio.to_thread(self.engine.intervals)
-        await self.service.use(self.engine, intervals)
+        intervals = await asyncio.to_thread(self.predictor.intervals)
+        await self.service.use(self.predictor, intervals)
         switch = self._begin()
         if switch is not None:
             self.service.tell_switch(switch)
 
     def _begin(self) -> dict[str, str] | None:
         """Note the model that is in use from now on; the switch, if it is another one than before."""
-        ready, before, switch = self.engine.ready, self.name, None
-        self.key, self.loaded, self.trained = self.engine.key, time.time(), ready.trained()
+        ready, before, switch = self.predictor.ready, self.name, None
+        self.key, self.loaded, self.trained = self.predictor.key, time.time(), ready.trained()
         self.model, self.round = ready.run.rpartition("-")[0] or ready.run, _round(ready.tag)
         self.name = self.model if self.round is None else f"{self.model}, round {self.round}"
         if before and before != self.name:
@@ -84,6 +98,7 @@ class SiteModel:
             "retrainEvery": None,
             "training": False,
             "trainings": [],
+            "sent": self.sent,
         }
 
 

@@ -2,20 +2,18 @@
 
 One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
 their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
-gives forecasts out at the site; `live_engine` connects it with the server's requests.
+gives forecasts out at the site; `live_predictor` connects it with the server's requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,17 +30,14 @@ from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.folder import known_positions, readings_file
 from cnfgnn.data.input_files import names_of_files
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_rows, rows_of
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE
-from cnfgnn.federation.kits.processes import LIVE
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import LiveCopies
-from cnfgnn.federation.site.live.copies import CopyOfNewest
 from cnfgnn.federation.site.live.coverage import ToldCoverage
-from cnfgnn.federation.site.live.engine import Ready, SiteEngine
 from cnfgnn.federation.site.live.model import SiteModel
+from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import State, use
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
@@ -52,10 +47,10 @@ from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
-from cnfgnn.live import broker
 from cnfgnn.live.clock import FEED, SYSTEM
-from cnfgnn.live.engine import KEPT_ROWS, Floats, last_rows, rows_of, window_of
 from cnfgnn.live.folder_source import InputFile, state_of
+from cnfgnn.live.options import LIVE, ServiceOptions
+from cnfgnn.live.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
 from cnfgnn.live.store import FileState, ReadingStore
@@ -65,7 +60,6 @@ from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
 
-MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"
 SWITCHES = "switches.jsonl"  # in the folder of the service: every switch of models
 SETTINGS_EVERY = 1.0  # seconds between looks at the settings, for new sensors
 TRIES_FOR = 60.0  # seconds in which the process of an earlier task may still hold the port
@@ -128,7 +122,7 @@ class LiveClients(SiteClients):
 
 def rows_until(readings: Readings, seconds: int, step: int) -> Readings:
     """The readings up to a time step; steps that they do not reach are missing."""
-    last = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+    last = int(readings.seconds[-1])
     ahead = (seconds - last) // step
     if ahead <= 0:
         return rows_of(readings, slice(0, max(1, len(readings.times) + ahead)))
@@ -184,8 +178,8 @@ class LiveOwner(SiteOwner):
 
     def forecast(self, levels: Any = ()) -> None:
         """The service makes the forecast, in a thread of its own: when this site has its readings."""
-        if self.site.engine is not None:
-            self.site.engine.embed(self.live_nodes.turned_to, self.h_G)
+        if self.site.predictor is not None:
+            self.site.predictor.embed(self.live_nodes.turned_to, self.h_G)
 
 
 class LiveSiteNodes(SiteNodes):
@@ -195,7 +189,7 @@ class LiveSiteNodes(SiteNodes):
         self.live = live
         self.ended = threading.Event()  # whether the server's operator has ended the task
         self.closed = threading.Event()
-        self.engine: SiteEngine | None = None
+        self.predictor: SitePredictor | None = None
         self.service: SiteService | None = None
         self._changing = threading.Lock()  # held while the site's sensors change
         self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
@@ -212,12 +206,12 @@ class LiveSiteNodes(SiteNodes):
         after, done, joined = note.whole("after"), note.whole("done"), note.fields.get("joined") is True
         if note.fields.get("ends") is True:
             self.ended.set()
-        engine = self.engine
-        if engine is None:
+        predictor = self.predictor
+        if predictor is None:
             self.ended.wait(0.1)
             return {"step": 0, "present": 0, "ready": False}
-        engine.hear(joined, done)
-        step, present = (0, 0) if self.ended.is_set() else engine.wait_until_due(after)
+        predictor.hear(joined, done)
+        step, present = (0, 0) if self.ended.is_set() else predictor.wait_until_due(after)
         return {"step": step, "present": present, "ready": True, **self._told_coverage(step)}
 
     def _told_coverage(self, step: int) -> Mapping[str, Any]:
@@ -232,19 +226,20 @@ class LiveSiteNodes(SiteNodes):
         """The nodes and their owner have everything that a forecast needs."""
         assert self.plan is not None
         assert self.data is not None
-        begins = self.engine is None
-        if self.engine is not None:
-            before = self.engine.ready.run
+        begins = self.predictor is None
+        if self.predictor is not None:
+            before = self.predictor.ready.run
             if ready.run != before:
                 self._record_switch(before, ready.run)
-            if self.engine.suits(ready):
-                self.engine.use(ready, nodes.show)
+            if self.predictor.suits(ready):
+                self.predictor.use(ready, nodes.show)
                 return
             self._end_service()  # of a run with forecasts of another length
         nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
-        ids, cleaning, copies = self.data.truth.ids, self.plan.cleaning, self._copies(self.plan, self.data)
-        self.engine = SiteEngine(ids, ready, cleaning, copies, nodes.show, self._report, self.kit / LIVE)
-        self.service = SiteService(self, self.engine, self.plan, self.data)
+        ids, cleaning, blurring = self.data.truth.ids, self.plan.cleaning, self.data.live_blurring(self.plan)
+        used = ids, ready, cleaning, blurring, nodes.show
+        self.predictor = SitePredictor(*used, self._report, self.kit / LIVE)
+        self.service = SiteService(self, self.predictor, self.plan, self.data)
         self.service.start()
         if begins:
             threading.Thread(target=self._watch_settings, name="settings", daemon=True).start()
@@ -256,12 +251,6 @@ class LiveSiteNodes(SiteNodes):
             EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
         except StorageError as error:  # a full disk does not keep a better model away
             self._report("switch", error)
-
-    def _copies(self, plan: SitePlan, data: SiteData) -> CopyOfNewest | None:
-        """Makes the copies of readings as they arrive; None if a copy is the reading itself."""
-        if not LiveCopies.needed(plan, self.kit):
-            return None
-        return CopyOfNewest(plan, LiveCopies(plan, self.kit, data.observed))
 
     def _check_clock(self, plan: SitePlan) -> None:
         """Refuse a task whose clock is another than the one in the site's own settings."""
@@ -321,8 +310,8 @@ class LiveSiteNodes(SiteNodes):
     def _take_new_sensors(self, wanted: SitePlan) -> None:
         """Serve the new sensors of these settings from now on, and tell the server of them. All else in the
         settings counts when the service starts."""
-        plan, engine = self.plan, self.engine
-        if plan is None or engine is None or wanted.new_sensors == plan.new_sensors:
+        plan, predictor = self.plan, self.predictor
+        if plan is None or predictor is None or wanted.new_sensors == plan.new_sensors:
             return
         plan = replace(plan, new_sensors=wanted.new_sensors)
         data = self._read(plan)
@@ -330,8 +319,8 @@ class LiveSiteNodes(SiteNodes):
         if before is not None:
             before.stop()
         with self._changing:
-            engine.copies = self._copies(plan, data)  # of rows with more columns
-            self.service = SiteService(self, engine, plan, data)
+            predictor.blurring = data.live_blurring(plan)  # of rows with more columns
+            self.service = SiteService(self, predictor, plan, data)
             self.plan, self.data = plan, data  # from now on the server is told
         self.service.start()
         log.warning("new sensors: %s", ", ".join(sensor.id for sensor in plan.new_sensors) or "none")
@@ -342,8 +331,8 @@ class LiveSiteNodes(SiteNodes):
         self._end_service()
 
     def _end_service(self) -> None:
-        if self.engine is not None:
-            self.engine.close()
+        if self.predictor is not None:
+            self.predictor.close()
         if self.service is not None:
             self.service.stop()
 
@@ -351,10 +340,10 @@ class LiveSiteNodes(SiteNodes):
 class SiteService(threading.Thread):
     """The live service of a site in a thread of its task's process."""
 
-    def __init__(self, site: LiveSiteNodes, engine: SiteEngine, plan: SitePlan, data: SiteData) -> None:
+    def __init__(self, site: LiveSiteNodes, predictor: SitePredictor, plan: SitePlan, data: SiteData) -> None:
         super().__init__(name="service", daemon=True)
-        self.site, self.engine, self.plan, self.data = site, engine, plan, data
-        engine.ids = data.truth.ids
+        self.site, self.predictor, self.plan, self.data = site, predictor, plan, data
+        predictor.ids = data.truth.ids
         self.process: SiteProcess | None = None
         self.stopping = False
         self._ignores = False  # whether the server's last step was ignored
@@ -415,8 +404,8 @@ class SiteProcess(ServiceProcess):
         state.chmod(0o700)
         super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
         clock, deadline = self.service.clock, self.service.schedule.deadline
-        of.engine.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
-        of.engine.furthest = self.furthest
+        of.predictor.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        of.predictor.furthest = self.furthest
 
     def furthest(self) -> float:
         """The latest step that the server can be at, by the site's own clock."""
@@ -432,20 +421,20 @@ class SiteProcess(ServiceProcess):
 
 def parts_of_site(of: SiteService) -> Parts:
     """What the service of a site is made of; the graph is not known here."""
-    site, plan, engine = of.site, of.plan, of.engine
+    site, plan, predictor = of.site, of.plan, of.predictor
     folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
-    if not engine.takes_inputs:
+    if not predictor.takes_inputs:
         readings = replace(readings, others=())
     return Parts(
-        engine,
+        predictor,
         replace(readings, positions=_positions(site, plan, folder, readings.ids)),
         plan.reading,
-        intervals=engine.intervals,
-        model=lambda service: SiteModel(service, engine, plan.name, site.kit / LIVE),
+        intervals=predictor.intervals,
+        model=lambda service: SiteModel(service, predictor, plan.name, site.kit / LIVE),
         config=plan.cleaning,
         folder=folder,
         begun_with=site.begun_with,
-        inputs=site.input_files if engine.takes_inputs else (),
+        inputs=site.input_files if predictor.takes_inputs else (),
     )
 
 
@@ -467,25 +456,8 @@ def counted_readings(data: SiteData) -> Readings:
 
 def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
     """The settings of a site's service: `[live]` in its local/site.toml."""
-    chosen = plan.live
-    mqtt = None
-    if chosen.mqtt:
-        mqtt = broker.BrokerSettings(
-            chosen.mqtt,
-            chosen.mqtt_readings or broker.READINGS,
-            chosen.mqtt_forecasts or broker.FORECASTS,
-            name=f"cnfgnn-{plan.name}",
-            password=os.environ.get(MQTT_PASSWORD),
-        )
-    return LiveSettings(
-        state=kit / LIVE,
-        deadline=live.deadline,
-        feed=chosen.clock == FEED,
-        speed=live.speed,
-        zone=replace(plan.reading, timezone=chosen.timezone).zone or UTC,
-        host=chosen.host,
-        port=chosen.port,
-        token_file=kit / chosen.token_file if chosen.token_file else None,
-        mqtt=mqtt,
-        poll=chosen.poll,
-    )
+    chosen = {field.name: getattr(plan.live, field.name) for field in fields(ServiceOptions)}
+    if plan.live.token_file:
+        chosen["token_file"] = str(kit / plan.live.token_file)
+    name = f"cnfgnn-{plan.name}"
+    return LiveSettings(**chosen, state=kit / LIVE, deadline=live.deadline, speed=live.speed, client=name)

@@ -42,6 +42,10 @@ export function number(value, like = value) {
 
 export const between = (low, high) => `${number(low, high)} – ${number(high, low)}`;
 export const share = (value) => (isNumber(value) ? `${(100 * value).toFixed(0)}\u00a0%` : "–");
+export function bytes(amount) {
+  const power = Math.min(Math.max(Math.floor(Math.log2(Math.max(amount, 1)) / 10), 0), 4);
+  return `${power ? (amount / 1024 ** power).toFixed(1) : amount}\u00a0${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
 export const count = (amount, one, many = `${one}s`) => `${amount.toLocaleString("en")} ${amount === 1 ? one : many}`;
 
 // ---- times: as the service writes them, never moved into the time zone of the browser ----------------

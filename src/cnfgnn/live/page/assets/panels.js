@@ -1,6 +1,6 @@
 // How the service is: the tiles above the map, the banner, and who is late, what is wrong, which model it is.
 
-import { at, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span, withTimes } from "./format.js";
+import { at, bytes, clockTime, count, element, exactSpan, isNumber, moment, number, seconds, share, span, withTimes } from "./format.js";
 import { ORDER, quality } from "./sensor.js";
 import { change, late, newest, part, serviceNow, state } from "./state.js";
 
@@ -184,4 +184,14 @@ part(["model", "sensors", "tick"], () => {
   at("model").replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   list("switches", switches().slice(0, 8), (made) =>
     element("li", { class: "alarm" }, element("small", { class: "when" }, moment(seconds(made.time), null)), element("b", {}, `${made.from} → ${made.to}`), element("span", { class: "text" }, made.why ?? "")));
+});
+
+// To the server of a federation: a service on its own sends nothing.
+part(["model"], () => {
+  const { tasks, total } = state.model?.sent ?? {};
+  at("sent-card").hidden = !tasks?.length;
+  if (!tasks) return;
+  at("sent-hint").textContent = `Altogether ${bytes(total.sent)} in ${count(total.messages, "message")}; cnfgnn federation sent tells more.`;
+  list("sent", tasks, ({ day, do: kind, run, rounds, sent, messages }) =>
+    element("li", {}, element("span", {}, element("small", { class: "when" }, day), " ", element("b", {}, [kind, run].filter(Boolean).join(" "))), element("span", {}, [rounds && count(rounds, "round"), bytes(sent), count(messages, "message")].filter(Boolean).join(", "))));
 });

@@ -17,20 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.algorithm.server import Server
-from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.inputs import Input
 from cnfgnn.data.inputs import with_inputs as with_named_inputs
 from cnfgnn.data.prepared_series import PreparedSeries
-from cnfgnn.data.quality import mask_codes, mask_outliers
-from cnfgnn.data.readings import DAY, Readings, weekday
+from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError
 from cnfgnn.live.forecasts import quality_of
 from cnfgnn.models.params import part
-from cnfgnn.privacy.copies import Copies, SimulatedCopies
-from cnfgnn.privacy.inputs import read_input_blurs, true_and_copied
+from cnfgnn.privacy.copies import Copies, CopiesOfNewest, SimulatedCopies
+from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
@@ -43,7 +40,7 @@ Bools = npt.NDArray[np.bool_]
 KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
 
 
-class LiveModel(Protocol):
+class Predictor(Protocol):
     """What the service needs of whatever makes its forecasts: a run on this machine, or a federation."""
 
     ids: tuple[str, ...]
@@ -72,7 +69,7 @@ class LiveModel(Protocol):
         """The readings as forecasts use them: codes for "missing" and outliers are missing."""
 
 
-class Engine:
+class RunPredictor:
     """The best round of a run on the sensors of a data set.
 
     copies  where blurred copies come from if the run has a blur; by default they are drawn as in a simulation
@@ -100,14 +97,9 @@ class Engine:
         self.intervals, self.owner.intervals = self.owner.intervals, None
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
-        self._copy = CopyOfRows(run.config, copies) if run.config.privacy.blur else None
-        self._input_blurs = read_input_blurs(run.config.privacy.inputs)
-        self._copies_of_inputs = {
-            name: CopyOfRows(run.config, copies, name, sigma)
-            for name, sigma in self._input_blurs.items()
-            if sigma > 0
-        }
-        self._last: tuple[Readings, Readings, Readings] | None = None
+        source = copies or SimulatedCopies(run.config.seed)
+        self._blurring = Blurring.of(run.config, CopiesOfNewest(source))
+        self._last: tuple[Readings, TruthAndCopy] | None = None
         if new and store is not None:
             self._remember(store)
 
@@ -133,15 +125,10 @@ class Engine:
         The readings are as they arrived, on a regular grid, and at least as long as the history; with them
         are the further inputs that the run was trained with.
         """
-        observed, truth = self._masked(readings)
-        others, copied = self._inputs(readings)
-        nodes = self.owner.nodes
-        own = window_of(replace(truth, others=others), self.owner.data)
-        if self._copy is None and not self._copies_of_inputs:
-            nodes.data = self.owner.data = own
-        else:
-            copy = truth if self._copy is None else mask_outliers(self._copy(observed), self.config.data)
-            nodes.data, self.owner.data = window_of(replace(copy, others=copied), nodes.data), own
+        both, nodes = self._truth_and_copy(readings), self.owner.nodes
+        own = window_of(both.truth, self.owner.data)
+        nodes.data = own if both.copy is both.truth else window_of(both.copy, nodes.data)
+        self.owner.data = own
         has = nodes.data.available["test"]
         if has is not None and not bool(has.any()):
             return np.full((len(self.ids), self.horizon), np.nan)
@@ -153,28 +140,19 @@ class Engine:
         values: Floats = forecasts.cpu().numpy()
         return values
 
-    def _inputs(self, readings: Readings) -> tuple[tuple[Input, ...], tuple[Input, ...]]:
-        """The further inputs that the run was trained with: the true ones, and the blurred copies."""
-        if not self.config.model.takes_inputs:
-            return (), ()
-        wanted = with_named_inputs(readings, self.run.data.inputs, str(self.run.folder))
-        return true_and_copied(
-            wanted.others,
-            self._input_blurs,
-            self.config.data,
-            lambda name, observed, _: self._copies_of_inputs[name](observed),
-        )
-
     def cleaned(self, readings: Readings) -> Readings:
         """The readings as forecasts use them: codes for "missing" and outliers are missing."""
-        return self._masked(readings)[1]
+        return self._truth_and_copy(readings).truth
 
-    def _masked(self, readings: Readings) -> tuple[Readings, Readings]:
-        """Without codes, and without outliers either; those that were asked for last are remembered."""
+    def _truth_and_copy(self, readings: Readings) -> TruthAndCopy:
+        """Of these readings and the further inputs that the run was trained with; that of the last readings
+        is remembered."""
         if self._last is None or self._last[0] is not readings:
-            observed = mask_codes(readings, self.config.data)
-            self._last = readings, observed, mask_outliers(observed, self.config.data)
-        return self._last[1:]
+            used = replace(readings, others=())
+            if self.config.model.takes_inputs:
+                used = with_named_inputs(readings, self.run.data.inputs, str(self.run.folder))
+            self._last = readings, TruthAndCopy(used, self.config.data, self._blurring)
+        return self._last[1]
 
     def _remember(self, store: FolderStore) -> None:
         """Use what was computed for unknown sensors when the service first started, or keep it now."""
@@ -205,51 +183,13 @@ def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     future = np.full((n, horizon), np.nan)
     values = np.concatenate([value, readings.values[-history:].T, future], axis=1)
     absent = np.concatenate([missing, readings.missing[-history:].T, np.isnan(future)], axis=1)
-    last = readings.times[-1].astype("datetime64[s]").astype(np.int64)
-    step = int(readings.step.astype("timedelta64[s]").astype(np.int64))
+    last = readings.seconds[-1]
+    step = readings.step_seconds
     seconds = last + step * np.arange(-history, horizon + 1)
     day = int(DAY.astype(np.int64))
     others = [] if before.others is None else [one.at(seconds) for one in readings.others]
     window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds)
     return before.with_readings(window, Windows.next(history + 1, history, horizon))
-
-
-class CopyOfRows:
-    """The blurred copy of the newest readings; only rows that are new or have changed are drawn.
-
-    With the `name` of a further input, the copy of that input, with a sigma of its own.
-    """
-
-    def __init__(
-        self, config: Config, copies: Copies | None = None, name: str = "", sigma: float | None = None
-    ) -> None:
-        self.sigma = config.privacy.blur if sigma is None else sigma
-        self.copies, self.name = copies or SimulatedCopies(config.seed), name
-        self._observed: Readings | None = None
-        self._copy: Readings | None = None
-
-    def __call__(self, observed: Readings) -> Readings:
-        values = np.full_like(observed.values, np.nan)
-        changed = np.ones(len(observed.times), dtype=np.bool_)
-        if self._observed is not None and self._copy is not None:
-            _, now, then = np.intersect1d(observed.times, self._observed.times, return_indices=True)
-            same = _same_rows(observed, now, self._observed, then)
-            changed[now[same]] = False
-            values[now[same]] = self._copy.values[then[same]]
-        if changed.any():
-            rows = np.flatnonzero(changed)
-            drawn = self.copies.blur(rows_of(observed, rows), self.sigma, self.name)
-            values[rows] = drawn.values
-        self._observed, self._copy = observed, replace(observed, values=values)
-        return self._copy
-
-
-def _same_rows(one: Readings, rows: Ints, other: Readings, others: Ints) -> Bools:
-    """Which of these rows are the same in both."""
-    values, before = one.values[rows], other.values[others]
-    equal = (values == before) | (np.isnan(values) & np.isnan(before))
-    same: Bools = (equal & (one.missing[rows] == other.missing[others])).all(axis=1)
-    return same
 
 
 def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Bools]:
@@ -266,22 +206,6 @@ def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Boo
                 readings.missing[earlier[-1], node],
             )
     return value, missing
-
-
-def last_rows(readings: Readings, count: int) -> Readings:
-    """The newest rows of readings."""
-    if len(readings.times) <= count:
-        return readings
-    return rows_of(readings, slice(len(readings.times) - count, None))
-
-
-def rows_of(readings: Readings, rows: slice | Ints) -> Readings:
-    return replace(
-        readings,
-        times=readings.times[rows],
-        values=readings.values[rows],
-        missing=readings.missing[rows],
-    )
 
 
 def _up_to_last_reading(readings: Readings) -> Readings:

@@ -31,10 +31,11 @@ from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import Readings
 from cnfgnn.federation.site.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site.ranges import live_key
-from cnfgnn.federation.site.readings import columns_of, masked_codes, masked_outliers
-from cnfgnn.live.engine import Floats, Ints, window_of
+from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
+from cnfgnn.live.predictor import Floats, Ints, window_of
 from cnfgnn.models.params import Params
+from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
 SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
@@ -77,11 +78,11 @@ class Embedding(NamedTuple):
     h_G: Tensor | None
 
 
-class SiteEngine:
-    """The `LiveModel` of a site.
+class SitePredictor:
+    """The `Predictor` of a site.
 
     ids      the sensors that the service serves; the server may not know all of them yet
-    copies   makes the blurred copy of readings and further inputs; None if the copy is the readings
+    blurring how the copy of readings and further inputs is made; None if the copy is the readings
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
@@ -93,12 +94,12 @@ class SiteEngine:
         ids: Sequence[str],
         ready: Ready,
         cleaning: DataConfig,
-        copies: Callable[[Readings], Readings] | None,
+        blurring: Blurring | None,
         show: Callable[[Readings, Sequence[State]], None],
         report: Callable[[str, Exception], None],
         folder: Path,
     ) -> None:
-        self.ready, self.cleaning, self.copies, self.show = ready, cleaning, copies, show
+        self.ready, self.cleaning, self.blurring, self.show = ready, cleaning, blurring, show
         self.ids, self.report, self.folder = tuple(ids), report, folder
         self._fits: dict[str, NewcomerFits] = {}  # what was computed for new sensors, of nodes and owner
         self._completed: PreparedSeries | None = None  # whose new sensors have what was computed for them
@@ -114,8 +115,7 @@ class SiteEngine:
         self.joined = False  # whether the server counts on this site for the next step
         self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
-        self._observed: tuple[Readings, Readings] | None = None  # readings, and the same without codes
-        self._cleaned: tuple[Readings, Readings] | None = None  # and without outliers
+        self._last: TruthAndCopy | None = None
 
     def suits(self, ready: Ready) -> bool:
         """Whether forecasts of this run are as long, and need as many readings and the same inputs."""
@@ -158,33 +158,30 @@ class SiteEngine:
         return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
 
     def cleaned(self, readings: Readings) -> Readings:
-        if self._cleaned is None or self._cleaned[0] is not readings:
-            self._cleaned = readings, masked_outliers(self._without_codes(readings), self.cleaning)
-        return self._cleaned[1]
+        return self._truth_and_copy(readings).truth
 
-    def _without_codes(self, readings: Readings) -> Readings:
-        if self._observed is None or self._observed[0] is not readings:
-            self._observed = readings, masked_codes(readings, self.cleaning)
-        return self._observed[1]
+    def _truth_and_copy(self, readings: Readings) -> TruthAndCopy:
+        """That of the last readings is remembered."""
+        last = self._last
+        if last is None or last.readings is not readings or last.blurring is not self.blurring:
+            last = self._last = TruthAndCopy(readings, self.cleaning, self.blurring)
+        return last
 
     def forecast(self, readings: Readings) -> Floats:
         """What the server can notice comes first, from the copy alone; then the true readings are used."""
-        step = int(readings.times[-1].astype("datetime64[s]").astype(np.int64))
+        step = int(readings.seconds[-1])
         asks = self._show_copy(readings)
         if asks:
             self._announce(step, int((~readings.missing[-1]).sum()))
         truth = self.cleaned(readings)
         self._complete_owner(truth)
-        h_G = self._embedding_for(step, int(readings.step.astype("timedelta64[s]").astype(np.int64)), asks)
+        h_G = self._embedding_for(step, readings.step_seconds, asks)
         return self._forecast(truth, h_G)
 
     def _show_copy(self, readings: Readings) -> bool:
         """Give the nodes the copy of the newest readings; False if it cannot be made."""
         try:
-            if self.copies is None:
-                copy = self.cleaned(readings)
-            else:
-                copy = masked_outliers(self.copies(self._without_codes(readings)), self.cleaning)
+            copy = self._truth_and_copy(readings).copy
             states = self._computed_for_nodes(copy)
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)

@@ -1,0 +1,170 @@
+"""What the owner of a site permits: `[permissions]` in its local/site.toml.
+
+The process that answers for a site reads this for every message, so that nothing here needs numpy or torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, tzinfo
+from typing import Any
+
+from cnfgnn.algorithm.methods import METHODS, method_of
+from cnfgnn.errors import ConfigError
+
+TASKS = ("train", "evaluate", "forecast", "live", "retrain")
+TRAININGS = ("train", "retrain")
+MOST_ROUNDS = 1_000_000
+MOST_PATTERNS, LONGEST_PATTERN = 100, 100
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d) *- *(?:([01]\d|2[0-3]):([0-5]\d)|24:00)", re.ASCII)
+_BYTES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) *(kB|MB|GB|TB|KiB|MiB|GiB|TiB)", re.ASCII)
+_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_DAY = 24 * 60  # minutes
+
+
+@dataclass(frozen=True)
+class Hours:
+    """A part of each day, in minutes after midnight; one that ends before it begins spans midnight."""
+
+    begin: int
+    end: int
+
+    def contain(self, moment: datetime) -> bool:
+        minute = 60 * moment.hour + moment.minute
+        if self.begin < self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+    def __str__(self) -> str:
+        return f"{_clock(self.begin)} to {_clock(self.end)}"
+
+
+@dataclass(frozen=True)
+class PermissionRules:
+    """What a site takes part in; None: everything."""
+
+    tasks: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None  # of trainings
+    runs: tuple[str, ...] | None = None  # patterns of their names, such as northtown-*
+    hours: Hours | None = None
+    most_rounds: int | None = None  # of training, in a day
+    most_bytes: int | None = None  # sent and received, in a day
+    approve: bool = False  # whether a training waits until the owner approves it
+
+
+def permission_rules(table: Any) -> PermissionRules:
+    """The settings under [permissions]; ConfigError names the key."""
+    keys = [field.name for field in fields(PermissionRules)]
+    if not isinstance(table, dict):
+        raise ConfigError("permissions", "it must be a table, [permissions]", keys)
+    for key in table:
+        if key not in keys:
+            raise ConfigError("permissions", f"unknown setting {key!r}", keys)
+    return PermissionRules(
+        tasks=_tasks(table),
+        methods=_methods(table),
+        runs=_runs(table),
+        hours=_hours(table.get("hours")),
+        most_rounds=_most_rounds(table.get("most_rounds")),
+        most_bytes=_most_bytes(table.get("most_bytes")),
+        approve=_approve(table.get("approve", False)),
+    )
+
+
+def _texts(table: Mapping[str, Any], key: str, example: str) -> tuple[str, ...] | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"permissions.{key}", f"it must be a list of texts such as {example}")
+    return tuple(dict.fromkeys(value))
+
+
+def _tasks(table: Mapping[str, Any]) -> tuple[str, ...] | None:
+    tasks = _texts(table, "tasks", '["train", "forecast"]')
+    for task in tasks or ():
+        if task not in TASKS:
+            raise ConfigError("permissions.tasks", f"there is no task {task!r}", TASKS)
+    return tasks
+
+
+def _methods(table: Mapping[str, Any]) -> tuple[str, ...] | None:
+    names = _texts(table, "methods", '["cnfgnn-private"]')
+    if names is None:
+        return None
+    valid = [method.name for method in METHODS.values() if method.federated]
+    found = []
+    for name in names:
+        try:
+            method = method_of(name)
+        except ConfigError:
+            method = None
+        if method is None or not method.federated:
+            raise ConfigError("permissions.methods", f"no federation trains with {name!r}", valid)
+        found.append(method.name)
+    return tuple(dict.fromkeys(found))
+
+
+def _runs(table: Mapping[str, Any]) -> tuple[str, ...] | None:
+    patterns = _texts(table, "runs", '["northtown-*"]')
+    for pattern in patterns or ():
+        if not pattern or len(pattern) > LONGEST_PATTERN:
+            problem = f"a pattern has 1 to {LONGEST_PATTERN} characters, such as northtown-*"
+            raise ConfigError("permissions.runs", problem)
+    if patterns is not None and len(patterns) > MOST_PATTERNS:
+        raise ConfigError("permissions.runs", f"there may be at most {MOST_PATTERNS} patterns")
+    return patterns
+
+
+def _hours(text: object) -> Hours | None:
+    if text is None:
+        return None
+    found = _HOURS.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ConfigError("permissions.hours", 'it must be from one time to another, such as "20:00-06:00"')
+    begin = 60 * int(found[1]) + int(found[2])
+    end = _DAY if found[3] is None else 60 * int(found[3]) + int(found[4])
+    if begin == end:
+        raise ConfigError("permissions.hours", "it ends when it begins: leave it out for all day")
+    return Hours(begin, end)
+
+
+def _most_rounds(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= MOST_ROUNDS:
+        raise ConfigError("permissions.most_rounds", f"it must be a whole number from 0 to {MOST_ROUNDS}")
+    return value
+
+
+def _most_bytes(text: object) -> int | None:
+    if text is None:
+        return None
+    found = _BYTES.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ConfigError("permissions.most_bytes", 'it must be an amount such as "500 MB" or "2 GiB"')
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def _approve(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("permissions.approve", "it must be true or false")
+    return value
+
+
+def local_time(now: float, zone: tzinfo | None) -> datetime:
+    """The time at a site: of its zone, or of the machine's."""
+    return datetime.fromtimestamp(now, zone)
+
+
+def bytes_as_text(count: int) -> str:
+    """A number of bytes as people set it."""
+    unit = next((name for name in ("TB", "GB", "MB") if count >= _UNITS[name]), "kB")
+    return f"{count / _UNITS[unit]:.4g} {unit}"
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"

@@ -1,0 +1,40 @@
+"""Which verbs a task may ask a site for, by what it is said to be: one that evaluates cannot train.
+
+The names are those of `algorithm/verbs.py`. They are repeated here, and a test compares them, because the
+process that answers for a site does without torch.
+"""
+
+from __future__ import annotations
+
+from cnfgnn.algorithm.methods import ALIASES, METHODS, Method
+from cnfgnn.federation.permission_rules import TRAININGS
+
+ASKS = ("census", "weights", "levels", "encode", "backward", "score")  # whose answers carry arrays
+VERBS = frozenset(
+    {*ASKS, "prepare", "load", "inform", "embed", "update", "step", "pull", "forecast"}
+    | {"save", "restore", "inherit"}
+)
+_USE = frozenset({"census", "prepare", "restore", "load", "encode", "embed"})  # a trained model
+_TRAIN = frozenset({"census", "prepare", "inherit", "save", "restore", "score"})  # with any method
+_NETWORK = frozenset({"encode", "embed", "backward", "levels", "inform"})
+
+
+def verbs_allowed(do: str, method: str = "") -> frozenset[str]:
+    """The verbs of a task; of a training with a method that is not known here, those of all methods."""
+    if do in TRAININGS:
+        known = METHODS.get(ALIASES.get(method, method))
+        return VERBS - {"forecast"} if known is None else _TRAIN | _training_verbs(known)
+    if do == "evaluate":
+        return _USE | {"score"}
+    return _USE | {"forecast", "levels", "inform"} if do in ("forecast", "live") else frozenset()
+
+
+def _training_verbs(method: Method) -> frozenset[str]:
+    verbs = frozenset({"step"} if method.strategy == "split" else {"update"})
+    if method.graph_network:
+        verbs |= _NETWORK
+    if method.sharing == "average":
+        verbs |= {"load", "weights"}
+    if method.sharing == "neighbours":
+        verbs |= {"pull", "weights"}
+    return verbs
