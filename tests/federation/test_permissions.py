@@ -393,6 +393,7 @@ def test_the_operator_reads_why_at_once_and_nobody_waits_for_a_site_that_refuses
     assert "'evaluate', but in live" in status["problem"]
 
 
+@pytest.mark.slow
 def test_a_training_pauses_outside_of_the_hours_and_goes_on_without_losing_state(
     sites: PermittedFederation,
 ) -> None:
@@ -422,6 +423,7 @@ def test_a_training_pauses_outside_of_the_hours_and_goes_on_without_losing_state
     assert status["result"]["scores"] == expected
 
 
+@pytest.mark.slow
 def test_no_round_begins_after_the_last_of_a_day_and_the_next_day_goes_on(sites: PermittedFederation) -> None:
     for name in sites.sites:
         sites.permit(name, "most_rounds = 2")
