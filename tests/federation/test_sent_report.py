@@ -185,7 +185,7 @@ def test_the_status_of_a_site_says_which_runs_wait(
     note_waiting(tmp_path, SiteTask("1", "train", "spring", "sl", 30), 1000.0)
     waits = [asdict(one) for one in waiting_now(tmp_path, 1000.0)]
     nothing: dict[str, Any] = dict.fromkeys(("heard", "evaluation", "forecast", "live"))
-    _print_site({**nothing, "failed": [], "kit": "north", "waits": waits})
+    _print_site({**nothing, "failed": [], "confinement": [], "kit": "north", "waits": waits})
     assert (
         "  spring (sl, 30 rounds) waits: cnfgnn federation approve north spring\n" in capsys.readouterr().out
     )

@@ -392,7 +392,7 @@ def _process_died(kit: Path, task: Task) -> bool:
 
 def is_active(status: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a status still runs and has not finished its task."""
-    process = status.get("process") or {"pid": status.get("pid")}  # earlier versions wrote the id only
+    process = status.get("process") or {}
     return status.get("state") not in FINAL_STATES and isinstance(process, dict) and is_running(process)
 
 
