@@ -90,7 +90,7 @@ def saved_states(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     return {who: run.store(who).read(tag) for who in ("server", "site-0", "owner-0")}
 
 
-@pytest.mark.parametrize("method", ["cnfgnn-plus", "gru-local"])
+@pytest.mark.parametrize("method", [pytest.param("cnfgnn-plus", marks=pytest.mark.slow), "gru-local"])
 def test_the_run_folder_is_that_of_one_process(method: str, tmp_path: Path) -> None:
     for name, processes in (("one", None), ("several", Together(3, DATA))):
         run = Run.create(tmp_path / name, brief(method), DATA)
