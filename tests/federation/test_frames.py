@@ -80,6 +80,8 @@ def test_a_task_is_described_by_names_and_numbers() -> None:
         {"rounds": -1},
         {"rounds": True},
         {"live": []},
+        {"live": {"deadline": {"a": 1}}},
+        {"states": {"kept": [["a"]]}},
         {"states": "all"},
     ],
 )

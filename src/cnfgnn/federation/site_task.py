@@ -12,6 +12,14 @@ TASKS = ("train", "evaluate", "forecast", LIVE, "retrain")
 ID = re.compile(r"[0-9a-f-]{36}")
 NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
 MOST_ROUNDS = 1 << 31
+MOST_NAMES = 1000
+
+
+def _is_flat(value: object) -> bool:
+    """Whether a value is a number or a text, or a list of texts, as all that our tasks say."""
+    if isinstance(value, list):
+        return len(value) <= MOST_NAMES and all(isinstance(one, str) for one in value)
+    return value is None or isinstance(value, str | int | float)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ class SiteTask:
             and type(rounds) is int
             and 0 <= rounds <= MOST_ROUNDS
             and all(isinstance(text, str) and NAME.fullmatch(text) for text in texts)
-            and all(isinstance(table, dict) for table in tables)
+            and all(isinstance(table, dict) and all(map(_is_flat, table.values())) for table in tables)
         )
         if not valid:
             raise ValueError("it is not the description of a task")

@@ -8,6 +8,7 @@ the server's address and the site's answers, and nothing else.
 from __future__ import annotations
 
 import os
+import pwd
 import runpy
 import shutil
 import sys
@@ -84,10 +85,11 @@ def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _give(workspace: Path, user: str | int) -> None:
     """Make a user the owner of the workspace; root without capabilities cannot use that of another user."""
-    shutil.chown(workspace, user)
+    owner = user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
+    os.chown(workspace, owner, -1, follow_symlinks=False)
     for place, folders, names in os.walk(workspace):
         for name in (*folders, *names):
-            shutil.chown(os.path.join(place, name), user)
+            os.chown(os.path.join(place, name), owner, -1, follow_symlinks=False)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ SUPERVISOR_STATUS = "supervisor.json"  # in a site's kit: what runs, and how the
 PROCESS_FILE = "process.json"
 SERVICE = "service.json"  # in the folder of a live service: the identity of the service's process
 CONSOLE_FILE = "console.txt"
+LAST_OF_CONSOLE = 1 << 16  # bytes that are looked at
 HEARTBEAT = 4  # seconds between a site's heartbeats; even, because the engine counts in steps of two
 ENDS_WITHIN = 30.0  # seconds for a supervisor to end what it has started
 TERMINATES_WITHIN = 5.0  # seconds before a process that was asked to end is killed
@@ -218,7 +219,9 @@ def engine_settings(kit: Path) -> list[str]:
 def _last_console_line(kit: Path) -> str:
     """The last line that a process wrote to its console, in brackets; empty if there is none."""
     try:
-        lines = (kit / CONSOLE_FILE).read_text(encoding="utf-8", errors="replace").split("\n")
+        with (kit / CONSOLE_FILE).open("rb") as console:
+            console.seek(max(0, console.seek(0, os.SEEK_END) - LAST_OF_CONSOLE))
+            lines = console.read(LAST_OF_CONSOLE).decode(errors="replace").split("\n")
     except OSError:
         return ""
     for line in reversed(lines):

@@ -17,6 +17,7 @@ from cnfgnn.transports.remote.messages import legible
 REFUSED = "refused.json"
 LOCK = ".refused.lock"
 LARGEST = 1 << 20  # bytes of the file
+MOST_SHOWN = 100
 MOST_REFUSALS = 10  # of one party, which could make up any number of different ones
 
 
@@ -46,5 +47,9 @@ def read_refusals(kit: Path) -> list[dict[str, Any]]:
     return [
         {"time": entry["time"], "who": legible(entry["who"]), "what": legible(entry["what"])}
         for entry in entries
-        if {"time", "who", "what"} <= entry.keys()
-    ]
+        if {"who", "what"} <= entry.keys() and _is_time(entry.get("time"))
+    ][-MOST_SHOWN:]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 2**40

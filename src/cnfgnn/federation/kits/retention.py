@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def remove_old_tasks(kit: Path, keep: int) -> Removed:
     for path in old:
         removed[path.name.partition(".")[0]] += remove_folder(kit, path)
     for leftover in kit.glob(f"{DELETED_PREFIX}*"):  # of a process that was killed while it deleted
-        shutil.rmtree(leftover, ignore_errors=True)
+        with suppress(RecursionError):
+            shutil.rmtree(leftover, ignore_errors=True)
     return Removed(len(removed), sum(removed.values()))
 
 

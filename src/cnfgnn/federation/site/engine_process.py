@@ -10,11 +10,15 @@ import json
 import logging
 import os
 import pwd
+import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,11 +33,14 @@ from cnfgnn.federation.kits.engine_files import (
 )
 from cnfgnn.federation.kits.ports import server_port
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, end_processes, engine_settings, open_private
+from cnfgnn.federation.kits.retention import DELETED_PREFIX
 from cnfgnn.files import make_folder
 
 SOCKET = "socket/site.sock"  # in the kit; its folder is what an engine in a container of its own shares
 CONNECTION_CONFIG = "local/comm_config.json"
 ENGINE_FILES = ("resources.json", "authorization.json", "comm_config.json", "log_config.json")
+KEPT = ("log.txt", "refused.json")  # what a new workspace has of the one before
+KEPT_BYTES = 1 << 20  # of each
 LONGEST_PATH = 107  # bytes of the path of a Unix socket
 _CREDENTIALS = struct.Struct("3i")
 
@@ -53,8 +60,12 @@ class EngineProcess:
 
     def start(self) -> None:
         """Start the process; it connects by itself."""
-        self._others = _children()
-        folder = make_folder(self.kit / ENGINE_FOLDER, 0o700)
+        if not self._others:
+            self._others = _children()
+        try:
+            folder = new_workspace(self.kit)
+        except OSError as error:
+            raise StorageError(self.kit / ENGINE_FOLDER, error) from error
         if os.geteuid() == 0:
             self.kit.chmod(0o711)  # another user enters its folder, and reads nothing else
         try:
@@ -101,6 +112,46 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
         end_processes(list(_children() - self._others))
+
+
+def new_workspace(kit: Path) -> Path:
+    """A new folder for the engine, with the logs of the one before.
+
+    Whatever else the engine has left there is not used, however hard it is to remove, and what outlived the
+    engine has no right to the new one.
+    """
+    folder = kit / ENGINE_FOLDER
+    kept = {name: _end_of(folder / name) for name in KEPT}
+    if folder.is_symlink() or folder.exists():
+        gone = kit / f"{DELETED_PREFIX}{ENGINE_FOLDER}-{time.time_ns()}"
+        folder.rename(gone)
+        threading.Thread(target=_remove, args=[gone], name="removal", daemon=True).start()
+    folder.mkdir(0o700)
+    for name, content in kept.items():
+        if content:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def _end_of(file: Path) -> bytes:
+    """The last part of a file that the engine has written; empty if it is no ordinary file."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(handle, "rb") as content:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+                return b""
+            content.seek(max(0, about.st_size - KEPT_BYTES))
+            return content.read(KEPT_BYTES)
+    except OSError:
+        return b""
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except Exception as error:  # the engine may have made it deeper than can be removed
+        log.warning("%s could not be removed: %s", folder, type(error).__name__)
 
 
 def _children() -> set[int]:

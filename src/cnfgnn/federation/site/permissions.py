@@ -83,7 +83,7 @@ class Permissions:
         rules, zone, site, problem = self._settings.content
         if problem:
             return Refusal(problem)
-        if note is not None and note.kind == "due" and note.fields.get("ends") is True:
+        if note is not None and task.do == "live" and note.kind == "due" and note.fields.get("ends") is True:
             return None  # whoever refused this would keep a task that is over
         if task.method in ALIASES:
             task = replace(task, method=ALIASES[task.method])

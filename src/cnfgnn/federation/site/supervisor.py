@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,13 @@ from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
 from cnfgnn.process_setup import adopt_orphans
 from cnfgnn.transports.remote.limits import Malformed
-from cnfgnn.transports.remote.messages import pack, refused, unpack
+from cnfgnn.transports.remote.messages import legible, pack, refused, unpack
 
 LOG, LOG_BYTES = "log.txt", 2_000_000
 END = 0  # the number of a message that says that a task is over
 CHECKED_EVERY = 0.5  # seconds
 BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come back to its worker
-MOST_JOBS = 8  # connections of the engine's jobs at a time
+MOST_JOBS = 32  # connections of the engine's jobs at a time, and of those that may come back
 LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 STARTING = "its process for this task is starting"
 FAILED = "its process for this task has ended, and is started again; its owner sees why"
@@ -97,10 +98,13 @@ class Supervisor:
         """Start the engine, and start it again when it has ended or its certificate was renewed."""
         pauses = Pauses()
         while not self.ended.is_set():
-            begun = time.monotonic()
-            with listen(self.kit, self.plan.engine.elsewhere) as listener:
-                threading.Thread(target=self._accept, args=[listener], name="engine", daemon=True).start()
-                code = self._run_engine()
+            begun, how = time.monotonic(), ""
+            try:
+                with listen(self.kit, self.plan.engine.elsewhere) as listener:
+                    threading.Thread(target=self._accept, args=[listener], name="engine", daemon=True).start()
+                    code = self._run_engine()
+            except (CnfgnnError, OSError, RuntimeError) as error:  # too many processes: workers go on
+                code, how = 1, f"the engine cannot be started: {error}"
             self._close_connections()
             self.engine.end()
             if self.ended.is_set():
@@ -110,7 +114,7 @@ class Supervisor:
                 continue
             pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
             self.restarts += 1
-            self.problem = self._unconfined() or f"the engine's process {describe_end(code)}"
+            self.problem = self._unconfined() or how or f"the engine's process {describe_end(code)}"
             log.error("%s: starting it again in %.0f s", self.problem, pause)
             self._write_status()
             self.ended.wait(pause)
@@ -153,14 +157,15 @@ class Supervisor:
                 frames = Frames(connection)
                 frames.send_json(self.engine.settings())
                 threading.Thread(target=self._admit, args=[frames], name="control", daemon=True).start()
-            except (OSError, CnfgnnError) as error:
-                log.error("the engine could not be given its files: %s", error)
+            except Exception as error:  # a file that is none of the engine's, for instance
+                self.problem = f"the engine could not be given its files: {error}"
+                log.error("%s", self.problem)
                 connection.close()
 
     def _admit(self, frames: Frames) -> None:
         """Give the engine's jobs their connections, as long as it runs."""
         try:
-            self.confinement = frames.receive_json()
+            self.confinement = _checked(frames.receive_json())
             self.problem = self._unconfined()
             if self.problem:
                 log.error("%s", self.problem)
@@ -176,11 +181,9 @@ class Supervisor:
                     log.error("the engine has too many jobs")
                     break
                 job = Frames(hand_over(frames))
-                with self._lock:
-                    self._connections.append(job)
                 threading.Thread(target=self._serve, args=[job], name="job", daemon=True).start()
-        except (EOFError, OSError):
-            pass
+        except (EOFError, OSError, RuntimeError) as error:  # it is gone, or there are too many threads
+            log.info("the engine's connection ends: %s", error)
         with self._lock:
             if self._control is frames:
                 self._control = None
@@ -207,6 +210,17 @@ class Supervisor:
 
     def _serve(self, frames: Frames) -> None:
         """Pass the requests of one job on to its worker, until the job or the task ends."""
+        with self._lock:
+            self._connections.append(frames)
+        try:
+            self._pass_on_all(frames)
+        except Exception:  # whatever a job sends, it does not keep its place
+            log.exception("a job of the engine could not be served")
+        finally:
+            with self._lock:
+                self._connections.remove(frames)
+
+    def _pass_on_all(self, frames: Frames) -> None:
         task, over = None, False
         try:
             task = SiteTask.of(frames.receive_json())
@@ -222,9 +236,7 @@ class Supervisor:
         except (EOFError, OSError):
             pass
         frames.close()
-        with self._lock:
-            self._connections.remove(frames)
-        if task is not None:
+        if task is not None:  # it keeps its place meanwhile, so that their number is limited
             self.ended.wait(0.0 if over else BACK_WITHIN)
             self._end_worker(task, frames)
 
@@ -249,8 +261,10 @@ class Supervisor:
             frames.send(number, pack("lost", reason=str(error)[:300]))
             return
 
+        size, about = len(request), replace(note, payload=b"")
+
         def answered(answer: bytes) -> None:
-            self.account.count(task, note, len(request), unpack(answer), len(answer), time.time())
+            self.account.count(task, about, size, unpack(answer), len(answer), time.time())
             with suppress(OSError):  # the job is gone
                 frames.send(number, answer)
 
@@ -286,6 +300,18 @@ class Supervisor:
             with suppress(CnfgnnError):  # a full disk does not end a site
                 write_whole(self.kit / STATUS, text.encode())
                 self._written = text
+
+
+def _checked(report: dict[str, Any]) -> dict[str, Any]:
+    """What the engine's process says of its confinement, as far as it is a report of one."""
+    kinds: dict[str, type] = {"landlock": int, "user": str, "other_user": bool, "capabilities_dropped": bool}
+    kinds |= {"no_new_privileges": bool, "seccomp": bool}
+    if not all(type(report.get(key)) is kind for key, kind in kinds.items()):
+        raise EOFError("its report is none")
+    found = {key: report[key] for key in kinds} | {"user": legible(report["user"], 40)}
+    if problem := report.get("user_problem"):
+        found["user_problem"] = legible(problem)
+    return found
 
 
 def main(kit: Path) -> None:

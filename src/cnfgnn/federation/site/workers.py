@@ -56,9 +56,11 @@ class Workers:
             if worker is not None and worker.serves(task):
                 worker.task = task
                 return worker
+            if worker is not None and worker.task.id == task.id:
+                return None  # the same task under another description
             if worker is not None:
                 worker.end()
-            elif len(self.running) >= MOST_WORKERS:
+            elif sum(not one.over for one in self.running.values()) >= MOST_WORKERS:
                 return None
             if key == LIVE:
                 end_live(self.kit)  # of a supervisor that was killed
@@ -82,7 +84,7 @@ class Workers:
 
     def report(self) -> list[dict[str, Any]]:
         """What runs, for the owner."""
-        return [worker.report() for worker in list(self.running.values())]
+        return [worker.report() for worker in list(self.running.values()) if not worker.over]
 
 
 class Worker:
@@ -105,7 +107,13 @@ class Worker:
 
     def serves(self, task: SiteTask) -> bool:
         """Whether this worker is for a task, also if the task is over; a live one serves later ones, too."""
-        return task.id == self.task.id or (task.live == self.task.live and not self._ended.is_set())
+        if task.do == LIVE and not self.over:
+            return task.live == self.task.live
+        return task == self.task
+
+    @property
+    def over(self) -> bool:
+        return self._ended.is_set()
 
     def ask(self, request: bytes | bytearray, no_more_rounds: str, then: Then) -> bool:
         """Send a request; `then` gets the answer. Returns whether there is a worker to ask.
@@ -167,8 +175,8 @@ class Worker:
         process = self.context.Process(target=_serve, args=arguments, name=f"cnfgnn-{self.task.do}")
         try:
             process.start()
-        except (OSError, EOFError) as error:
-            log.error("a worker could not be started: %s", error)
+        except Exception as error:  # it is tried again
+            log.error("a worker could not be started: %s: %s", type(error).__name__, error)
             ours.close()
             return None
         finally:
@@ -193,9 +201,15 @@ class Worker:
                 self.problem = ""
                 then = self._waiting.pop(int.from_bytes(answer[:NUMBER], "little"), None)
                 if then is not None:
-                    then(answer[NUMBER:])
+                    self._pass(then, answer[NUMBER:])
         except (EOFError, OSError):
             return
+
+    def _pass(self, then: Then, answer: bytes) -> None:
+        try:
+            then(answer)
+        except Exception:  # one answer that cannot be passed on must not stop the others
+            log.exception("an answer could not be passed on")
 
 
 def as_message(number: int, no_more_rounds: str, request: bytes | bytearray) -> bytes:

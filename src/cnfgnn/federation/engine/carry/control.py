@@ -50,6 +50,7 @@ class Control:
             if not said:
                 os._exit(SITE_GONE)
             for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)  # until the job that it is for is started
                 self._connections.put(descriptor)
 
 

@@ -93,13 +93,13 @@ class RestartingLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
             (job / FLMetaKey.PROCESS_RC_FILE).unlink(missing_ok=True)  # of the previous process
             _renew_credentials(fl_ctx)
             connection = connection_for_job()
-            try:
-                with self._starting:  # the engine hands our environment and inheritable files to the job
+            with self._starting:  # the engine hands our environment and inheritable files to the job
+                try:
                     os.set_inheritable(connection, True)
                     os.environ[CONNECTION] = str(connection)
                     return launch(job_meta, fl_ctx).adapter
-            finally:
-                os.close(connection)
+                finally:
+                    os.close(connection)
 
         return RestartingHandle(spawn, lambda: _remove_old_jobs(workspace), self.logger)
 
