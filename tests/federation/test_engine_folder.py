@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import threading
 from pathlib import Path
 
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, LAST_OF_CONSOLE, _last_console_line
@@ -12,6 +14,7 @@ from cnfgnn.federation.site.engine_process import KEPT_BYTES, new_workspace
 from cnfgnn.federation.site.supervisor import _checked
 from cnfgnn.federation.site.workers import Worker
 from cnfgnn.federation.site_task import SiteTask
+from tests.waiting import wait_for
 
 
 def test_a_workspace_is_new_whatever_the_engine_before_has_left(tmp_path: Path) -> None:
@@ -39,6 +42,8 @@ def test_a_workspace_is_new_whatever_the_engine_before_has_left(tmp_path: Path) 
     second.rename(tmp_path / "aside")
     (tmp_path / "engine").symlink_to(tmp_path / "elsewhere")
     assert not new_workspace(tmp_path).is_symlink()
+    wait_for(lambda: not any("removal" in thread.name for thread in threading.enumerate()), "removals end")
+    subprocess.run(["rm", "-rf", *tmp_path.glob(".gone-*")], check=True)  # Python cannot
 
 
 def test_refusals_that_the_engine_made_up_can_be_shown(tmp_path: Path) -> None:

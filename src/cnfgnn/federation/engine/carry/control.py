@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,9 +24,7 @@ class Control:
     """The parent process's end."""
 
     def __init__(self, path: str) -> None:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(path)
-        self.frames = Frames(connection)
+        self.frames = Frames(_connected(path))
         self._connections: SimpleQueue[int] = SimpleQueue()
 
     def begin(self, confinement: dict[str, Any]) -> None:
@@ -52,6 +51,21 @@ class Control:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)  # until the job that it is for is started
                 self._connections.put(descriptor)
+
+
+def _connected(path: str) -> socket.socket:
+    """A connection to the site, which may be about to listen."""
+    until = time.monotonic() + CONNECTED_WITHIN
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+            return connection
+        except (ConnectionRefusedError, FileNotFoundError):
+            connection.close()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 _control: list[Control] = []  # of this process
