@@ -14,6 +14,7 @@ from typing import Any
 
 from cnfgnn.transports.remote.limits import LARGEST_PIECE
 
+END = 0  # the number of a message of a job that says that its task is over
 LARGEST = LARGEST_PIECE + (1 << 17)  # bytes: the largest piece of a request, and the fields of its note
 LARGEST_SETTINGS = 1 << 22  # bytes of what is said when a connection begins
 _HEAD = struct.Struct("<QI")  # the number, and the length

@@ -13,8 +13,8 @@ from typing import Any
 
 from cnfgnn.algorithm.methods import METHODS, method_of
 from cnfgnn.errors import ConfigError
+from cnfgnn.federation.site_task import TASKS as TASKS
 
-TASKS = ("train", "evaluate", "forecast", "live", "retrain")
 TRAININGS = ("train", "retrain")
 MOST_ROUNDS = 1_000_000
 MOST_PATTERNS, LONGEST_PATTERN = 100, 100

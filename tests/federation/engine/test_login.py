@@ -12,7 +12,7 @@ from nvflare.apis.fl_exception import FLCommunicationError
 
 from cnfgnn.federation.engine.guard.connection_monitor import ConnectionMonitor
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.site.supervisor import LOGIN_UNANSWERED
+from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import connected, federation, have_processes_run
 from tests.waiting import wait_for

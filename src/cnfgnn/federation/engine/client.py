@@ -25,9 +25,9 @@ from cnfgnn.federation.engine.confine import (
     python_paths,
     usable_by,
 )
+from cnfgnn.federation.kits.engine_files import KEPT
 
 PROGRAM = "nvflare.private.fed.app.client.client_train"
-KEPT = ("log.txt", "refused.json")  # how the names of files begin that stay in the workspace
 NAME_SERVICE = 53  # names may be resolved over TCP
 
 

@@ -27,6 +27,7 @@ from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.federation.frames import Frames
 from cnfgnn.federation.kits.engine_files import (
     ENGINE_FOLDER,
+    KEPT,
     SITE_PROGRAM,
     engine_environment,
     with_port,
@@ -39,7 +40,6 @@ from cnfgnn.files import make_folder
 SOCKET = "socket/site.sock"  # in the kit; its folder is what an engine in a container of its own shares
 CONNECTION_CONFIG = "local/comm_config.json"
 ENGINE_FILES = ("resources.json", "authorization.json", "comm_config.json", "log_config.json")
-KEPT = ("log.txt", "refused.json")  # what a new workspace has of the one before
 KEPT_BYTES = 1 << 20  # of each
 LONGEST_PATH = 107  # bytes of the path of a Unix socket
 _CREDENTIALS = struct.Struct("3i")

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.federation.frames import Frames
+from cnfgnn.federation.frames import END, Frames
+from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
 from cnfgnn.federation.kits.retention import remove_old_tasks
@@ -46,11 +47,9 @@ from cnfgnn.transports.remote.limits import Malformed
 from cnfgnn.transports.remote.messages import legible, pack, refused, unpack
 
 LOG, LOG_BYTES = "log.txt", 2_000_000
-END = 0  # the number of a message that says that a task is over
 CHECKED_EVERY = 0.5  # seconds
 BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come back to its worker
 MOST_JOBS = 32  # connections of the engine's jobs at a time, and of those that may come back
-LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 STARTING = "its process for this task is starting"
 FAILED = "its process for this task has ended, and is started again; its owner sees why"
 TOO_MANY = "it has as many tasks as it takes at a time"

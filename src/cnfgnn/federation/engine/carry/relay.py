@@ -16,10 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from cnfgnn.federation.engine.carry.control import SITE_GONE
-from cnfgnn.federation.frames import Frames
+from cnfgnn.federation.frames import END, Frames
 
 ANSWERED_WITHIN = 30.0  # seconds; a site that works for longer says "working" after two
-END = 0  # the number of a message that says that the task is over
 
 
 class Relay:
