@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from cnfgnn.transports.remote.limits import LARGEST_PIECE
@@ -77,3 +80,13 @@ class Frames:
         except OSError as error:
             raise EOFError(f"the connection broke ({error.strerror or error})") from error
         return received
+
+
+@contextlib.contextmanager
+def short_name(path: Path) -> Iterator[str]:
+    """Another name for the path of a Unix socket, of which the kernel takes no more than 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

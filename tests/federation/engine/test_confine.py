@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,9 @@ from cnfgnn.federation.engine.confine import (
     Limits,
     available,
     confine,
-    confined_command,
     landlock,
     python_paths,
     seccomp,
-    start_problem,
     system_calls,
     usable_by,
 )
@@ -241,6 +239,35 @@ def test_confined_twice(short_folder: Path) -> None:
         found = tried(to, limits_for(to), "read_a_file", "start_a_program", times=2)["outcomes"]
     assert found["start_a_program"] == "done"
     assert found["read_a_file"] in REFUSED or ABI == 0
+
+
+CONFINED = """
+import json, os, sys
+
+sys.path.insert(0, sys.argv[1])
+from cnfgnn.federation.engine.confine import Limits, confine
+
+held = confine(Limits.from_dict(json.loads(sys.argv[2])))
+if sys.argv[3]:
+    os.write(int(sys.argv[3]), json.dumps(held.to_dict()).encode())
+os.execv(sys.argv[4], sys.argv[4:])
+"""
+
+
+def confined_command(limits: Limits, command: Sequence[str], report: int | None = None) -> list[str]:
+    """A command that confines itself, writes down what holds, and becomes another one in the same process."""
+    to = "" if report is None else str(report)
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        CONFINED,
+        str(SOURCE),
+        json.dumps(limits.to_dict()),
+        to,
+        *command,
+    ]
 
 
 def test_programs_that_it_starts_are_confined(short_folder: Path) -> None:
@@ -497,11 +524,13 @@ def test_a_process_with_threads_is_not_confined() -> None:
 
 
 def test_python_starts_within_its_paths() -> None:
-    assert start_problem(Limits(python_paths(), WRITABLE_DEVICES)) == ""
-    if ABI > 0:
-        assert start_problem(Limits(("/etc/hosts",), ())).startswith(
-            "Python does not start when it is confined ("
-        )
+    loads = [sys.executable, "-P", "-c", "import ctypes, ssl"]
+    for limits, starts in (
+        (Limits(python_paths(), WRITABLE_DEVICES), True),
+        (Limits(("/etc/hosts",), ()), False),
+    ):
+        done = subprocess.run(confined_command(limits, loads), capture_output=True)
+        assert (done.returncode == 0) == starts or ABI == 0
 
 
 def test_python_paths_leave_out_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ NAME_SERVICE = 53  # names may be resolved over TCP
 
 
 def main() -> None:
-    path, workspace = sys.argv[1], Path(sys.argv[2])
+    path, workspace = Path(sys.argv[1]), Path(sys.argv[2])
     connection = control.Control(path)
     settings = connection.frames.receive_json()
     write_workspace(workspace, settings["files"])

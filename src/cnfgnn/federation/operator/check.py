@@ -168,7 +168,7 @@ def _engine(plan: SitePlan, kit: Path) -> Iterator[str]:
     yield f"engine: {found.summary()}"
     for gap in found.gaps():
         yield f"engine: {gap}"
-    if not found.landlock and plan.engine.confined == REQUIRED:
+    if not found.closed and plan.engine.confined == REQUIRED:
         raise RunError(kit, f"this machine cannot confine the engine, and engine.confined is {REQUIRED!r}")
     private = [private_folder(plan, kit), kit / "local", *([kit / plan.readings] if plan.readings else [])]
     for problem in limits.reached(private):

@@ -23,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.errors import ConfigError, RunError, StorageError
-from cnfgnn.federation.frames import Frames
+from cnfgnn.errors import ConfigError, StorageError
+from cnfgnn.federation.frames import Frames, short_name
 from cnfgnn.federation.kits.engine_files import (
     ENGINE_FOLDER,
     KEPT,
@@ -41,7 +41,6 @@ SOCKET = "socket/site.sock"  # in the kit; its folder is what an engine in a con
 CONNECTION_CONFIG = "local/comm_config.json"
 ENGINE_FILES = ("resources.json", "authorization.json", "comm_config.json", "log_config.json")
 KEPT_BYTES = 1 << 20  # of each
-LONGEST_PATH = 107  # bytes of the path of a Unix socket
 _CREDENTIALS = struct.Struct("3i")
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class EngineProcess:
         try:
             with open_private(self.kit / CONSOLE_FILE) as console:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-u", "-m", SITE_PROGRAM, socket_path(self.kit, folder), str(folder)],
+                    [sys.executable, "-u", "-m", SITE_PROGRAM, str(self.kit / SOCKET), str(folder)],
                     cwd=folder,
                     env=engine_environment(folder),
                     stdin=subprocess.DEVNULL,
@@ -186,22 +185,14 @@ def listen(kit: Path, for_others: bool) -> socket.socket:
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
-        listener.bind(socket_path(kit, Path.cwd()))
+        with short_name(path) as name:
+            listener.bind(name)
         path.chmod(0o666 if for_others else 0o600)
         listener.listen(4)
     except OSError as error:
         listener.close()
         raise StorageError(path, error) from error
     return listener
-
-
-def socket_path(kit: Path, seen_from: Path) -> str:
-    """The shortest way to write the socket's path: the kernel takes no more than 107 bytes."""
-    path = kit / SOCKET
-    shortest = min(str(path), os.path.relpath(path, seen_from), key=len)
-    if len(os.fsencode(shortest)) > LONGEST_PATH:
-        raise RunError(kit, "the path of this kit is too long for a Unix socket: move it nearer to the root")
-    return shortest
 
 
 def hand_over(frames: Frames) -> socket.socket:

@@ -190,12 +190,13 @@ class Supervisor:
 
     def _unconfined(self) -> str:
         """Why the engine may not run, although it could; empty if it may."""
-        unknown = not self.confinement
-        if self.plan.engine.confined != REQUIRED or unknown or self.confinement.get("landlock"):
+        parts = ("landlock", "seccomp", "capabilities_dropped", "no_new_privileges")
+        missing = [part for part in parts if self.confinement and not self.confinement[part]]
+        if self.plan.engine.confined != REQUIRED or not missing:
             return ""
         return (
-            'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine:'
-            " its kernel has no Landlock"
+            'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine'
+            f" ({', '.join(missing)})"
         )
 
     def _close_connections(self) -> None:

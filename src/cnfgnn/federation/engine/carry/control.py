@@ -10,10 +10,11 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from cnfgnn.federation.frames import Frames
+from cnfgnn.federation.frames import Frames, short_name
 
 SITE_GONE = 70  # exit code of a process whose site has closed the connection
 CONNECTED_WITHIN = 30.0  # seconds
@@ -23,7 +24,7 @@ CONNECTION = "CNFGNN_SITE_CONNECTION"  # environment variable of a job: the file
 class Control:
     """The parent process's end."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.frames = Frames(_connected(path))
         self._connections: SimpleQueue[int] = SimpleQueue()
 
@@ -53,13 +54,14 @@ class Control:
                 self._connections.put(descriptor)
 
 
-def _connected(path: str) -> socket.socket:
+def _connected(path: Path) -> socket.socket:
     """A connection to the site, which may be about to listen."""
     until = time.monotonic() + CONNECTED_WITHIN
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(path)
+            with short_name(path) as name:
+                connection.connect(name)
             return connection
         except (ConnectionRefusedError, FileNotFoundError):
             connection.close()

@@ -14,8 +14,6 @@ user without capabilities (`privileges`). Each covers what the others leave open
 from cnfgnn.federation.engine.confine.confining import (
     available,
     confine,
-    confined_command,
-    start_problem,
     usable_by,
 )
 from cnfgnn.federation.engine.confine.limits import Confinement, Limits
@@ -28,8 +26,6 @@ __all__ = [
     "Limits",
     "available",
     "confine",
-    "confined_command",
     "python_paths",
-    "start_problem",
     "usable_by",
 ]

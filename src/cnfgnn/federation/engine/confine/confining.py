@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,6 @@ def _threads() -> int:
         return threading.active_count()
 
 
-def confined_command(limits: Limits, command: Sequence[str], report: int | None = None) -> list[str]:
-    """A command that confines itself and then becomes another one, in the same process.
-
-    Args:
-        limits: What the other one may do; it must be able to read its own program.
-        command: The other one, with the path of its program.
-        report: A file that is open in the process, to write the `Confinement` to as a line of JSON.
-    """
-    to = "" if report is None else str(report)
-    return [sys.executable, *_BARE_PYTHON, "start", json.dumps(limits.to_dict()), to, *command]
-
-
 def available(limits: Limits) -> Confinement:
     """What would hold for a process with these limits, as a process that confines itself and ends tells us.
 
@@ -95,19 +83,6 @@ def available(limits: Limits) -> Confinement:
         OSError: It cannot be confined like this; the message is the reason.
     """
     return Confinement.from_dict(_tried("confine", limits.to_dict()))
-
-
-def start_problem(limits: Limits) -> str:
-    """Why Python does not start within these limits, in one sentence; empty if it does.
-
-    Its libraries may lie where the limits or the user do not let it.
-    """
-    command = [sys.executable, "-P", "-c", "import ctypes, ssl"]
-    try:
-        _finished(confined_command(limits, command))
-    except OSError as error:
-        return f"Python does not start when it is confined ({error})"
-    return ""
 
 
 def usable_by(user: str, readable: Iterable[str], writable: Iterable[str] = ()) -> str:
@@ -123,16 +98,14 @@ def usable_by(user: str, readable: Iterable[str], writable: Iterable[str] = ()) 
 
 
 def _tried(what: str, how: dict[str, Any]) -> dict[str, Any]:
-    answer = json.loads(_finished([sys.executable, *_BARE_PYTHON, what], json.dumps(how)))
-    return dict(answer)
-
-
-def _finished(command: Sequence[str], given: str = "") -> str:
-    """What a command prints. If it fails, the last line of its complaint becomes an error."""
+    """What a process answers that tries something and ends. If it fails, its last line becomes an error."""
+    command = [sys.executable, *_BARE_PYTHON, what]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=TRIED_WITHIN)
+        done = subprocess.run(
+            command, input=json.dumps(how), capture_output=True, text=True, timeout=TRIED_WITHIN
+        )
     except subprocess.TimeoutExpired:
         raise OSError(f"it did not end within {TRIED_WITHIN:.0f} s") from None
     if done.returncode != 0:
         raise OSError(done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}")
-    return done.stdout
+    return dict(json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""The programs that `confining` starts: each confines itself first."""
+"""What `confining` starts to try something out: a process that confines itself, or becomes another user."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ from cnfgnn.federation.engine.confine import confining, paths, privileges
 from cnfgnn.federation.engine.confine.limits import Limits
 
 
-def run(what: str, *arguments: str) -> None:
-    """Carry out one of the programs; end with one sentence if it is impossible."""
+def run(what: str) -> None:
+    """Try something and print what came of it; end with one sentence if it is impossible."""
     try:
-        if what == "start":
-            _start(*arguments)
-        else:
-            print(json.dumps(_try(what)))
+        print(json.dumps(_try(what)))
     except (OSError, LookupError, RuntimeError) as error:
         sys.exit(error.args[0] if isinstance(error, LookupError) else str(error))
-
-
-def _start(limits: str, report: str, *command: str) -> None:
-    confinement = confining.confine(Limits.from_dict(json.loads(limits)))
-    if report:
-        with open(int(report), "w", encoding="utf-8") as file:
-            file.write(json.dumps(confinement.to_dict()) + "\n")
-    os.execv(command[0], command)
 
 
 def _try(what: str) -> dict[str, object]:
