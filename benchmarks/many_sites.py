@@ -8,11 +8,8 @@ the cores of this machine with the server, so a second table repeats the same re
 are ready: what is left is the delay and the server's own work, of which it shows the processor time. It also
 has a hello to every site, and bringing all sites up to date at once. At the end, one site stops answering.
 
-`--processes N` starts a federation of N real processes instead, trains one round and shows their memory.
-
     python benchmarks/many_sites.py
     python benchmarks/many_sites.py --sites 50 --latency 20 --method at-fedavg
-    python benchmarks/many_sites.py --processes 16
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -51,7 +47,6 @@ from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.series import Series
-from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
 from cnfgnn.federation.server.task_context import strategy_of
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
@@ -324,61 +319,6 @@ def with_a_stuck_site(timed: Timed) -> dict[str, float]:
     return {"first": seconds[0], "next": seconds[1], "given_up_after": given_up}
 
 
-# ---- real processes ---------------------------------------------------------------------------------------
-
-
-def real_processes(options: argparse.Namespace) -> dict[str, Any]:
-    """A round in a federation of real processes, and what memory they have at its end."""
-    if __package__:
-        from benchmarks.federation import federated, shared_out
-    else:
-        from federation import federated, shared_out
-    from cnfgnn.federation.kits import processes
-    from cnfgnn.federation.operator.tasks import run_task
-    from cnfgnn.federation.server.task import Task, settings_of
-
-    sites = options.processes
-    changes = {"training.rounds": 1, "compute.device": "cpu"}
-    config = preset(options.method).with_changes(changes)
-    memory: dict[str, list[float]] = {}
-    seen: dict[str, Any] = {}
-    begun = time.perf_counter()
-    with federated(city(sites, options.days), shared_out(sites, sites)) as there:
-
-        def watch(status: Mapping[str, Any]) -> None:
-            if status.get("done", 0) and not memory:
-                for kit_name, kit in there.kits.items():
-                    party = "server" if kit_name == "server" else "site"
-                    kinds = {
-                        "parent": [processes.running(kit)],
-                        "engine": [processes.engine_of(kit)],
-                        "job": processes.jobs_of(kit),
-                        "worker": processes.workers_of(kit),
-                    }
-                    for kind, pids in kinds.items():
-                        found = [_mib(pid) for pid in pids if pid]
-                        if found:
-                            memory.setdefault(f"{party}'s {kind}", []).extend(found)
-            seen.update(status)
-
-        run_task(there.server, Task("train", "one", settings=settings_of(config), wait=600.0), watch)
-    on_the_way = 1e3 * (seen["engine_seconds"] - seen["site_seconds"]) / seen["exchanges"]
-    print(
-        f"\n{sites} sites as processes of their own, {time.perf_counter() - begun:.0f} s with start and stop"
-    )
-    print(f"{seen['exchanges']} exchanges, each {on_the_way:.0f} ms longer than the slowest site worked")
-    print("\n| process | number | MiB each, median | most |\n|---|---|---|---|")
-    for kind, found in memory.items():
-        print(f"| {kind} | {len(found)} | {statistics.median(found):.0f} | {max(found):.0f} |", flush=True)
-    return {"sites": sites, "on_the_way_ms": on_the_way, "memory_mib": memory}
-
-
-def _mib(pid: int) -> float:
-    """The memory of a process that no other one shares, and its part of what is shared (Linux)."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-
-
 def main() -> None:
     parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=200)
@@ -386,16 +326,14 @@ def main() -> None:
     parser.add_argument("--method", default="cnfgnn-plus")
     parser.add_argument("--steps", type=int, default=600, help="of readings")
     parser.add_argument("--minibatches", type=int, default=3, help="of the round")
-    parser.add_argument("--days", type=float, default=1.5, help="of the city, for real processes")
     parser.add_argument("--hosts", type=int, default=2, help="processes that the ends are in")
-    parser.add_argument("--processes", type=int, default=0, help="sites that are real processes instead")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     options = parser.parse_args()
-    if options.sites < 1 or options.hosts < 1 or options.latency < 0 or options.processes < 0:
-        parser.error("sites and hosts must be at least 1, latency and processes at least 0")
+    if options.sites < 1 or options.hosts < 1 or options.latency < 0:
+        parser.error("sites and hosts must be at least 1, latency at least 0")
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    results = real_processes(options) if options.processes else measure(options)
+    results = measure(options)
     if options.json:
         print(json.dumps(results))
 

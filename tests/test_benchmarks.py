@@ -350,7 +350,7 @@ def test_the_processes_of_a_kit_are_found_below_the_recorded_one(tmp_path: Path)
     assert 0 < memory.pss <= memory.by_itself <= memory.rss
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_costs_of_a_site_are_measured_with_real_processes(tmp_path: Path) -> None:
     written = tmp_path / "costs.json"
     done = ran("site_costs.py", "--sites", 2, "--quick", "--json", written)

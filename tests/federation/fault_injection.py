@@ -14,7 +14,7 @@ from cnfgnn.algorithm.randomness import Draw
 from cnfgnn.federation.site.nodes import SiteNodes
 
 PROGRAM = """import sys
-if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+if "cnfgnn.federation.site.worker" in sys.orig_argv:
     from tests.federation import fault_injection
     fault_injection.install()
 """  # what the processes of a site run first
@@ -38,7 +38,7 @@ def inject(kit: Path, verb: str, fault: str, number: int | None = None, in_round
 
 
 def install() -> None:
-    """In the process that workers are forked from: have the nodes of every run fail where their kit says."""
+    """In a worker: have the nodes of every run fail where their kit says."""
     of_run = SiteNodes._owner
 
     def with_faults(site: SiteNodes, *args: Any) -> Owner:

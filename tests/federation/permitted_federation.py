@@ -45,15 +45,19 @@ class PermittedFederation(InMemoryFederation):
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
         note, account, permissions = unpack(request), self.accounts[site], self.permissions[site]
-        used = account.used(self.now)
+        used, rounds = account.used(self.now), 0
         refusal = permissions.refusal(self.task, note, used, self.now)
         if refusal is None:
-            self.ends[site].no_more_rounds = permissions.no_more_rounds(used)
+            end = self.ends[site]
+            before = end.rounds_begun
+            left, end.no_more_rounds = permissions.rounds_left(used)
+            end.most_rounds = before + left
             answer = super().ask(site, request, timeout)
+            rounds = end.rounds_begun - before
         else:
             answer = refused(note, *refusal)
             self.refused[site].append(refusal.reason)
-        account.count(self.task, note, len(request), unpack(answer), len(answer), self.now)
+        account.count(self.task, note, len(request), unpack(answer), len(answer), self.now, rounds)
         return answer
 
     def permit(self, name: str, rules: str) -> None:

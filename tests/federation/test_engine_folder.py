@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from cnfgnn.federation.frames import Frames
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, LAST_OF_CONSOLE, _last_console_line
 from cnfgnn.federation.kits.refusals import MOST_SHOWN, REFUSED, read_refusals
-from cnfgnn.federation.site.engine_process import KEPT_BYTES, new_workspace
+from cnfgnn.federation.site import engine_process
+from cnfgnn.federation.site.engine_process import KEPT_BYTES, hand_over, let_others_pass, new_workspace
 from cnfgnn.federation.site.supervisor import _checked
-from cnfgnn.federation.site.workers import Worker
+from cnfgnn.federation.site.workers import CHANGED, ENDING, Worker, Workers
 from cnfgnn.federation.site_task import SiteTask
 from tests.waiting import wait_for
 
@@ -83,3 +89,87 @@ def test_a_report_of_confinement_has_its_fields_and_nothing_else() -> None:
         except EOFError:
             continue
         raise AssertionError(damaged)
+
+
+def test_another_user_passes_through_a_kit_and_reads_nothing_in_it(tmp_path: Path) -> None:
+    kit, outside = tmp_path / "kit", tmp_path / "outside.csv"
+    for folder in (kit, kit / "engine", kit / "data"):
+        folder.mkdir(mode=0o755)
+    for file in (kit / "readings.csv", outside):
+        file.write_text("secret")
+        file.chmod(0o644)
+    (kit / "linked.csv").symlink_to(outside)
+
+    def modes() -> list[int]:
+        return [path.stat().st_mode & 0o777 for path in (kit, kit / "data", kit / "readings.csv", outside)]
+
+    let_others_pass(kit)
+    assert modes() == [0o755, 0o755, 0o644, 0o644]  # its owner has opened it
+    kit.chmod(0o700)
+    let_others_pass(kit)
+    assert modes() == [0o711, 0o700, 0o600, 0o644]
+    (kit / "later.csv").write_text("secret")
+    let_others_pass(kit)
+    assert (kit / "later.csv").stat().st_mode & 0o077 == 0
+
+
+ENDS_AN_ENGINE = """
+import os, subprocess, sys, time
+from pathlib import Path
+import psutil
+from cnfgnn.federation.site.engine_process import EngineProcess
+from cnfgnn.process_setup import adopt_orphans
+
+adopt_orphans()
+other = subprocess.Popen(["sleep", "600"])
+engine = EngineProcess(Path(), "nobody")
+forks = '''
+import os, time
+if os.fork():
+    time.sleep(600)
+os.setsid()
+while True:
+    time.sleep(0.5)
+    if os.fork():
+        os._exit(0)
+'''
+engine.process = subprocess.Popen([sys.executable, "-c", forks])
+while len(psutil.Process().children()) < 3:
+    time.sleep(0.01)
+engine.end({other.pid})
+print([child.pid for child in psutil.Process().children()] == [other.pid])
+other.kill()
+"""
+
+
+def test_what_the_engine_has_started_ends_with_it_although_it_forks_again_and_again() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS_AN_ENGINE], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_job_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "READ_WITHIN", 1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        job = Frames(hand_over(Frames(ours)))
+        _, handles, _, _ = socket.recv_fds(theirs, 1, 1)
+        with pytest.raises(OSError):  # noqa: PT011
+            job.send(1, bytes(1 << 22))
+        os.close(handles[0])
+        job.close()
+
+
+def test_a_live_task_with_other_terms_waits_until_the_one_before_has_ended() -> None:
+    """Other tasks do not: the lock is free meanwhile."""
+    one = SiteTask("1", "live", "one", live={"levels": []})
+    running = object.__new__(Worker)
+    running.task, running._ended, ends = one, threading.Event(), threading.Event()
+    running._process, running._thread = None, threading.Thread(target=ends.wait)
+    running._thread.start()
+    workers = object.__new__(Workers)
+    workers.running, workers._lock = {"live": running}, threading.Lock()
+    assert workers.of(SiteTask("1", "live", "two")) == CHANGED
+    assert workers.of(SiteTask("2", "live", "two", live={"levels": ["80"]})) == ENDING
+    assert running.over
+    ends.set()
+    running._thread.join()

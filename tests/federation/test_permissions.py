@@ -250,8 +250,8 @@ def test_rounds_of_a_day(kit: Path) -> None:
     permit(kit, "most_rounds = 200")
     problem = "its owner allows 200 rounds of training a day, and they are used up for today"
     permissions = Permissions(kit)
-    assert permissions.no_more_rounds(Used(199)) == ""
-    assert permissions.no_more_rounds(Used(200)) == problem
+    assert permissions.rounds_left(Used(199)).left == 1
+    assert permissions.rounds_left(Used(200)) == (0, problem)
     assert why(kit, TRAIN, used=Used(200)) == ""  # the last one may be under way
     assert why(kit, TRAIN, used=Used(200, 0, True)) == problem
     assert why(kit, TRAIN, note=None, used=Used(200)) == problem

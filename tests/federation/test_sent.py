@@ -65,8 +65,9 @@ def ask(
     sent: int = 10,
     now: float = 0.0,
     task: SiteTask = TASK,
+    rounds: int = 0,
 ) -> None:
-    account.count(task, asked, received, answer, sent, now)
+    account.count(task, asked, received, answer, sent, now, rounds)
 
 
 def verbs_of(account: Account, day: str = "1970-01-01", task: SiteTask = TASK) -> Mapping[str, list[int]]:
@@ -136,8 +137,8 @@ def test_a_request_that_ends_on_the_next_day_leaves_its_first_messages_where_the
 
 def test_rounds_and_bytes_of_a_day(account: Account) -> None:
     assert account.used(0.0) == Used()
-    ask(account, request(1), done("update", rounds=1))
-    ask(account, request(1, "fetch"), done("update", rounds=1))
+    ask(account, request(1), done("update"), rounds=1)
+    ask(account, request(1, "fetch"), done("update"))
     ask(account, request(2), done("encode"))
     assert account.used(0.0) == Used(1, 330)
     ask(account, request(3), Note("refused", {"reason": "enough", "rounds": 1}))
@@ -145,6 +146,12 @@ def test_rounds_and_bytes_of_a_day(account: Account) -> None:
     ask(account, request(4), Note("refused", {"reason": "hours"}), now=DAY)
     assert account.used(DAY) == Used(0, 110)
     assert account.used(0.0) == Used(1, 440, turned_away=True)  # the clock was set back
+
+
+def test_rounds_of_a_server_that_never_fetches_an_answer_are_counted(account: Account) -> None:
+    ask(account, request(1), Note("working", {}), rounds=1)
+    ask(account, Note("hello", {}), Note("hello", {}), rounds=2)
+    assert account.used(0.0).rounds == 3
 
 
 # ---- which copies are out -------------------------------------------------------------------------------
@@ -223,12 +230,12 @@ def test_counts_are_written_every_few_seconds_and_only_then(
 
 def test_after_a_kill_the_counts_go_on(tmp_path: Path) -> None:
     killed = Account(tmp_path, utc_day)
-    ask(killed, request(1), done("update", rounds=1))
+    ask(killed, request(1), done("update"), rounds=1)
     killed.flush()
-    ask(killed, request(2), done("update", rounds=1))  # lost
+    ask(killed, request(2), done("update"), rounds=1)  # lost
     again = Account(tmp_path, utc_day)
     assert again.used(0.0) == Used(1, 110)
-    ask(again, request(1, session="t"), done("update", rounds=1))
+    ask(again, request(1, session="t"), done("update"), rounds=1)
     again.close()
     assert verbs_of(again) == {"update": [2, 2, 200, 20]}
     killed.close()

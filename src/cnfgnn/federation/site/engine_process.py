@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cnfgnn.errors import ConfigError, StorageError
 from cnfgnn.federation.frames import Frames, short_name
 from cnfgnn.federation.kits.engine_files import (
@@ -41,7 +43,9 @@ SOCKET = "socket/site.sock"  # in the kit; its folder is what an engine in a con
 CONNECTION_CONFIG = "local/comm_config.json"
 ENGINE_FILES = ("resources.json", "authorization.json", "comm_config.json", "log_config.json")
 KEPT_BYTES = 1 << 20  # of each
-_CREDENTIALS = struct.Struct("3i")
+STRAYS_END_WITHIN = 5.0  # seconds for processes that the engine has started to be killed
+READ_WITHIN = 20  # seconds for a job of the engine to read what it is sent
+_CREDENTIALS, _SECONDS = struct.Struct("3i"), struct.Struct("ll")
 
 log = logging.getLogger(__name__)
 
@@ -55,18 +59,15 @@ class EngineProcess:
     def __init__(self, kit: Path, user: str) -> None:
         self.kit, self.user = kit, user
         self.process: subprocess.Popen[bytes] | None = None
-        self._others: set[int] = set()  # processes of ours that are not the engine's
 
     def start(self) -> None:
         """Start the process; it connects by itself."""
-        if not self._others:
-            self._others = _children()
         try:
             folder = new_workspace(self.kit)
         except OSError as error:
             raise StorageError(self.kit / ENGINE_FOLDER, error) from error
         if os.geteuid() == 0:
-            self.kit.chmod(0o711)  # another user enters its folder, and reads nothing else
+            let_others_pass(self.kit)
         try:
             with open_private(self.kit / CONSOLE_FILE) as console:
                 self.process = subprocess.Popen(
@@ -101,8 +102,9 @@ class EngineProcess:
         pid, _, _ = _peer(connection)
         return self.process is not None and pid == self.process.pid
 
-    def end(self) -> None:
-        """End the process, and whatever it has started: what has lost its parent has become our child."""
+    def end(self, others: set[int]) -> None:
+        """End the process, and whatever it has started: what has lost its parent has become our child, as the
+        site's other processes are."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -110,7 +112,12 @@ class EngineProcess:
             end_processes([process.pid])
         with suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
-        end_processes(list(_children() - self._others))
+        until = time.monotonic() + STRAYS_END_WITHIN
+        while (strays := _descendants(others)) and time.monotonic() < until:
+            for stray in strays:
+                with suppress(psutil.Error):
+                    stray.kill()
+            psutil.wait_procs(strays, timeout=0.1)  # those that were forked meanwhile are the next ones
 
 
 def new_workspace(kit: Path) -> Path:
@@ -153,10 +160,29 @@ def _remove(folder: Path) -> None:
         log.warning("%s could not be removed: %s", folder, type(error).__name__)
 
 
-def _children() -> set[int]:
-    import psutil
+def _descendants(others: set[int]) -> list[psutil.Process]:
+    """All processes below this one, without those others and what is below them."""
+    found = [child for child in psutil.Process().children() if child.pid not in others]
+    for child in list(found):
+        with suppress(psutil.Error):
+            found += child.children(recursive=True)
+    return found
 
-    return {child.pid for child in psutil.Process().children()}
+
+def let_others_pass(kit: Path) -> None:
+    """Let other users through the kit's folder to the one that they may use.
+
+    Nobody else could reach its files until now, whatever their modes say: that must remain so. A kit that its
+    owner has opened to others stays as it is.
+    """
+    if kit.stat().st_mode & stat.S_IROTH:
+        return
+    for entry in os.scandir(kit):
+        if entry.name not in (ENGINE_FOLDER, Path(SOCKET).parent.name) and not entry.is_symlink():
+            with suppress(FileNotFoundError):
+                mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
+                os.chmod(entry.path, mode & 0o700)
+    kit.chmod(0o711)
 
 
 def is_user(connection: socket.socket, user: str) -> bool:
@@ -181,7 +207,7 @@ def listen(kit: Path, for_others: bool) -> socket.socket:
     path = kit / SOCKET
     make_folder(path.parent).chmod(0o711 if for_others else 0o700)
     if for_others:
-        kit.chmod(0o711)  # they pass through it, and read nothing in it
+        let_others_pass(kit)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -198,6 +224,7 @@ def listen(kit: Path, for_others: bool) -> socket.socket:
 def hand_over(frames: Frames) -> socket.socket:
     """Give the engine's parent process a connection for one of its jobs; returns the site's end of it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SECONDS.pack(READ_WITHIN, 0))
     with theirs:
         socket.send_fds(frames.connection, [b"c"], [theirs.fileno()])
     return ours

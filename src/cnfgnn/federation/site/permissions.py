@@ -22,6 +22,7 @@ from cnfgnn.config.toml import read_toml
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import CnfgnnError, ConfigError
 from cnfgnn.federation.permission_rules import (
+    MOST_ROUNDS,
     TASKS,
     TRAININGS,
     PermissionRules,
@@ -53,6 +54,13 @@ class Used(NamedTuple):
     rounds: int = 0
     bytes: int = 0
     turned_away: bool = False
+
+
+class RoundsLeft(NamedTuple):
+    """How many rounds may begin, and why no more than that."""
+
+    left: int
+    reason: str
 
 
 class Refusal(NamedTuple):
@@ -97,18 +105,19 @@ class Permissions:
             return Refusal(f"its owner allows {most} a day, and they are used up for today")
         if task.do not in TRAININGS:
             return None
-        if (note is None or used.turned_away) and (reason := self.no_more_rounds(used)):
-            return Refusal(reason)
+        limit = self.rounds_left(used)
+        if (note is None or used.turned_away) and limit.left <= 0:
+            return Refusal(limit.reason)
         return self._unapproved(task, site, now) if rules.approve else None
 
-    def no_more_rounds(self, used: Used) -> str:
-        """Why no further round of training may begin today; empty if one may. `Endpoint` is told, which knows
-        which requests begin one."""
+    def rounds_left(self, used: Used) -> RoundsLeft:
+        """How many rounds of training may begin today. The worker is told, which knows what begins one."""
         most = self._settings.content.rules.most_rounds
-        if most is None or used.rounds < most:
-            return ""
+        if most is None:
+            return RoundsLeft(MOST_ROUNDS, "")
         rounds = "1 round" if most == 1 else f"{most} rounds"
-        return f"its owner allows {rounds} of training a day, and they are used up for today"
+        reason = f"its owner allows {rounds} of training a day, and they are used up for today"
+        return RoundsLeft(most - used.rounds, reason)
 
     def day(self, now: float) -> str:
         """The day at the site, by which amounts are counted."""

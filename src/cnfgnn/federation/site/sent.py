@@ -85,8 +85,10 @@ class Account:
         answer: Note,
         answered_bytes: int,
         now: float,
+        rounds: int = 0,
     ) -> None:
-        """Count an exchange: what was asked and answered, with the bytes of both messages."""
+        """Count an exchange: what was asked and answered, with the bytes of both messages, and the rounds of
+        training that the task has begun since the one before."""
         counts = Counts(0, 1, asked_bytes, answered_bytes)
         with self._counting:
             day = self._turn_to(now)
@@ -94,14 +96,14 @@ class Account:
                 self._turned_away = day
             progress = self._progress_of(task)
             entry = self._entry(progress, task)
-            before = entry.rounds
             if request.kind in (HELLO, DUE):
                 progress.hear(request.kind, answer.fields)
                 counts.requests = 1
                 entry.count(request.kind, counts)
             else:
                 progress.follow(request, answer, counts, entry)
-            self._rounds += entry.rounds - before
+            entry.rounds += rounds
+            self._rounds += rounds
             self._bytes += asked_bytes + answered_bytes
 
     def used(self, now: float) -> Used:
@@ -240,12 +242,12 @@ class _Progress:
             self._note_terms(request.fields)
         verbs = answer.fields.get("verbs") if answer.kind == "done" else None
         if not self.verb and isinstance(verbs, dict) and verbs:
-            self._carried_out(list(verbs), answer.fields.get("rounds"), entry)
+            self._carried_out(list(verbs), entry)
         entry.count(self.verb or UNANSWERED, counts)
         if not self.verb:
             self.before.add(counts)
 
-    def _carried_out(self, verbs: list[str], rounds: Any, entry: Entry) -> None:
+    def _carried_out(self, verbs: list[str], entry: Entry) -> None:
         """The request has been carried out: what was counted before this message belongs to its last verb."""
         self.verb, before = verbs[-1], self.before
         if before:
@@ -253,7 +255,6 @@ class _Progress:
             entry.count(UNANSWERED, Counts(0, -before.messages, -before.received, -before.sent))
         for verb in verbs:
             entry.count(verb, Counts(requests=1))
-        entry.rounds += rounds if type(rounds) is int and rounds > 0 else 0
         if self.span is not None and any(verb in ASKS for verb in verbs):
             span, entry.step = self._used_span(self.span), self.step
             unite(entry.spans, {name: [span] for name in ("", *self.added)}, MOST_SPANS)

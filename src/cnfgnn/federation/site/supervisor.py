@@ -36,7 +36,7 @@ from cnfgnn.federation.site.engine_process import (
     is_user,
     listen,
 )
-from cnfgnn.federation.site.permissions import Permissions
+from cnfgnn.federation.site.permissions import Permissions, RoundsLeft
 from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.settings import REQUIRED, read_site
 from cnfgnn.federation.site.workers import Workers
@@ -52,7 +52,6 @@ BACK_WITHIN = 60.0  # seconds in which a job of the engine that crashed may come
 MOST_JOBS = 32  # connections of the engine's jobs at a time, and of those that may come back
 STARTING = "its process for this task is starting"
 FAILED = "its process for this task has ended, and is started again; its owner sees why"
-TOO_MANY = "it has as many tasks as it takes at a time"
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Supervisor:
             self._keep_engine()
         finally:
             self._close_connections()
-            self.engine.end()
+            self.engine.end(self.workers.processes)
             self.workers.end_all()
             self.account.close()
             (self.kit / STATUS).unlink(missing_ok=True)
@@ -105,7 +104,7 @@ class Supervisor:
             except (CnfgnnError, OSError, RuntimeError) as error:  # too many processes: workers go on
                 code, how = 1, f"the engine cannot be started: {error}"
             self._close_connections()
-            self.engine.end()
+            self.engine.end(self.workers.processes)
             if self.ended.is_set():
                 return
             if code is None:
@@ -179,6 +178,7 @@ class Supervisor:
                 if len(self._connections) >= MOST_JOBS:
                     log.error("the engine has too many jobs")
                     break
+                self.workers.prepare()
                 job = Frames(hand_over(frames))
                 threading.Thread(target=self._serve, args=[job], name="job", daemon=True).start()
         except (EOFError, OSError, RuntimeError) as error:  # it is gone, or there are too many threads
@@ -263,23 +263,27 @@ class Supervisor:
 
         size, about = len(request), replace(note, payload=b"")
 
-        def answered(answer: bytes) -> None:
-            self.account.count(task, about, size, unpack(answer), len(answer), time.time())
-            with suppress(OSError):  # the job is gone
+        def answered(answer: bytes, rounds: int = 0) -> None:
+            self.account.count(task, about, size, unpack(answer), len(answer), time.time(), rounds)
+            try:
                 frames.send(number, answer)
+            except OSError:  # the job is gone, or does not read
+                frames.close()
+
+        def rounds_left() -> RoundsLeft:
+            return self.permissions.rounds_left(self.account.used(time.time()))
 
         now = time.time()
-        used = self.account.used(now)
-        refusal = self.permissions.refusal(task, note, used, now)
+        refusal = self.permissions.refusal(task, note, self.account.used(now), now)
         if refusal is not None:
             answered(refused(note, *refusal))
             return
         worker = self.workers.of(task)
-        if worker is not None and worker.ask(request, self.permissions.no_more_rounds(used), answered):
+        if not isinstance(worker, str) and worker.ask(request, rounds_left, answered):
             return
         if note.kind == "hello":  # other requests are not answered, so that the server asks again
-            problem = TOO_MANY if worker is None else FAILED if worker.problem else STARTING
-            answered(refused(note, problem))
+            starting = worker if isinstance(worker, str) else FAILED if worker.problem else STARTING
+            answered(refused(note, starting))
 
     # ---- for the owner -------------------------------------------------------------------------------
 
@@ -334,6 +338,4 @@ def main(kit: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A worker would load this program again, from files that an upgrade may have replaced meanwhile.
-    globals().update(__spec__=None, __file__=None)
     main(Path(sys.argv[1]))

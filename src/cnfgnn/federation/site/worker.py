@@ -1,16 +1,17 @@
-"""A site's process for one task: it holds the site's nodes in memory and answers the server's requests.
+"""A site's process for one task: `python -m cnfgnn.federation.site.worker KIT HANDLE`.
 
+It holds the site's nodes in memory and answers the server's requests, which arrive by an open connection.
 All that touches a reading happens here. A process of its own keeps what cannot be undone in a process, such
 as memory settings, a low priority or being killed for its memory, away from the other tasks.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
@@ -26,7 +27,7 @@ from cnfgnn.federation.kits.retention import TASKS
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
 from cnfgnn.federation.site.task_verbs import verbs_allowed
-from cnfgnn.federation.site.workers import NUMBER, parts_of
+from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.live.options import LIVE
@@ -36,12 +37,24 @@ from cnfgnn.transports.remote.endpoint import Endpoint
 
 AT_A_TIME = 8  # requests that may wait for something while another one is answered
 LONGEST = 1 << 17  # bytes before a request
+UNUSED_FOR, UNUSED = 120.0, 1  # seconds after which a process that gets no task ends, and its exit code
 LOG = "log.txt"  # of a live service, in its folder
 LOG_BYTES = 2_000_000  # of a file; the one before is kept
 
 log = logging.getLogger(__name__)
 
-gc.freeze()  # what is loaded is shared with every worker that is forked from here
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    connection = Connection(int(sys.argv[2]))
+    try:
+        connection.send_bytes(ANSWER.pack(LOADED, 0))
+        if not connection.poll(UNUSED_FOR):
+            sys.exit(UNUSED)
+        task = SiteTask.of(json.loads(connection.recv_bytes()))
+    except (EOFError, OSError):
+        sys.exit(UNUSED)  # the supervisor is gone
+    serve(Path(sys.argv[1]), task, connection)
 
 
 def serve(kit: Path, task: SiteTask, connection: Connection) -> None:
@@ -96,15 +109,15 @@ def _answer(connection: Connection, endpoint: Endpoint, closed: Callable[[], Non
         try:
             while True:
                 with receiving:
-                    number, no_more_rounds, request = parts_of(connection.recv_bytes(LARGEST + LONGEST))
+                    number, most_rounds, reason, request = parts_of(connection.recv_bytes(LARGEST + LONGEST))
                 try:
-                    endpoint.no_more_rounds = no_more_rounds
+                    endpoint.most_rounds, endpoint.no_more_rounds = most_rounds, reason
                     answered = endpoint.answer(request)
                 except Exception:  # no request may cost the site a thread: it gets no answer
                     log.exception("a request could not be answered")
                     continue
                 with sending:
-                    connection.send_bytes(number.to_bytes(NUMBER, "little") + answered)
+                    connection.send_bytes(ANSWER.pack(number, endpoint.rounds_begun) + answered)
         except (EOFError, OSError):
             closed()
 
@@ -126,3 +139,7 @@ def _write_log(file: Path) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler], force=True
     )
+
+
+if __name__ == "__main__":
+    main()

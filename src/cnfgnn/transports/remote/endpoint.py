@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,10 +89,12 @@ class Endpoint:
 
     `due` is for a site that is live: it waits a moment until a time step is due after the one in the note.
 
-    `allowed` are the verbs that the task may ask for; None: all. `no_more_rounds` is why a request that
-    begins a round of training is refused now; empty if it is not.
+    `allowed` are the verbs that the task may ask for; None: all. Requests that would begin more than
+    `most_rounds` of training, counted since this object was made, are refused, for the reason
+    `no_more_rounds`.
     """
 
+    most_rounds: float = math.inf
     no_more_rounds = ""
 
     def __init__(
@@ -114,6 +117,11 @@ class Endpoint:
         self._ahead: SimpleQueue[tuple[_Work, Terms]] = SimpleQueue()
         # One thread for all work: a thread does not return all of its memory when it ends.
         threading.Thread(target=self._keep_working, name="work", daemon=True).start()
+
+    @property
+    def rounds_begun(self) -> int:
+        """How many rounds of training the server has begun here."""
+        return self._rounds.total
 
     def answer(self, request: bytes | memoryview) -> bytes:
         """The answer to one note; may be called from any thread."""
@@ -239,7 +247,7 @@ class Endpoint:
             if self.allowed is not None and part.verb not in self.allowed:
                 raise NotPermitted(f"this task is not one that may ask for {part.verb!r}")
         rounds, work.rounds = self._rounds.begin(map(read_request, parts))
-        if work.rounds and self.no_more_rounds:
+        if work.rounds and rounds.total > self.most_rounds:
             raise NotPermitted(self.no_more_rounds)
         self._rounds = rounds
 
@@ -286,6 +294,4 @@ def _piece(work: _Work, note: Note, start: int) -> bytes:
     end = start + note.whole("piece", LARGEST_PIECE)
     took = {verb: round(seconds, 6) for verb, seconds in work.verbs.items()}
     about: dict[str, Any] = {"size": len(work.answer), "seconds": round(work.seconds, 6), "verbs": took}
-    if work.rounds:
-        about["rounds"] = work.rounds
     return pack("done", memoryview(work.answer)[start:end], **about)

@@ -37,7 +37,11 @@ class Rounds:
         after._last, after._begun = dict(self._last), dict(self._begun)
         for request in requests:
             after._note(request)
-        return after, max(after._begun.values(), default=0) - max(self._begun.values(), default=0)
+        return after, after.total - self.total
+
+    @property
+    def total(self) -> int:
+        return max(self._begun.values(), default=0)
 
     def _note(self, request: Verb) -> None:
         place = _place_of(request)
