@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -448,7 +449,7 @@ def main(root: str) -> None:
     asked = json.load(sys.stdin)
     answer: dict[str, Any] = {}
     for _ in range(asked.get("times", 1) if asked["limits"] else 0):
-        answer["confinement"] = confine(Limits.from_dict(asked["limits"])).to_dict()
+        answer["confinement"] = asdict(confine(Limits(**asked["limits"])))
     every = FORBIDDEN | NEEDED
     answer["outcomes"] = {
         name: outcome(every[name], Targets(asked["targets"])) for name in asked["names"] or every

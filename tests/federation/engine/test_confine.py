@@ -163,7 +163,7 @@ def limits_for(to: dict[str, Any], **changes: Any) -> Limits:
 
 def tried(to: dict[str, Any], limits: Limits | None, *names: str, times: int = 1) -> dict[str, Any]:
     """What came of attempts in another process: see `attempts.main`."""
-    asked = {"targets": to, "limits": limits and limits.to_dict(), "names": names, "times": times}
+    asked = {"targets": to, "limits": limits and dataclasses.asdict(limits), "names": names, "times": times}
     return answer([sys.executable, "-I", "-S", attempts.__file__, str(SOURCE)], asked)
 
 
@@ -230,7 +230,7 @@ def test_what_holds_is_what_was_announced(confined: dict[str, Any], short_folder
     holds = Confinement.from_dict(confined["confinement"])
     assert holds == Confinement(ABI, holds.user, False, True, True, bool(MACHINE))
     assert available(Limits(python_paths(), ())) == holds
-    assert Confinement.from_dict(json.loads(json.dumps(holds.to_dict()))) == holds
+    assert Confinement.from_dict(json.loads(json.dumps(dataclasses.asdict(holds)))) == holds
     assert holds.closed == (ABI > 0 and bool(MACHINE))
 
 
@@ -242,14 +242,14 @@ def test_confined_twice(short_folder: Path) -> None:
 
 
 CONFINED = """
-import json, os, sys
+import dataclasses, json, os, sys
 
 sys.path.insert(0, sys.argv[1])
 from cnfgnn.federation.engine.confine import Limits, confine
 
-held = confine(Limits.from_dict(json.loads(sys.argv[2])))
+held = confine(Limits(**json.loads(sys.argv[2])))
 if sys.argv[3]:
-    os.write(int(sys.argv[3]), json.dumps(held.to_dict()).encode())
+    os.write(int(sys.argv[3]), json.dumps(dataclasses.asdict(held)).encode())
 os.execv(sys.argv[4], sys.argv[4:])
 """
 
@@ -264,7 +264,7 @@ def confined_command(limits: Limits, command: Sequence[str], report: int | None 
         "-c",
         CONFINED,
         str(SOURCE),
-        json.dumps(limits.to_dict()),
+        json.dumps(dataclasses.asdict(limits)),
         to,
         *command,
     ]
@@ -466,7 +466,7 @@ def test_root_becomes_another_user(open_python: Path, short_folder: Path) -> Non
         )
         limits = dataclasses.replace(limits, readable=(*limits.readable, str(short_folder)))
         names = ["read_what_is_readable", "write_its_workspace", "read_an_environment", "signal_a_process"]
-        asked = {"targets": to, "limits": limits.to_dict(), "names": names}
+        asked = {"targets": to, "limits": dataclasses.asdict(limits), "names": names}
         package = short_folder / "package"
         found = answer([str(open_python), "-I", "-S", str(package / "attempts.py"), str(package)], asked)
     holds = Confinement.from_dict(found["confinement"])
@@ -556,11 +556,6 @@ def test_what_the_limits_would_give_away(tmp_path: Path) -> None:
         f"{secret} is open to the engine, which may open all of {tmp_path / 'real'}: move it",
         f"{tmp_path / 'work'} is open to the engine, which may open all of {tmp_path / 'work'}: move it",
     ]
-
-
-def test_limits_are_json() -> None:
-    limits = Limits(("/usr",), ("/tmp",), ("/proc",), (1, 2), (3,), "nobody")
-    assert Limits.from_dict(json.loads(json.dumps(limits.to_dict()))) == limits
 
 
 FULL = Confinement(7, "nobody", True, True, True, True)

@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         listen_ports=(settings["own_port"],),
         user=user,
     )
-    report = confine(limits).to_dict()
+    report = asdict(confine(limits))
     if problem:
         report["user_problem"] = problem
     return report

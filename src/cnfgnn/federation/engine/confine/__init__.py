@@ -11,11 +11,7 @@ user without capabilities (`privileges`). Each covers what the others leave open
 - How much memory, processor time and space on the disk it uses.
 """
 
-from cnfgnn.federation.engine.confine.confining import (
-    available,
-    confine,
-    usable_by,
-)
+from cnfgnn.federation.engine.confine.confining import available, confine, usable_by
 from cnfgnn.federation.engine.confine.limits import Confinement, Limits
 from cnfgnn.federation.engine.confine.paths import LISTABLE, WRITABLE_DEVICES, python_paths
 

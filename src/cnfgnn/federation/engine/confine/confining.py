@@ -1,4 +1,4 @@
-"""Confining a process, and trying out what would hold."""
+"""Confining a process, and trying out in another one what would hold."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.federation.engine.confine import landlock, privileges, seccomp
+from cnfgnn.federation.engine.confine import landlock, paths, privileges, seccomp
 from cnfgnn.federation.engine.confine.limits import Confinement, Limits
 
 # Starts without packages and without looking into the working folder.
 _BARE_PYTHON = (
     *("-I", "-S", "-c"),
-    "import sys; sys.path.insert(0, sys.argv[1]); from cnfgnn.federation.engine.confine import program;"
-    " program.run(*sys.argv[2:])",
+    "import sys; sys.path.insert(0, sys.argv[1]); from cnfgnn.federation.engine.confine import confining;"
+    " confining.try_out(*sys.argv[2:])",
     str(Path(__file__).resolve().parents[4]),
 )
 TRIED_WITHIN = 60.0  # seconds for a process that tries something and ends
@@ -37,26 +38,17 @@ def confine(limits: Limits) -> Confinement:
     """
     if _threads() > 1:
         raise RuntimeError("a process can be confined only before it starts threads")
-    before = os.geteuid()
-    version = landlock.abi()
+    before, version = os.geteuid(), landlock.abi()
     rules = _rules(limits) if version else None  # before the user changes: it may not see all paths
     privileges.close_bounding_set()
     if limits.user is not None:
         privileges.become(limits.user)
-    privileges.drop_capabilities()
-    privileges.forbid_new_privileges()
+    dropped, kept_low = privileges.drop_capabilities(), privileges.forbid_new_privileges()
     if rules is not None:
         rules.restrict()
-        rules.close()
     filtered = seccomp.install(truncation=version < landlock.GOVERNS_TRUNCATION)
-    return Confinement(
-        landlock=version,
-        user=privileges.user_name(),
-        other_user=os.geteuid() != before,
-        capabilities_dropped=not privileges.has_capabilities(),
-        no_new_privileges=privileges.gains_no_privileges(),
-        seccomp=filtered,
-    )
+    other = os.geteuid() != before
+    return Confinement(version, privileges.user_name(), other, dropped, kept_low, filtered)
 
 
 def _rules(limits: Limits) -> landlock.Rules:
@@ -82,7 +74,7 @@ def available(limits: Limits) -> Confinement:
     Raises:
         OSError: It cannot be confined like this; the message is the reason.
     """
-    return Confinement.from_dict(_tried("confine", limits.to_dict()))
+    return Confinement.from_dict(_tried("confine", asdict(limits)))
 
 
 def usable_by(user: str, readable: Iterable[str], writable: Iterable[str] = ()) -> str:
@@ -91,8 +83,7 @@ def usable_by(user: str, readable: Iterable[str], writable: Iterable[str] = ()) 
     A process tries it that becomes the user. What is below a folder is not tried.
     """
     try:
-        paths = {"readable": list(readable), "writable": list(writable)}
-        return str(_tried("use", {"user": user, **paths})["problem"])
+        return str(_tried("use", {"user": user, "paths": [list(readable), list(writable)]})["problem"])
     except OSError as error:
         return str(error)
 
@@ -109,3 +100,18 @@ def _tried(what: str, how: dict[str, Any]) -> dict[str, Any]:
     if done.returncode != 0:
         raise OSError(done.stderr.strip().rpartition("\n")[2] or f"it ended with code {done.returncode}")
     return dict(json.loads(done.stdout))
+
+
+def try_out(what: str) -> None:
+    """In that process: try it and print what came of it; end with one sentence if it is impossible."""
+    asked = json.load(sys.stdin)
+    try:
+        if what == "confine":
+            found = asdict(confine(Limits(**asked)))
+        else:
+            existing = [[path for path in some if os.path.exists(path)] for some in asked["paths"]]
+            privileges.become(asked["user"])
+            found = {"problem": paths.problem_with(*existing)}
+    except (OSError, LookupError, RuntimeError) as error:
+        sys.exit(error.args[0] if isinstance(error, LookupError) else str(error))
+    print(json.dumps(found))

@@ -8,39 +8,26 @@ import os
 import sys
 from typing import Any
 
-PR_GET_SECCOMP, PR_SET_SECCOMP = 21, 22
-PR_CAPBSET_READ, PR_CAPBSET_DROP = 23, 24
-PR_SET_NO_NEW_PRIVS, PR_GET_NO_NEW_PRIVS = 38, 39
-PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def system_call(number: int, *arguments: Any) -> int:
-    """The result of a system call; its arguments are whole numbers, ctypes structures and None."""
-    return _checked("syscall", number, *arguments)
-
-
-def prctl(option: int, *arguments: Any) -> int:
-    """Ask or tell the kernel something about this thread."""
-    return _checked("prctl", option, *arguments, *[0] * (4 - len(arguments)))
-
-
-def capabilities(action: str, *structures: Any) -> None:
-    """`capget` or `capset`, which the C library has on every machine."""
-    _checked(action, *structures)
-
-
-def _checked(function: str, *arguments: Any) -> int:
+def call(function: str, *arguments: Any) -> int:
+    """The result of a function of the C library, such as `syscall`; its arguments are whole numbers, ctypes
+    structures and None."""
     if sys.platform != "linux":  # elsewhere the same numbers stand for other calls
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    call = getattr(_libc, function)
-    call.restype = ctypes.c_long
-    result = int(call(*[_as_argument(argument) for argument in arguments]))
+    called = getattr(_libc, function)
+    called.restype = ctypes.c_long
+    result = int(called(*map(_as_argument, arguments)))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def prctl(option: int, *arguments: Any) -> int:
+    """Ask or tell the kernel something about this thread."""
+    return call("prctl", option, *arguments, *[0] * (4 - len(arguments)))
 
 
 def _as_argument(value: Any) -> Any:

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterable
 
-from cnfgnn.federation.engine.confine.kernel import system_call
+from cnfgnn.federation.engine.confine.kernel import call
 
 # The same numbers on every machine.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -36,11 +36,7 @@ WRITE = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | MAKE_DIR | MAKE_REG | REM
 
 
 class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
+    _fields_ = tuple((governed, ctypes.c_uint64) for governed in ("files", "net", "scoped"))
 
 
 class _PathBeneath(ctypes.Structure):
@@ -55,7 +51,7 @@ class _NetPort(ctypes.Structure):
 def abi() -> int:
     """What this kernel knows of Landlock; 0 if it has none, or has it switched off."""
     try:
-        return system_call(CREATE_RULESET, None, 0, ASK_FOR_VERSION)
+        return call("syscall", CREATE_RULESET, None, 0, ASK_FOR_VERSION)
     except OSError:
         return 0
 
@@ -66,15 +62,11 @@ class Rules:
     def __init__(self) -> None:
         version = abi()
         self.rights = sum(rights for since, rights in SINCE if since <= version)
-        ports, scoped = version >= GOVERNS_PORTS, version >= GOVERNS_SIGNALS
-        governed = _Ruleset(
-            self.rights,
-            (BIND_TCP | CONNECT_TCP) if ports else 0,
-            ABSTRACT_SOCKETS_AND_SIGNALS if scoped else 0,
-        )
-        self.governs_ports = ports
+        self.governs_ports = version >= GOVERNS_PORTS
+        scoped = ABSTRACT_SOCKETS_AND_SIGNALS if version >= GOVERNS_SIGNALS else 0
+        governed = _Ruleset(self.rights, self.governs_ports * (BIND_TCP | CONNECT_TCP), scoped)
         # A kernel that knows fewer fields accepts the others as long as they are zero.
-        self.file = system_call(CREATE_RULESET, governed, ctypes.sizeof(governed), 0)
+        self.file = call("syscall", CREATE_RULESET, governed, ctypes.sizeof(governed), 0)
 
     def allow(self, paths: Iterable[str], rights: int) -> None:
         """Allow these rights to files, and to folders with all that is below them; skip what is not there.
@@ -90,18 +82,16 @@ class Rules:
                 of_path = rights if stat.S_ISDIR(os.fstat(file).st_mode) else rights & OF_FILES
                 allowed = _PathBeneath(of_path & self.rights, file)
                 if allowed.allowed_access:
-                    system_call(ADD_RULE, self.file, PATH_BENEATH, allowed, 0)
+                    call("syscall", ADD_RULE, self.file, PATH_BENEATH, allowed, 0)
             finally:
                 os.close(file)
 
     def allow_ports(self, ports: Iterable[int], right: int) -> None:
         if self.governs_ports:
             for port in ports:
-                system_call(ADD_RULE, self.file, NET_PORT, _NetPort(right, port), 0)
+                call("syscall", ADD_RULE, self.file, NET_PORT, _NetPort(right, port), 0)
 
     def restrict(self) -> None:
         """Forbid this thread, and all that it starts, everything else."""
-        system_call(RESTRICT_SELF, self.file, 0)
-
-    def close(self) -> None:
+        call("syscall", RESTRICT_SELF, self.file, 0)
         os.close(self.file)

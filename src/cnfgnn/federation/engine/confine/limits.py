@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cnfgnn.federation.engine.confine.landlock import GOVERNS_PORTS, GOVERNS_SIGNALS, GOVERNS_TRUNCATION
@@ -32,15 +32,6 @@ class Limits:
                 problems.append(f"{secret} is open to the engine, which may open all of {above[0]}: move it")
         return problems
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Limits:
-        """Limits from JSON, where tuples have become lists."""
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**given)
-
 
 @dataclass(frozen=True)
 class Confinement:
@@ -60,52 +51,29 @@ class Confinement:
 
     def gaps(self) -> list[str]:
         """What is missing, and what it would allow: a sentence each."""
-        gaps = [*self._gaps_of_landlock(), *self._other_gaps()]
-        return [gap.replace("WHOEVER", "whoever controls the engine can") for gap in gaps]
-
-    def _gaps_of_landlock(self) -> list[str]:
-        if self.landlock == 0:
-            return [
-                "this kernel has no Landlock (Linux 5.13 or newer has it, unless it is switched off): WHOEVER"
-                f" read and change every file of user {self.user}, read the memory of its other programs, end"
-                " them, and connect to every port"
-            ]
-        version, gaps = f"Landlock's version {self.landlock}", []
-        if self.landlock < GOVERNS_TRUNCATION and not self.seccomp:
-            gaps.append(
-                f"{version} does not govern how files are emptied (Linux 6.2 does): WHOEVER empty every file"
-                f" of user {self.user}"
-            )
-        if self.landlock < GOVERNS_PORTS:
-            gaps.append(
-                f"{version} does not govern ports (Linux 6.7 does): WHOEVER connect to every TCP port and"
-                " listen on every free one"
-            )
-        if self.landlock < GOVERNS_SIGNALS:
-            gaps.append(
-                f"{version} does not govern signals (Linux 6.12 does): WHOEVER end every other program of"
-                f" user {self.user}"
-            )
-        return gaps
-
-    def _other_gaps(self) -> list[str]:
-        gaps = []
-        if not self.seccomp:
-            gaps.append(
-                "system calls are not filtered: WHOEVER connect to Unix sockets of other programs, change the"
-                f" modes and times of user {self.user}'s files, pass by the limits for ports, and try every"
-                " call of the kernel"
-            )
-        if not self.capabilities_dropped:
-            gaps.append("it has capabilities of root: WHOEVER do what root can")
-        if not self.no_new_privileges:
-            gaps.append("it can gain privileges: WHOEVER use programs such as sudo")
-        if not self.other_user:
-            gaps.append(
-                f"it runs as user {self.user}, as the site does: WHOEVER ask for the sizes and times of this"
-                " user's files"
-            )
-        return gaps
+        version, user = f"Landlock's version {self.landlock}", f"user {self.user}"
+        since = (GOVERNS_TRUNCATION, GOVERNS_PORTS, GOVERNS_SIGNALS)
+        truncation, ports, signals = (0 < self.landlock < first for first in since)
+        gaps = {
+            "this kernel has no Landlock (Linux 5.13 or newer has it, unless it is switched off): WHOEVER"
+            f" read and change every file of {user}, read the memory of its other programs, end them, and"
+            " connect to every port": self.landlock == 0,
+            f"{version} does not govern how files are emptied (Linux 6.2 does): WHOEVER empty every file of"
+            f" {user}": truncation and not self.seccomp,
+            f"{version} does not govern ports (Linux 6.7 does): WHOEVER connect to every TCP port and listen"
+            " on every free one": ports,
+            f"{version} does not govern signals (Linux 6.12 does): WHOEVER end every other program of"
+            f" {user}": signals,
+            "system calls are not filtered: WHOEVER connect to Unix sockets of other programs, change the"
+            f" modes and times of {user}'s files, pass by the limits for ports, and try every call of the"
+            " kernel": not self.seccomp,
+            "it has capabilities of root: WHOEVER do what root can": not self.capabilities_dropped,
+            "it can gain privileges: WHOEVER use programs such as sudo": not self.no_new_privileges,
+            f"it runs as {user}, as the site does: WHOEVER ask for the sizes and times of this user's"
+            " files": not self.other_user,
+        }
+        who = "whoever controls the engine can"
+        return [gap.replace("WHOEVER", who) for gap, is_open in gaps.items() if is_open]
 
     def summary(self) -> str:
         """One line that names what confines the process."""
@@ -113,9 +81,6 @@ class Confinement:
         by += ["seccomp"] if self.seccomp else []
         by += [f"user {self.user}"] if self.other_user else []
         return f"confined by {', '.join(by)}" if by else f"not confined: it can do what user {self.user} can"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Confinement:

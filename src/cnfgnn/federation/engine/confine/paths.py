@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from cnfgnn.federation.engine.confine.privileges import user_name
@@ -52,37 +51,19 @@ def _module_places() -> list[str]:
     return [str(place) for place in json.loads(answer.stdout)]
 
 
-def problem_with(readable: Iterable[str], writable: Iterable[str]) -> str:
-    """Why this process cannot use these paths, in one sentence; empty if it can. Missing ones are skipped."""
-    for path in [*readable, *writable]:
-        try:
-            _read(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            return f"user {user_name()} cannot read {path} ({_obstacle(path) or error.strerror})"
-    for path in writable:
-        try:
-            if os.path.isdir(path):
-                tempfile.TemporaryFile(dir=path).close()
-            elif not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except OSError as error:
-            return f"user {user_name()} cannot write to {path} ({error.strerror})"
+def problem_with(readable: Sequence[str], writable: Sequence[str]) -> str:
+    """Why this process cannot use these paths, in one sentence; empty if it can."""
+    uses = (("read", os.R_OK, [*readable, *writable]), ("write to", os.W_OK, writable))
+    for use, right, paths in uses:
+        for path in paths:
+            if not os.access(path, right | (os.X_OK if os.path.isdir(path) else 0)):
+                return f"user {user_name()} cannot {use} {path} ({_obstacle(path)})"
     return ""
-
-
-def _read(path: str) -> None:
-    if os.path.isdir(path):
-        os.listdir(path)
-        os.stat(os.path.join(path, "."))  # may its files be opened?
-    else:
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
 
 
 def _obstacle(path: str) -> str:
-    """The first folder on the way to a path that cannot be entered."""
+    """The first folder on the way to a path that cannot be entered; otherwise it is the path itself."""
     for folder in reversed(Path(os.path.realpath(path)).parents):
         if not os.access(folder, os.X_OK):
             return f"it cannot enter {folder}"
-    return ""
+    return os.strerror(errno.EACCES)

@@ -7,17 +7,10 @@ import os
 import pwd
 from contextlib import suppress
 
-from cnfgnn.federation.engine.confine.kernel import (
-    PR_CAP_AMBIENT,
-    PR_CAP_AMBIENT_CLEAR_ALL,
-    PR_CAPBSET_DROP,
-    PR_CAPBSET_READ,
-    PR_GET_NO_NEW_PRIVS,
-    PR_SET_NO_NEW_PRIVS,
-    capabilities,
-    prctl,
-)
+from cnfgnn.federation.engine.confine.kernel import call, prctl
 
+PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
+PR_SET_NO_NEW_PRIVS = 38
 CAPABILITIES_IN_64_BITS = 0x20080522  # the version of the structures below
 
 
@@ -62,35 +55,25 @@ def user_name() -> str:
 
 def close_bounding_set() -> None:
     """See that no program gets capabilities because root starts it; needs a capability itself."""
-    with suppress(OSError):  # EINVAL: there are no more; EPERM: `no_new_privileges` does the same
-        for capability in range(64):
-            if prctl(PR_CAPBSET_READ, capability):
-                prctl(PR_CAPBSET_DROP, capability)
+    for capability in range(64):
+        with suppress(OSError):  # EINVAL: there is none; EPERM: `forbid_new_privileges` does the same
+            prctl(PR_CAPBSET_DROP, capability)
 
 
-def drop_capabilities() -> None:
+def drop_capabilities() -> bool:
+    """Give up all capabilities; returns whether that was possible."""
     with suppress(OSError):
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    with suppress(OSError):
-        capabilities("capset", _Header(CAPABILITIES_IN_64_BITS, 0), _Sets())
+    return _done("capset", _Header(CAPABILITIES_IN_64_BITS, 0), _Sets())
 
 
-def has_capabilities() -> bool:
-    found = _Sets()
+def forbid_new_privileges() -> bool:
+    """See that no program gets privileges because of its file's mode; returns whether that was possible."""
+    return _done("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def _done(function: str, *arguments: object) -> bool:
     try:
-        capabilities("capget", _Header(CAPABILITIES_IN_64_BITS, 0), found)
-    except OSError:
-        return os.geteuid() == 0
-    return any(found.words)
-
-
-def forbid_new_privileges() -> None:
-    with suppress(OSError):
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-
-
-def gains_no_privileges() -> bool:
-    try:
-        return prctl(PR_GET_NO_NEW_PRIVS) == 1
+        return call(function, *arguments) == 0
     except OSError:
         return False

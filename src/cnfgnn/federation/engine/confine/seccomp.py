@@ -10,7 +10,7 @@ import ctypes
 import errno
 from collections.abc import Mapping
 
-from cnfgnn.federation.engine.confine.kernel import PR_GET_SECCOMP, PR_SET_SECCOMP, prctl
+from cnfgnn.federation.engine.confine.kernel import prctl
 from cnfgnn.federation.engine.confine.system_calls import DENIED, HIGHEST, JUDGED, MACHINES, this_machine
 
 Instruction = tuple[int, int, int, int]  # code, steps to jump if true, if false, number
@@ -19,7 +19,7 @@ Block = list[Instruction]  # ends the filter on every path through it
 LOAD, AND, RETURN, IF_EQUAL, IF_GREATER = 0x20, 0x54, 0x06, 0x15, 0x25
 NUMBER, MACHINE, ARGUMENTS = 0, 4, 16  # where they are; an argument has 8 bytes, the lower 4 first
 AUDIT_NUMBER = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-FILTER_MODE = 2
+PR_SET_SECCOMP, FILTER_MODE = 22, 2
 
 ALLOW: Block = [(RETURN, 0, 0, 0x7FFF0000)]
 KILL: Block = [(RETURN, 0, 0, 0x80000000)]
@@ -49,10 +49,9 @@ def install(truncation: bool) -> bool:
     lines = program(machine, truncation)
     code = (_Instruction * len(lines))(*[_Instruction(*line) for line in lines])
     try:
-        prctl(PR_SET_SECCOMP, FILTER_MODE, _Program(len(lines), code))
+        return prctl(PR_SET_SECCOMP, FILTER_MODE, _Program(len(lines), code)) == 0
     except OSError:
         return False
-    return prctl(PR_GET_SECCOMP) == FILTER_MODE
 
 
 def program(machine: str, truncation: bool) -> Block:
@@ -63,14 +62,9 @@ def program(machine: str, truncation: bool) -> Block:
         number = (DENIED | JUDGED)[name][MACHINES.index(machine)]
         if number is not None:
             numbered[number] = verdict
-    known = [(IF_GREATER, 0, len(NOT_THERE), HIGHEST), *NOT_THERE, *_cases(numbered, ALLOW)]
-    return [
-        (LOAD, 0, 0, MACHINE),
-        (IF_EQUAL, len(KILL), 0, AUDIT_NUMBER[machine]),
-        *KILL,
-        (LOAD, 0, 0, NUMBER),
-        *known,
-    ]
+    of_machine = [(LOAD, 0, 0, MACHINE), (IF_EQUAL, len(KILL), 0, AUDIT_NUMBER[machine]), *KILL]
+    known = [(LOAD, 0, 0, NUMBER), (IF_GREATER, 0, len(NOT_THERE), HIGHEST), *NOT_THERE]
+    return [*of_machine, *known, *_cases(numbered, ALLOW)]
 
 
 def _by_arguments(truncation: bool) -> dict[str, Block]:
@@ -98,11 +92,8 @@ def _by_arguments(truncation: bool) -> dict[str, Block]:
         "openat2": NOT_THERE,
         "truncate": DENY if truncation else ALLOW,
         "ioctl": _argument(1, dict.fromkeys(DENIED_CONTROLS, DENY), ALLOW),
-        "prlimit64": itself,
-        "sched_setaffinity": itself,
-        "sched_setattr": itself,
-        "sched_setparam": itself,
-        "sched_setscheduler": itself,
+        **dict.fromkeys(("prlimit64", "sched_setaffinity", "sched_setattr"), itself),
+        **dict.fromkeys(("sched_setparam", "sched_setscheduler"), itself),
         "setpriority": _argument(0, {0: _argument(1, {0: ALLOW}, DENY)}, DENY),
         "ioprio_set": _argument(0, {1: _argument(1, {0: ALLOW}, DENY)}, DENY),
     }
