@@ -113,6 +113,11 @@ def leave_a_link_behind(to: Any) -> None:
 
 
 @forbidden
+def leave_a_second_name_behind(to: Any) -> None:
+    os.link(to.executable, f"{to.workspace}/second")
+
+
+@forbidden
 def leave_a_pipe_behind(to: Any) -> None:
     os.mkfifo(f"{to.workspace}/pipe")
 
