@@ -30,7 +30,6 @@ ATTACK = "cnfgnn_attack"  # a header that every attack has, whatever else it cla
 ENGINE = "nvflare.private.fed.app."
 handled: list[tuple[str, str, bool]] = []  # the kind of handler, what it was asked, whether by an attack
 frames = {"processed": 0}
-KEPT_OPEN: list[socket.socket] = []
 Content = tuple[Any, ...]  # see `_made`
 
 
@@ -39,10 +38,13 @@ def plant(folder: str, guarded: bool, walled: bool) -> None:
     if SITE_PROGRAM in sys.orig_argv:
         name = Path(sys.orig_argv[-1]).parent.name  # its kit's
         ours, of_job = _listen(Path(folder) / name), _listen(Path(folder) / f"{name}.{JOB}")
-        of_job.set_inheritable(True)
-        KEPT_OPEN.append(of_job)
         os.environ[JOBS_SOCKET] = str(of_job.fileno())
-        after_confinement(walled, lambda: _begin(lambda cell: ours, guarded))
+
+        def begin() -> None:
+            of_job.set_inheritable(True)  # not before: the engine closes what it has inherited
+            _begin(lambda cell: ours, guarded)
+
+        after_confinement(walled, begin)
     elif _at_a_site():
         inherited = int(os.environ[JOBS_SOCKET])
         _begin(lambda cell: socket.socket(fileno=inherited), guarded)

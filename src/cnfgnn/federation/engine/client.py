@@ -12,11 +12,14 @@ import pwd
 import runpy
 import shutil
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.errors import StorageError
 from cnfgnn.federation.engine.carry import control
 from cnfgnn.federation.engine.confine import (
     LISTABLE,
@@ -29,14 +32,21 @@ from cnfgnn.federation.engine.confine import (
 from cnfgnn.federation.kits.engine_files import KEPT
 
 PROGRAM = "nvflare.private.fed.app.client.client_train"
+ASIDE = ".gone-"  # begins the names of what could not be removed
 NAME_SERVICE = 53  # names may be resolved over TCP
 
 
 def main() -> None:
     path, workspace = Path(sys.argv[1]), Path(sys.argv[2])
+    close_inherited()
     connection = control.Control(path)
     settings = connection.frames.receive_json()
-    write_workspace(workspace, settings["files"])
+    try:
+        write_workspace(workspace, settings["files"])
+    except OSError as error:
+        problem = StorageError(workspace, error)
+        print(problem, file=sys.stderr)
+        sys.exit(problem.exit_code)
     os.chdir(workspace)
     report = confine_to(workspace, settings)
     connection.begin(report)
@@ -45,19 +55,40 @@ def main() -> None:
     runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
 
 
+def close_inherited() -> None:
+    """Close what the program that started this one had open, except for the output: confinement leaves open
+    files as they are."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for file in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the list itself is closed by now
+            if file > 2 and (file == null or os.get_inheritable(file)):
+                os.close(file)
+
+
 def write_workspace(workspace: Path, files: Mapping[str, str]) -> None:
     """Make the workspace anew: of what an earlier process left there, only its logs stay."""
-    for old in workspace.iterdir():
+    for old in list(workspace.iterdir()):
+        if old.is_symlink() or not old.is_file() or not old.name.startswith(KEPT):
+            _clear_away(old)
+    for folder in ("transfer", "tmp", *{os.path.dirname(name) for name in files}):
+        (workspace / folder).mkdir(mode=0o700)
+    for name, content in files.items():
+        with (workspace / name).open("x", encoding="utf-8") as file:  # which follows no link
+            file.write(content)
+
+
+def _clear_away(old: Path) -> None:
+    """Remove a file or folder. If the process before has made that impossible, as it can with very deep
+    folders, it is moved aside, where nothing is used."""
+    try:
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
-        elif old.is_symlink() or not old.is_file() or not old.name.startswith(KEPT):
+        else:
             old.unlink()
-    for name, content in files.items():
-        file = workspace / name
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
-    for folder in ("transfer", "tmp"):
-        (workspace / folder).mkdir(mode=0o700)
+    except (OSError, RecursionError):
+        if not old.name.startswith(ASIDE):
+            old.rename(old.with_name(f"{ASIDE}{time.time_ns()}"))
 
 
 def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +120,7 @@ def _give(workspace: Path, user: str | int) -> None:
     owner = user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
     os.chown(workspace, owner, -1, follow_symlinks=False)
     for place, folders, names in os.walk(workspace):
+        folders[:] = [name for name in folders if not name.startswith(ASIDE)]
         for name in (*folders, *names):
             os.chown(os.path.join(place, name), owner, -1, follow_symlinks=False)
 
