@@ -29,13 +29,13 @@ from cnfgnn.algorithm.verb import Verb
 from cnfgnn.algorithm.window_plan import WindowPlan
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.transports.remote.codec import decode_answers
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.messages import unpack
 from cnfgnn.transports.remote.schema import check_calls
 from tests.privacy.recorded_sites import RecordedSites, Sender
 from tests.privacy.test_non_interference import LEAKS, Leaky
 from tests.privacy.two_truths import HISTORY, HORIZON, TRUTHS, TwoTruths, brief, city
+from tests.transports.remote.both_ways import decode_answers
 
 ROWS, SENSORS = 50, 3
 TAGS = ("round-00001", "round-00002", "round-99999", "round-00002-phase-1", "x", "owner", "site-0")

@@ -38,8 +38,9 @@ from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.train import Unwatched, train_run_with
 from cnfgnn.runs.training_loop import Progress, evaluate_best, train
 from cnfgnn.transports.in_process import InProcess
-from cnfgnn.transports.remote.codec import Answer, encode_answers, encode_calls
+from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.conftest import network, small
+from tests.transports.remote.both_ways import encode_calls
 
 NOW = 1_700_000_000.0
 HISTORY, HORIZON = 4, 3

@@ -106,11 +106,8 @@ def carried_out(parts: Mapping[int, Part], request: Request) -> Answer:
     """In any process: have one's own parts carry out a request."""
     answer = Answer()
     for group, state in request.intervals.items():
-        if group in parts:
-            parts[group].owner.intervals = None if state is None else Intervals.of(state)
+        parts[group].owner.intervals = None if state is None else Intervals.of(state)
     for group, calls in request.calls.items():
-        if group not in parts:
-            continue
         part = parts[group]
         for who, store in part.stores.items():
             store.to_send = None
@@ -155,9 +152,8 @@ class Group:
 
     def place(self, process: int) -> slice:
         """Which of the group's nodes one process holds."""
-        sizes = [len(part) for part in self.parts]
-        start = sum(sizes[:process])
-        return slice(start, start + sizes[process])
+        start = sum(map(len, self.parts[:process]))
+        return slice(start, start + len(self.parts[process]))
 
     def cut(self, process: int, states: States) -> States:
         """The states of one part, from those of all nodes."""

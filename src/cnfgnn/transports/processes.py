@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,8 +58,7 @@ class Failure:
     def of(cls, problem: Exception, rank: int) -> Failure:
         if isinstance(problem, CnfgnnError):
             return cls(f"process {rank}: {problem}", problem.exit_code)
-        reason = (str(problem).splitlines() or [""])[0][:300]  # torch appends a page of C++ frames
-        return cls(f"process {rank}: {type(problem).__name__}: {reason}", NodeError.exit_code)
+        return cls(f"process {rank}: {type(problem).__name__}: {_reason(problem)}", NodeError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -89,10 +88,8 @@ class Processes:
             dist.init_process_group(backend, timeout=JOIN)
             group = dist.new_group(backend=backend, timeout=ANSWER)
         except (RuntimeError, ValueError) as error:
-            reason = (str(error).splitlines() or [""])[0][:300]
-            raise NodeError(
-                f"process-{launch.rank}", "join", f"cannot reach the others ({reason})"
-            ) from error
+            problem = f"cannot reach the others ({_reason(error)})"
+            raise NodeError(f"process-{launch.rank}", "join", problem) from error
         return cls(launch.rank, launch.processes, device, group)
 
     @property
@@ -119,8 +116,8 @@ class Processes:
         assert self.leads
         self._in_step = False
         sent = [self._post(rank, messages[rank]) for rank in range(1, self.count)]
-        for sending in sent:
-            sending.wait()
+        for wait in sent:
+            wait()
         answers: list[Any] = []
         problem: Exception | None = None
         try:
@@ -137,7 +134,7 @@ class Processes:
         return answers
 
     def send(self, to: int, message: object) -> None:
-        self._post(to, message).wait()
+        self._post(to, message)()
 
     def receive(self, of: int) -> Any:
         """The next message of another process."""
@@ -145,27 +142,35 @@ class Processes:
         self._receive(length, of)
         header = torch.empty(int(length), dtype=torch.uint8)
         self._receive(header, of)
-        packed = pickle.loads(header.numpy().tobytes())
+        content, kinds = pickle.loads(header.numpy().tobytes())
         tensors = []
-        for kind in packed.kinds:
-            tensor = torch.empty(kind.shape, dtype=kind.dtype, device=self.device if kind.on_gpu else "cpu")
+        for dtype, shape, on_gpu in kinds:
+            tensor = torch.empty(shape, dtype=dtype, device=self.device if on_gpu else "cpu")
             if tensor.numel():
                 self._receive(_as_bytes(tensor), of)
             tensors.append(tensor)
-        return _Unpacker(io.BytesIO(packed.content), tensors).load()
+        return _Unpacker(io.BytesIO(content), tensors).load()
 
-    def _post(self, to: int, message: object) -> _Sending:
+    def _post(self, to: int, message: object) -> Callable[[], None]:
+        """Begin to send a message; returns a function that waits until it has arrived."""
         buffer = io.BytesIO()
         packer = _Packer(buffer)
         packer.dump(message)
-        kinds = [_Kind(t.dtype, t.shape, t.is_cuda) for t in packer.tensors]
-        header = torch.frombuffer(
-            bytearray(pickle.dumps(_Packed(buffer.getvalue(), kinds))), dtype=torch.uint8
-        )
+        kinds = [(t.dtype, t.shape, t.is_cuda) for t in packer.tensors]
+        header = torch.frombuffer(bytearray(pickle.dumps((buffer.getvalue(), kinds))), dtype=torch.uint8)
         parts = [torch.tensor([len(header)]), header]
         parts += [_as_bytes(tensor) for tensor in packer.tensors if tensor.numel()]
         with _lost(to):
-            return _Sending(to, parts, [dist.isend(part, to, group=self._group) for part in parts])
+            sent: list[tuple[Any, Tensor]] = [
+                (dist.isend(part, to, group=self._group), part) for part in parts
+            ]
+
+        def wait() -> None:
+            with _lost(to):
+                for work, _ in sent:  # a tensor must live until it has arrived
+                    work.wait()
+
+        return wait
 
     def _receive(self, into: Tensor, of: int) -> None:
         with _lost(of):
@@ -207,19 +212,6 @@ class Processes:
 # ---- how messages travel --------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    dtype: torch.dtype
-    shape: torch.Size
-    on_gpu: bool
-
-
-class _Packed(NamedTuple):
-    """A message without its tensors, and what these are."""
-
-    content: bytes
-    kinds: list[_Kind]
-
-
 class _Packer(pickle.Pickler):
     """Writes a message without its tensors and arrays, which it lists."""
 
@@ -247,20 +239,13 @@ class _Unpacker(pickle.Unpickler):
         return self.tensors[place].numpy() if is_array else self.tensors[place]
 
 
-class _Sending:
-    """A message on its way; its tensors must live until it has arrived."""
-
-    def __init__(self, to: int, parts: Sequence[Tensor], works: Sequence[Any]) -> None:
-        self._to, self._parts, self._works = to, parts, works
-
-    def wait(self) -> None:
-        with _lost(self._to):
-            for work in self._works:
-                work.wait()
-
-
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _reason(problem: Exception) -> str:
+    """What it says first: torch appends a page of C++ frames."""
+    return (str(problem).splitlines() or [""])[0][:300]
 
 
 @contextmanager

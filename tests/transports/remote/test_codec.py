@@ -16,16 +16,9 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call, Number
 from cnfgnn.transports.remote import header
-from cnfgnn.transports.remote.codec import (
-    Answer,
-    Malformed,
-    Part,
-    decode_answers,
-    decode_calls,
-    encode_answers,
-    encode_calls,
-    encoded_size,
-)
+from cnfgnn.transports.remote.codec import Answer, decode_calls, encode_answers
+from cnfgnn.transports.remote.header import Malformed, Part
+from tests.transports.remote.both_ways import decode_answers, encode_calls
 
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,20}", fullmatch=True)
 numbers = (
@@ -74,7 +67,6 @@ def typed(values: Any) -> dict[str, tuple[type, Number]]:
 @given(calls, st.sampled_from([bytes, bytearray, memoryview]))
 def test_calls_come_back_as_they_were(sent: list[Call], kind: type) -> None:
     message = encode_calls(sent)
-    assert len(message) == encoded_size(sent)
     found = decode_calls(kind(message))
     assert [call.verb for call in found] == [call.verb for call in sent]
     for one, other in zip(found, sent, strict=True):
@@ -89,7 +81,6 @@ def test_answers_come_back_as_they_were(sent: list[Answer], problem: str | None)
     if problem is not None:
         sent = [*sent, Answer("score", problem)]
     message = encode_answers(sent)
-    assert len(message) == encoded_size(sent)
     found = decode_answers(bytearray(message))
     assert [answer.verb for answer in found] == [answer.verb for answer in sent]
     for one, other in zip(found, sent, strict=True):

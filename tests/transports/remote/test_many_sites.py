@@ -236,10 +236,10 @@ def test_if_one_conversation_fails_the_others_end() -> None:
 
     def talk(site: str) -> Conversation[str]:
         try:
-            answer = bytes((yield Sent(site, b"", 60.0)))
+            answer = bytes((yield Sent(channel, site, b"", 60.0)))
             if answer == b"bad":
                 raise ValueError(answer)
-            yield Sent(site, b"again", 60.0)
+            yield Sent(channel, site, b"again", 60.0)
             raise AssertionError("it was closed before")
         finally:
             ended.append(site)
@@ -252,7 +252,7 @@ def test_if_one_conversation_fails_the_others_end() -> None:
                 first.wait(240)  # until the test is over
             return b"bad" if site == "b" else b"good"
 
-    callers = Callers(Channel(), 3)
+    channel, callers = Channel(), Callers(3)
     with pytest.raises(ValueError, match="bad"):
         hold_all([talk("a"), talk("b"), talk("c")], callers)
     assert sorted(ended) == ["a", "b", "c"]

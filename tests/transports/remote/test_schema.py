@@ -27,20 +27,12 @@ from cnfgnn.models.plus import node_model
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train
 from cnfgnn.transports import in_process
-from cnfgnn.transports.remote.codec import (
-    Answer,
-    Malformed,
-    Part,
-    decode_answers,
-    decode_calls,
-    encode_answers,
-    encode_calls,
-    part_of,
-)
-from cnfgnn.transports.remote.header import DTYPES, Declared
+from cnfgnn.transports.remote.codec import Answer, decode_calls, encode_answers, part_of
+from cnfgnn.transports.remote.header import DTYPES, Declared, Malformed, Part
 from cnfgnn.transports.remote.schema import Refused, check_answers, check_calls, largest_answer
 from cnfgnn.transports.remote.values import check_call_values, check_values
 from tests.conftest import FEDERATED, server, small
+from tests.transports.remote.both_ways import decode_answers, encode_calls
 
 N, BATCH, HORIZON = 3, 8, 6
 WINDOWS = {"train": 20, "validation": 7, "test": 9}
@@ -250,7 +242,7 @@ REPLIES: dict[int, dict[str, Tensor]] = {
 
 def answered(tensors: Mapping[str, Tensor], to: Call) -> None:
     check_answers([part_of(Answer(to.verb, None, tensors))], [to], KNOWN)
-    check_values([Answer(to.verb, None, tensors)])
+    check_values(to.verb, tensors)
 
 
 @pytest.mark.parametrize("k", range(len(GOOD)), ids=lambda k: GOOD[k].verb)
@@ -334,7 +326,8 @@ class OverBytes:
         sent = encode_answers([Answer(c.verb, None, r) for c, r in zip(there, replies, strict=True)])
         most = largest_answer(calls, known)
         answers = decode_answers(bytearray(sent), lambda parts: check_answers(parts, calls, known), most)
-        check_values(answers)
+        for one in answers:
+            check_values(one.verb, one.tensors)
         self.known[owner.nodes.name] = check_calls(calls, known)
         self.verbs |= {c.verb for c in calls}
         return [dict(answer.tensors) for answer in answers]

@@ -26,33 +26,10 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
-from cnfgnn.transports.remote.header import (
-    ALIGNED,
-    ANSWERS,
-    CALLS,
-    LONGEST_TEXT,
-    Declared,
-    Malformed,
-    Part,
-    read,
-    written,
-)
+from cnfgnn.transports.remote.header import ALIGNED, ANSWERS, CALLS, LONGEST_TEXT, Declared, Malformed, Part
+from cnfgnn.transports.remote.header import read as read_header
+from cnfgnn.transports.remote.header import written as written_header
 from cnfgnn.transports.remote.messages import Buffer
-
-__all__ = [
-    "Answer",
-    "Check",
-    "Malformed",
-    "Part",
-    "as_bytes",
-    "decode_answers",
-    "decode_calls",
-    "encode_answers",
-    "encode_calls",
-    "encoded_size",
-    "part_of",
-    "read_answers",
-]
 
 assert sys.byteorder == "little", "arrays are sent as they lie in memory"
 
@@ -73,19 +50,17 @@ Check = Callable[[Sequence[Part]], object]
 # ---- out ----------------------------------------------------------------------------------------------
 
 
-def encode_calls(calls: Sequence[Call]) -> bytes:
-    return _encoded(CALLS, [part_of(call) for call in calls], [call.tensors for call in calls])
-
-
 def encode_answers(answers: Sequence[Answer]) -> bytes:
-    return _encoded(ANSWERS, [part_of(answer) for answer in answers], [a.tensors for a in answers])
+    return encoded(ANSWERS, answers)
 
 
-def encoded_size(message: Sequence[Call] | Sequence[Answer]) -> int:
-    """The number of bytes that encoding would give."""
-    parts = [part_of(one) for one in message]
-    kind = ANSWERS if message and isinstance(message[0], Answer) else CALLS
-    return len(written(kind, parts)) + sum(d.padded for part in parts for d in part.tensors.values())
+def encoded(kind: bytes, message: Sequence[Call] | Sequence[Answer]) -> bytes:
+    pieces: list[Any] = [written_header(kind, [part_of(one) for one in message])]
+    for one in message:
+        for tensor in one.tensors.values():
+            raw = as_bytes(tensor)
+            pieces += [raw, bytes(-raw.nbytes % ALIGNED)]
+    return b"".join(pieces)
 
 
 def part_of(one: Call | Answer) -> Part:
@@ -97,15 +72,6 @@ def part_of(one: Call | Answer) -> Part:
     if problem is not None:  # the message of any exception: one line that is safe to print
         problem = "".join(c if c.isprintable() else " " for c in problem)[:LONGEST_TEXT] or "failed"
     return Part(one.verb, problem, {}, declared)
-
-
-def _encoded(kind: bytes, parts: Sequence[Part], tensors: Sequence[Mapping[str, Tensor]]) -> bytes:
-    pieces: list[Any] = [written(kind, parts)]
-    for named in tensors:
-        for tensor in named.values():
-            raw = as_bytes(tensor)
-            pieces += [raw, bytes(-raw.nbytes % ALIGNED)]
-    return b"".join(pieces)
 
 
 def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -122,34 +88,26 @@ def as_bytes(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 def decode_calls(message: Buffer, check: Check | None = None, most: int | None = None) -> list[Call]:
     """Of `most` bytes at most. If the message is writable, as a bytearray is, tensors are views of it."""
-    parts, tensors = _decoded(CALLS, message, check, most)
-    return [Call(part.verb, part.numbers, named) for part, named in zip(parts, tensors, strict=True)]
+    return [Call(part.verb, part.numbers, named) for part, named in decoded(CALLS, message, check, most)]
 
 
-def decode_answers(message: Buffer, check: Check | None = None, most: int | None = None) -> list[Answer]:
-    """See `decode_calls`."""
-    parts, tensors = _decoded(ANSWERS, message, check, most)
-    return [Answer(part.verb, part.problem, named) for part, named in zip(parts, tensors, strict=True)]
+def decoded(
+    kind: bytes, message: Buffer, check: Check | None = None, most: int | None = None
+) -> list[tuple[Part, dict[str, Tensor]]]:
+    """The entries of a message with their tensors; see `decode_calls`."""
+    if most is not None and memoryview(message).nbytes > most:
+        raise Malformed(f"the message has {memoryview(message).nbytes} bytes, and {most} are allowed")
+    parts, start = read_checked(kind, message, check)
+    arrays = _arrays(
+        memoryview(message).cast("B")[start:], [d for part in parts for d in part.tensors.values()]
+    )
+    return [(part, {name: next(arrays) for name in part.tensors}) for part in parts]
 
 
-def read_answers(message: Buffer, check: Check) -> tuple[list[Part], int]:
-    """The checked header of answers, and the position at which their arrays begin; allocates no array."""
-    return _read(ANSWERS, memoryview(message).cast("B"), check)
-
-
-def _decoded(
-    kind: bytes, message: Buffer, check: Check | None, most: int | None
-) -> tuple[list[Part], list[dict[str, Tensor]]]:
+def read_checked(kind: bytes, message: Buffer, check: Check | None) -> tuple[list[Part], int]:
+    """The checked header of a message, and the position at which its arrays begin; allocates no array."""
     data = memoryview(message).cast("B")
-    if most is not None and len(data) > most:
-        raise Malformed(f"the message has {len(data)} bytes, and {most} are allowed")
-    parts, start = _read(kind, data, check)
-    arrays = _arrays(data[start:], [d for part in parts for d in part.tensors.values()])
-    return parts, [{name: next(arrays) for name in part.tensors} for part in parts]
-
-
-def _read(kind: bytes, data: memoryview, check: Check | None) -> tuple[list[Part], int]:
-    parts, start = read(kind, data)
+    parts, start = read_header(kind, data)
     size = sum(d.padded for part in parts for d in part.tensors.values())
     if size != len(data) - start:
         raise Malformed(f"the header declares arrays of {size} bytes, and {len(data) - start} follow it")

@@ -18,8 +18,9 @@ Outcome = TypeVar("Outcome")
 
 
 class Sent(NamedTuple):
-    """A note to a site, and the seconds in which it has to answer."""
+    """A note to a site over a channel, and the seconds in which it has to answer."""
 
+    channel: Channel
     site: str
     note: bytes
     timeout: float
@@ -29,7 +30,7 @@ Conversation = Generator[Sent, Buffer, Outcome]
 Answered = Callable[[Buffer | Exception], None]
 
 
-def hold(conversation: Conversation[Outcome], channel: Channel) -> Outcome:
+def hold(conversation: Conversation[Outcome]) -> Outcome:
     """Hold one conversation to its end, and wait for every answer."""
     answer: Buffer | Exception | None = None
     while True:
@@ -38,7 +39,7 @@ def hold(conversation: Conversation[Outcome], channel: Channel) -> Outcome:
         except StopIteration as end:
             outcome: Outcome = end.value
             return outcome
-        answer = _asked(channel, sent)
+        answer = _asked(sent)
 
 
 def _advanced(conversation: Conversation[Outcome], answer: Buffer | Exception | None) -> Sent:
@@ -48,18 +49,18 @@ def _advanced(conversation: Conversation[Outcome], answer: Buffer | Exception | 
     return conversation.send(answer)  # type: ignore[arg-type]
 
 
-def _asked(channel: Channel, sent: Sent) -> Buffer | Exception:
+def _asked(sent: Sent) -> Buffer | Exception:
     try:
-        return channel.ask(*sent)
+        return sent.channel.ask(sent.site, sent.note, sent.timeout)
     except Exception as problem:  # the conversation handles those that it expects
         return problem
 
 
 class Callers:
-    """Threads that wait for the answers of a channel, each for one at a time."""
+    """Threads that wait for answers, each for one at a time."""
 
-    def __init__(self, channel: Channel, most: int) -> None:
-        self.channel, self.most = channel, most
+    def __init__(self, most: int) -> None:
+        self.most = most
         self._ahead: SimpleQueue[tuple[Sent, Answered] | None] = SimpleQueue()
         self._threads = 0
 
@@ -77,7 +78,7 @@ class Callers:
     def _wait_for_answers(self) -> None:
         while (one := self._ahead.get()) is not None:
             sent, answered = one
-            answered(_asked(self.channel, sent))
+            answered(_asked(sent))
 
 
 def hold_all(conversations: Sequence[Conversation[Outcome]], callers: Callers) -> list[Outcome]:

@@ -21,8 +21,8 @@ from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import Precision
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.models.params import Params
-from cnfgnn.transports.remote.codec import Answer, Part, decode_calls, encode_answers
-from cnfgnn.transports.remote.header import Malformed
+from cnfgnn.transports.remote.codec import Answer, decode_calls, encode_answers
+from cnfgnn.transports.remote.header import Malformed, Part
 from cnfgnn.transports.remote.messages import LARGEST_PIECE, Note, NotPermitted, pack, unpack
 from cnfgnn.transports.remote.rounds import Rounds
 from cnfgnn.transports.remote.schema import check_calls, read_request
@@ -53,7 +53,8 @@ class Terms(NamedTuple):
         if precision not in get_args(Precision) or not TAG.fullmatch(run):
             raise Malformed("invalid precision or run name")
         added = note.fields.get("added", [])
-        if not isinstance(added, list) or len(added) > MOST_ADDED or not all(map(_is_text, added)):
+        texts = isinstance(added, list) and all(isinstance(name, str) for name in added)
+        if not texts or len(added) > MOST_ADDED:
             raise Malformed("invalid names of added sensors")
         first, step, rows = note.whole("first"), note.whole("step"), note.whole("rows", MOST_ROWS)
         return cls(first, step, rows, precision, run, tuple(added))
@@ -129,8 +130,7 @@ class Endpoint:
             note = unpack(request)
             if note.kind == "hello":
                 busy = self._work.begun and not self._work.done.is_set()
-                about = {**self.about(), "clock": time.time(), "busy": busy}
-                return pack("hello", **about)
+                return pack("hello", **{**self.about(), "clock": time.time(), "busy": busy})
             if note.kind == "due" and self.due is not None:
                 return pack("due", **self.due(note))
             if note.kind in ("piece", "run"):
@@ -223,7 +223,8 @@ class Endpoint:
         def check(parts: Sequence[Part]) -> None:
             nonlocal known
             assert known is not None
-            if not known.prepared and parts and not _may_come_first(parts[0].verb):
+            first = VERBS.get(parts[0].verb) if parts else None
+            if not known.prepared and parts and not (first and first.before_prepare):
                 raise Malformed("it has not been prepared")
             known = check_calls(parts, known)
             self._check_permitted(work, parts)
@@ -280,14 +281,6 @@ class Endpoint:
                 raise
             logging.getLogger(__name__).exception("the owner's part of %r failed", answered.request.name)
             return {}
-
-
-def _is_text(name: object) -> bool:
-    return isinstance(name, str)
-
-
-def _may_come_first(verb: str) -> bool:
-    return verb in VERBS and VERBS[verb].before_prepare
 
 
 def _piece(work: _Work, note: Note, start: int) -> bytes:

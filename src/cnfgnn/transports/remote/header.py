@@ -23,15 +23,8 @@ MOST_CALLS, MOST_TENSORS, MOST_NUMBERS, MOST_DIMENSIONS = 4096, 1024, 64, 8
 MOST_ELEMENTS = 1 << 48  # of an array, zeros counted as ones: torch multiplies sizes in 64 bits
 LONGEST_TEXT = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]{0,63}")
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "bool": torch.bool,
-}
+SENT = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.int8, torch.bool)
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in SENT}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -64,19 +57,7 @@ class Part:
 
 def written(kind: bytes, parts: Sequence[Part]) -> bytes:
     """Everything that precedes the arrays, checked just as the reader will check it."""
-    for part in parts:
-        for name, tensor in part.tensors.items():
-            if tensor.dtype not in _NAMES:
-                raise Malformed(f"{name} has the type {tensor.dtype}, which cannot be sent")
-    entries = [
-        [
-            part.verb,
-            part.problem,
-            dict(part.numbers),
-            [[name, _NAMES[d.dtype], list(d.shape)] for name, d in part.tensors.items()],
-        ]
-        for part in parts
-    ]
+    entries = [[part.verb, part.problem, dict(part.numbers), _entries(part.tensors)] for part in parts]
     try:
         header = _json(entries)
     except (TypeError, ValueError) as error:
@@ -85,6 +66,13 @@ def written(kind: bytes, parts: Sequence[Part]) -> bytes:
         raise Malformed(f"the header has {len(header)} bytes, and {MOST_HEADER} are allowed")
     _check_kind(kind, _parts(entries))
     return PREFIX.pack(MAGIC + kind + VERSION, len(header)) + header
+
+
+def _entries(tensors: Mapping[str, Declared]) -> list[Any]:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise Malformed(f"{name} has the type {tensor.dtype}, which cannot be sent")
+    return [[name, _NAMES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()]
 
 
 def _json(entries: Any) -> bytes:
@@ -165,11 +153,8 @@ def _declared(entry: Any) -> tuple[str, Declared]:
 
 
 def _check_number(name: str, value: Any) -> None:
-    if isinstance(value, bool):
-        return
-    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
-        return
-    if not (isinstance(value, float) and math.isfinite(value)) and not _is_text(value):
+    whole = isinstance(value, int) and -(1 << 63) <= value < 1 << 63  # so is a boolean
+    if not (whole or (isinstance(value, float) and math.isfinite(value)) or _is_text(value)):
         raise Malformed(f"{name} is not a number, a boolean or a short text")
 
 

@@ -89,21 +89,21 @@ class Link:
 
     def hello(self, timeout: float | None = None) -> Mapping[str, Any]:
         """What the site reports about itself."""
-        request = pack("hello", session=self.session)
-        answer = unpack(self.channel.ask(self.site, request, timeout or self.answer_within))
-        self._heard = time.monotonic()
-        return answer.fields
+        return self._told("hello", timeout or self.answer_within).fields
 
     def due(self, timeout: float, **about: Any) -> Mapping[str, Any]:
         """What a live site reports once a time step is due that is later than `after`, or after a moment."""
-        request = pack("due", session=self.session, **about)
-        answer = self._accepted(unpack(self.channel.ask(self.site, request, timeout)), "due")
+        return self._accepted(self._told("due", timeout, **about), "due").fields
+
+    def _told(self, kind: str, timeout: float, **about: Any) -> Note:
+        request = pack(kind, session=self.session, **about)
+        answer = unpack(self.channel.ask(self.site, request, timeout))
         self._heard = time.monotonic()
-        return answer.fields
+        return answer
 
     def carry(self, request: bytes, most: int, deadline: float = math.inf, **about: Any) -> Buffer:
         """Have a request carried out within the deadline; returns the answer, of at most `most` bytes."""
-        return hold(self.conversation(request, most, deadline, **about), self.channel)
+        return hold(self.conversation(request, most, deadline, **about))
 
     def conversation(
         self, request: bytes, most: int, deadline: float = math.inf, **about: Any
@@ -159,7 +159,7 @@ class Link:
                     raise Unreachable("the task was stopped")
                 try:
                     time_left = max(0.1, self.silent_for - self.silent)
-                    note = unpack((yield Sent(self.site, request, min(timeout, time_left))))
+                    note = unpack((yield Sent(self.channel, self.site, request, min(timeout, time_left))))
                 except Unreachable:
                     if not left or self.silent >= self.silent_for:
                         raise

@@ -19,7 +19,7 @@ from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import Prepare
 from cnfgnn.transports.remote.conversations import hold
 from cnfgnn.transports.remote.deadlines import Pace, Work
-from cnfgnn.transports.remote.question import Gathering, Place
+from cnfgnn.transports.remote.question import Gathering, place_of
 from cnfgnn.transports.remote.schema import CallHeader
 from cnfgnn.transports.remote.transport import Questions, RemoteTransport, Site, Stopped
 
@@ -112,8 +112,8 @@ class LiveTransport(RemoteTransport):
 
     def _prepare(self, site: Site, calls: Sequence[Call]) -> Replies | None:
         """Ask one site alone; returns its answers if they are valid."""
-        place, gathering = Place.of(torch.arange(len(site.rows))), Gathering(len(calls), len(site.rows))
-        if not hold(self._asked(site, Questions(calls), place, gathering), site.link.channel):
+        place, gathering = place_of(torch.arange(len(site.rows))), Gathering(len(calls), len(site.rows))
+        if not hold(self._asked(site, Questions(calls), place, gathering)):
             return None
         return None if self._refuse_values([(site, place)], calls, gathering) else gathering.replies
 

@@ -8,7 +8,6 @@ common, and `Gathering` takes the arrays of valid answers straight to their rows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,18 @@ from torch import Tensor
 
 from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.transports.remote.codec import as_bytes, read_answers
+from cnfgnn.transports.remote.codec import as_bytes, read_checked
 from cnfgnn.transports.remote.deadlines import work_of
-from cnfgnn.transports.remote.header import ALIGNED, CALLS, PREFIX, Declared, Malformed, Part, written
+from cnfgnn.transports.remote.header import (
+    ALIGNED,
+    ANSWERS,
+    CALLS,
+    PREFIX,
+    Declared,
+    Malformed,
+    Part,
+    written,
+)
 from cnfgnn.transports.remote.messages import Buffer
 from cnfgnn.transports.remote.schema import after, check_answers, largest_answer
 
@@ -27,25 +35,14 @@ ZEROS = bytes(ALIGNED)
 MOST_LAYOUTS = 8  # of answers to one question that are remembered; sites that agree all have the same
 
 
-@dataclass(frozen=True)
-class Place:
-    """The places of a site's nodes among those that are asked: a range, or any places in any order."""
+Place = slice | np.ndarray[Any, Any]
+"""The places of a site's nodes among those that are asked: a range, or any places in any order."""
 
-    index: slice | np.ndarray[Any, Any]
-    count: int
 
-    @classmethod
-    def of(cls, rows: Tensor) -> Place:
-        first = int(rows[0]) if len(rows) else 0
-        if torch.equal(rows, torch.arange(first, first + len(rows))):
-            return cls(slice(first, first + len(rows)), len(rows))
-        return cls(rows.numpy(), len(rows))
-
-    def bytes(self, row: int) -> slice | None:
-        """The bytes of a range, if each node has so many; None if the nodes are in no range."""
-        if not isinstance(self.index, slice):
-            return None
-        return slice(self.index.start * row, self.index.stop * row)
+def place_of(rows: Tensor) -> Place:
+    first = int(rows[0]) if len(rows) else 0
+    in_order = torch.equal(rows, torch.arange(first, first + len(rows)))
+    return slice(first, first + len(rows)) if in_order else rows.numpy()
 
 
 class _Array(NamedTuple):
@@ -79,8 +76,7 @@ class Outgoing:
         pieces: list[Any] = [header]
         for data, row in self._arrays:
             if row:
-                of_range = place.bytes(row)
-                data = data.reshape(-1, row)[place.index] if of_range is None else data[of_range]
+                data = data.reshape(-1, row)[place]
             pieces += [data, bytes(-data.nbytes % ALIGNED)]
         return b"".join(pieces)
 
@@ -97,7 +93,6 @@ class Found(NamedTuple):
     declared: Declared
     start: int
     end: int
-    row: int  # bytes of one node
 
 
 class Layout(NamedTuple):
@@ -144,14 +139,16 @@ class Question:
         return layout
 
     def _checked(self, answer: Buffer) -> Layout:
-        parts, start = read_answers(answer, lambda parts: check_answers(parts, self.calls, self.known))
+        parts, start = read_checked(
+            ANSWERS, answer, lambda parts: check_answers(parts, self.calls, self.known)
+        )
         if parts and (last := parts[-1]).problem is not None:
             return Layout((), (), len(answer), last.verb, last.problem)
         arrays, padding = [], []
         for k, part in enumerate(parts):
             for name, declared in part.tensors.items():
                 end = start + declared.bytes
-                arrays.append(Found(k, name, declared, start, end, declared.bytes // self.known.n))
+                arrays.append(Found(k, name, declared, start, end))
                 start += declared.padded
                 if start > end:
                     padding.append((end, start))
@@ -168,7 +165,7 @@ class Gathering:
     def __init__(self, calls: int, n: int) -> None:
         self.n = n
         self.replies: list[dict[str, Tensor]] = [{} for _ in range(calls)]
-        self._bytes: dict[tuple[int, str], memoryview] = {}
+        self._bytes: dict[tuple[int, str], np.ndarray[Any, Any]] = {}  # of each reply, a row per node
 
     def put(self, place: Place, layout: Layout, answer: Buffer) -> None:
         """Copy the arrays of an answer to the rows of its nodes."""
@@ -180,27 +177,28 @@ class Gathering:
             whole = self.replies[found.call].get(found.name)
             if whole is None:
                 whole = self._room_for(found)
-            of_range = place.bytes(found.row)
-            if of_range is not None and whole.dtype == found.declared.dtype:
-                self._bytes[found.call, found.name][of_range] = data[found.start : found.end]
-            elif found.row:  # a site may compute in another precision
-                copied = torch.frombuffer(
-                    bytearray(data[found.start : found.end]), dtype=found.declared.dtype
-                )
-                whole[place.index] = copied.view(found.declared.shape).to(whole)
+            if found.start == found.end:
+                continue  # it has no values
+            arrived = np.frombuffer(data[found.start : found.end], dtype=np.uint8)
+            if whole.dtype == found.declared.dtype:
+                rows = self._bytes[found.call, found.name]
+                rows[place] = arrived.reshape(-1, rows.shape[1])
+            else:  # a site may compute in another precision
+                other = torch.from_numpy(arrived.copy()).view(found.declared.dtype)
+                whole[place] = other.view(found.declared.shape).to(whole)
 
     def _room_for(self, found: Found) -> Tensor:
         whole = torch.zeros((self.n, *found.declared.shape[1:]), dtype=found.declared.dtype)
         self.replies[found.call][found.name] = whole
-        self._bytes[found.call, found.name] = as_bytes(whole).data
+        self._bytes[found.call, found.name] = as_bytes(whole).reshape(self.n, whole.nbytes // self.n)
         return whole
 
     def of_site(self, place: Place) -> list[Mapping[str, Tensor]]:
         """The answers of one site."""
-        return [{name: tensor[place.index] for name, tensor in reply.items()} for reply in self.replies]
+        return [{name: tensor[place] for name, tensor in reply.items()} for reply in self.replies]
 
     def drop(self, place: Place) -> None:
         """Forget the answers of one site."""
         for reply in self.replies:
             for tensor in reply.values():
-                tensor[place.index] = 0
+                tensor[place] = 0

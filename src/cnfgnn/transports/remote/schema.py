@@ -6,13 +6,12 @@ determine the name, type and shape of every array that may arrive. The server kn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
-from cnfgnn.algorithm.calls import Number
+from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.number_rules import InvalidCall
-from cnfgnn.algorithm.shapes import Array, Sizes, check_arrays
+from cnfgnn.algorithm.shapes import Sizes, check_arrays
 from cnfgnn.algorithm.verb import Verb
 from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.transports.remote.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
@@ -26,17 +25,7 @@ class Refused(Malformed):
         self.verb, self.reason = verb, reason
 
 
-class CallHeader(Protocol):
-    """A `Call`, or its entry in a message's header."""
-
-    @property
-    def verb(self) -> str: ...
-
-    @property
-    def numbers(self) -> Mapping[str, Number]: ...
-
-    @property
-    def tensors(self) -> Mapping[str, Array]: ...
+CallHeader = Call | Part  # a call, or its entry in a message's header
 
 
 def check_calls(calls: Sequence[CallHeader], known: Sizes) -> Sizes:

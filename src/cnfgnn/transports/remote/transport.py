@@ -24,14 +24,13 @@ from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.verbs import VERBS, Census, Load, Prepare, Weights
 from cnfgnn.errors import NodeError
-from cnfgnn.transports.remote.codec import Answer
 from cnfgnn.transports.remote.conversations import Callers, Conversation, hold_all
 from cnfgnn.transports.remote.deadlines import Pace
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Late, Link, Lost
 from cnfgnn.transports.remote.messages import NotPermitted, Unreachable
-from cnfgnn.transports.remote.question import Gathering, Layout, Outgoing, Place, Question
+from cnfgnn.transports.remote.question import Gathering, Layout, Outgoing, Place, Question, place_of
 from cnfgnn.transports.remote.values import check_outgoing, check_values, norm, norms, too_large
 
 PROBED_EVERY = 1.0  # seconds
@@ -107,7 +106,7 @@ class RemoteTransport:
         self.engine_seconds = 0.0  # of all exchanges
         self.site_seconds = 0.0  # of these, the seconds in which the slowest site was working
         self._norm: float | None = None  # of weights known to be good
-        self._callers = Callers(_SiteChannels(self.parties), len(self.parties))
+        self._callers = Callers(len(self.parties))
         self._asked_before: _Asked | None = None
         self._closed = threading.Event()
         for site in self.parties:  # a thread each, so that a silent site does not delay the others
@@ -143,7 +142,7 @@ class RemoteTransport:
             site.present = False
         present = np.zeros(len(rows), dtype=np.bool_)
         for site, place in asked:
-            present[place.index] = site.present
+            present[place] = site.present
         self.site_seconds += max((site.link.worked for site, _ in asked if site.present), default=0.0)
         self.exchanges += 1
         self.engine_seconds += time.perf_counter() - begun
@@ -164,7 +163,7 @@ class RemoteTransport:
             if (where >= 0).any():
                 if (where < 0).any():
                     raise NodeError(site.name, verb, "only some of its nodes were asked")
-                asked.append((site, Place.of(where)))
+                asked.append((site, place_of(where)))
         self._asked_before = _Asked(rows.clone(), list(self.sites), asked)
         return asked
 
@@ -206,11 +205,10 @@ class RemoteTransport:
             site.known, site.late, site.busy = Sizes(site.known.n), True, True
             site.problem = f"is late with {question.verb!r} ({problem}): left out until it has finished"
             return False
-        except Unreachable as problem:
-            site.reachable, site.late, site.problem = False, False, f"cannot be reached ({problem})"
-            return False
-        except NotPermitted as problem:  # its hellos tell when it takes part again
-            site.reachable, site.late, site.problem = False, False, str(problem)
+        except (Unreachable, NotPermitted) as problem:  # its hellos tell when it takes part again
+            site.reachable = site.late = False
+            refused = isinstance(problem, NotPermitted)
+            site.problem = str(problem) if refused else f"cannot be reached ({problem})"
             return False
         except Lost as problem:
             site.known = Sizes(site.known.n)
@@ -266,14 +264,14 @@ class RemoteTransport:
                     reasons[site.name] = str(problem)
         if verb == Weights.name and reply:
             each = norms(reply).numpy()
-            largest = {s.name: float(each[p.index].max()) for s, p in answered if s.name not in reasons}
+            largest = {s.name: float(each[p].max()) for s, p in answered if s.name not in reasons}
             reasons |= too_large(largest, self._norm)
         for site, place in answered:
             if site.name in reasons:
                 self._refuse(site, verb, reasons[site.name])
                 gathering.drop(place)
             elif verb == Census.name:
-                site.windows = int(reply["has.train"][place.index].sum())
+                site.windows = int(reply["has.train"][place].sum())
         return [site for site, _ in answered if site.name in reasons]
 
     def _learn_norm(self, calls: Sequence[Call]) -> None:
@@ -353,17 +351,6 @@ class _Asked(NamedTuple):
         return same and torch.equal(rows, self.rows)
 
 
-class _SiteChannels:
-    """The channels of the sites as one."""
-
-    def __init__(self, sites: Sequence[Site]) -> None:
-        self._links = {site.name: site.link for site in sites}
-
-    def ask(self, site: str, request: bytes, timeout: float) -> bytes | memoryview:
-        return self._links[site].channel.ask(site, request, timeout)
-
-
 def _check_values(calls: Sequence[Call], replies: Sequence[Mapping[str, Tensor]]) -> None:
-    check_values(
-        [Answer(call.verb, None, reply) for call, reply in zip(calls, replies, strict=True) if reply]
-    )
+    for call, reply in zip(calls, replies, strict=True):
+        check_values(call.verb, reply)

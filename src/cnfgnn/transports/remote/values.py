@@ -13,7 +13,6 @@ from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.quantize import SCALE, STEPS
 from cnfgnn.algorithm.verbs import Census, Prepare
 from cnfgnn.data.windows import SPLITS
-from cnfgnn.transports.remote.codec import Answer
 from cnfgnn.transports.remote.schema import Refused
 
 TOO_LARGE = 100.0  # times the norm of weights known to be good: no round of training changes them that much
@@ -42,15 +41,14 @@ def check_call_values(calls: Sequence[Call]) -> None:
                     raise Refused(call.verb, f"the {split} windows are not in order")
 
 
-def check_values(answers: Sequence[Answer]) -> None:
-    """At the server: all values are finite, and the counts of a census are counts."""
-    for answer in answers:
-        for name, tensor in answer.tensors.items():
-            if tensor.is_floating_point() and not _finite(tensor):
-                raise Refused(answer.verb, f"{name} has a value that is not a finite number")
-        _check_scales(answer.verb, answer.tensors)
-        if answer.verb == Census.name and answer.problem is None:
-            _check_census(answer.tensors)
+def check_values(verb: str, tensors: Mapping[str, Tensor]) -> None:
+    """At the server: all values of an answer are finite, and the counts of a census are counts."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not _finite(tensor):
+            raise Refused(verb, f"{name} has a value that is not a finite number")
+    _check_scales(verb, tensors)
+    if verb == Census.name and tensors:
+        _check_census(tensors)
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -62,10 +60,8 @@ def _finite(tensor: Tensor) -> bool:
 
 def _check_scales(verb: str, tensors: Mapping[str, Tensor]) -> None:
     """Arrays in int8 are as large as their scale makes them, so it is the scale that has to be checked."""
-    for name, scale in tensors.items():
-        if not name.endswith(SCALE):
-            continue
-        steps = tensors[name.removesuffix(SCALE)]
+    for name in [name for name in tensors if name.endswith(SCALE)]:
+        scale, steps = tensors[name], tensors[name.removesuffix(SCALE)]
         if not ((scale >= 0) & (scale * STEPS).isfinite()).all():  # NaN fails both
             raise Refused(verb, f"{name} has a value that is not a valid scale")
         if steps.numel() and steps.min() < -STEPS:
