@@ -123,7 +123,9 @@ class SiteConnections:
             elif self._is_answering(name, connection):
                 self._refuse(connection, owner, COPIED_KIT)
             else:
-                self._record_connection(owner, name, connection, certificate)
+                if name == owner:  # otherwise it is a job's process, which comes and goes
+                    self.status.record_connection(owner, certificate, _address(connection))
+                    self.heartbeats.pop(owner, None)  # of another process, perhaps before a restart
                 admit()
 
     def _is_revoked(self, site: str, certificate: Mapping[str, Any]) -> bool:
@@ -156,32 +158,18 @@ class SiteConnections:
         self._warn(site, address, f"refused a connection in the name of site {site} from {address}: {reason}")
         connection.conn.close()
 
-    def _record_connection(
-        self, site: str, name: str, connection: Any, certificate: Mapping[str, Any]
-    ) -> None:
-        if name != site:
-            return  # a job's process, which comes and goes
-        self.status.record_connection(site, certificate, _address(connection))
-        self.heartbeats.pop(site, None)  # of another process, perhaps of this kit before a restart
-
     def _send_status(self, connection: Any, site: str, certificate: Mapping[str, Any], process: str) -> None:
         """Answer a site that asks how the server sees it, and close the connection."""
         endpoint = self.connections.sfm_endpoints.get(site)
-        known, heartbeat = self.status.sites.get(site, {}), self.heartbeats.get(site)
-        connected = bool(endpoint and endpoint.connections)
-        from_this_process = heartbeat is not None and heartbeat[0] == process
-        seconds_ago = None
-        if heartbeat is not None and from_this_process:
-            seconds_ago = time.monotonic() - heartbeat[1]
+        known, connected = self.status.sites.get(site, {}), bool(endpoint and endpoint.connections)
+        heard_of, heard_at = self.heartbeats.get(site, (None, 0.0))
         status = {
             "version": __version__,
             "revoked": self._is_revoked(site, certificate),
             "connected": connected,
-            "other_process": connected and heartbeat is not None and not from_this_process,
-            "address": known.get("address"),
-            "since": known.get("since"),
-            "heard": seconds_ago,
-            "refused": known.get("refused"),
+            "other_process": connected and heard_of not in (None, process),
+            "heard": time.monotonic() - heard_at if heard_of == process else None,
+            **{key: known.get(key) for key in ("address", "since", "refused")},
         }
         ready = {
             HandshakeKeys.ENDPOINT_NAME: FQCN.ROOT_SERVER,

@@ -73,18 +73,17 @@ def _exchange(context: ssl.SSLContext, site: str, host: str, port: int, process:
         context.wrap_socket(plain) as secure,
     ):
         name = common_name(secure.getpeercert()) or "unknown"
-        sent = time.time()
-        secure.sendall(_hello(f"{site}.{PROBE_PREFIX}{secrets.token_hex(4)}", process))
+        asking, sent = f"{site}.{PROBE_PREFIX}{secrets.token_hex(4)}", time.time()
+        hello = {HandshakeKeys.ENDPOINT_NAME: asking, HandshakeKeys.TIMESTAMP: sent, STATUS_REQUEST: process}
+        secure.sendall(encode_frame(Types.HELLO, hello))
         ready = _read_ready(secure)
         received = time.time()
-    clock = ready.get(HandshakeKeys.TIMESTAMP)
-    if type(clock) not in (int, float) or not abs(float(str(clock))) < 2**40:
+    clock: Any = ready.get(HandshakeKeys.TIMESTAMP)
+    if type(clock) not in (int, float) or not abs(clock) < 2**40:
         raise RunError(host, f"the program on port {port} is not the server of a federation")
-    connection = ready.get(CONNECTION_STATUS)
-    clock_ahead = float(str(clock)) - (sent + received) / 2
-    return ServerAnswer(
-        name, f"{host}:{port}", clock_ahead, connection if isinstance(connection, dict) else {}
-    )
+    status = ready.get(CONNECTION_STATUS)
+    clock_ahead = clock - (sent + received) / 2
+    return ServerAnswer(name, f"{host}:{port}", clock_ahead, status if isinstance(status, dict) else {})
 
 
 def _addresses(kit: Path) -> tuple[str, str, int]:
@@ -108,15 +107,6 @@ def _tls_context(startup: Path) -> ssl.SSLContext:
     return context
 
 
-def _hello(name: str, process: str) -> bytes:
-    content = {
-        HandshakeKeys.ENDPOINT_NAME: name,
-        HandshakeKeys.TIMESTAMP: time.time(),
-        STATUS_REQUEST: process,
-    }
-    return encode_frame(Types.HELLO, content)
-
-
 def encode_frame(kind: int, content: Mapping[str, Any]) -> bytes:
     """One of the engine's frames with a small dictionary in it."""
     payload = msgpack.packb(dict(content))
@@ -136,22 +126,15 @@ def decode_frame(received: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 def _read_ready(secure: ssl.SSLSocket) -> dict[str, Any]:
-    secure.settimeout(ANSWERS_WITHIN)
-    head = _read_exactly(secure, PREFIX_LEN)
-    length = Prefix.from_bytes(head).length
-    if not PREFIX_LEN <= length <= LONGEST_ANSWER:
-        return {}
-    return decode_frame(head + _read_exactly(secure, length - PREFIX_LEN))
-
-
-def _read_exactly(secure: ssl.SSLSocket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        piece = secure.recv(size - len(received))
-        if not piece:
-            raise ConnectionResetError(0, "the server closed the connection without an answer")
-        received += piece
-    return received
+    with secure.makefile("rb") as stream:
+        head = stream.read(PREFIX_LEN)
+        length = Prefix.from_bytes(head).length if len(head) == PREFIX_LEN else PREFIX_LEN
+        if not PREFIX_LEN <= length <= LONGEST_ANSWER:
+            return {}
+        frame = head + stream.read(length - PREFIX_LEN)
+    if len(frame) < length:
+        raise ConnectionResetError(0, "the server closed the connection without an answer")
+    return decode_frame(frame)
 
 
 def common_name(certificate: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nvflare.apis.job_def import JobMetaKey
@@ -53,6 +53,7 @@ FILES = {"config/", CLIENT_CONFIG, "config/config_fed_server.json"}
 FILES |= {
     f"{folder}{name}" for folder in ("", "config/") for name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 }
+OF_CLASSES = {"path", "class_path", "name", "class_attributes"}  # whatever has one of these is a class
 LARGEST_JOB = 1 << 20  # bytes, unpacked
 
 _register_processor = FedAdminAgent.register_processor
@@ -95,14 +96,18 @@ def command_problem(request: Message) -> str:
         return f"the command {printable(topic)}: no task needs it"
     if request.get_header(MessageHeaderKey.TOPIC) == STATUS_OF_JOB and topic != STATUS_OF_JOB:
         return f"the command {printable(topic)}: the message says that it is another one"
-    ids = list(_job_ids(command.headers))
+    meta = command.headers.get(RequestHeader.JOB_META)
+    about = meta if isinstance(meta, dict) else {}
+    # Every id of a task that a command names: they become names of folders and files.
+    ids = [command.headers[RequestHeader.JOB_ID]] if RequestHeader.JOB_ID in command.headers else []
+    ids += [about.get(JobMetaKey.JOB_ID.value)] if meta is not None else []
     if not all(isinstance(job_id, str) and TASK_ID.fullmatch(job_id) for job_id in ids) or len(set(ids)) > 1:
         return f"the command {topic} with a task's id that is none: {printable(ids)}"
     if topic in JOB_ID_NEEDED and RequestHeader.JOB_ID not in command.headers:
         return f"the command {topic} without a task's id"
     if not all(_is_name(command.headers.get(key)) for key in WRITTEN_DOWN):
         return f"the command {topic} with a name that is none"
-    roles = {command.headers.get(key) for key in ROLES} | {_submitter_role(command.headers)}
+    roles = {command.headers.get(key) for key in ROLES} | {about.get(JobMetaKey.SUBMITTER_ROLE.value)}
     if not roles <= {None, "", OPERATOR_ROLE}:
         return f"the command {topic} by a person who is not the operator"
     if topic == TrainingTopic.DEPLOY and command.headers.get(RequestHeader.APP_NAME) != APP:
@@ -112,20 +117,6 @@ def command_problem(request: Message) -> str:
 
 def _is_name(value: Any) -> bool:
     return value is None or (isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable())
-
-
-def _job_ids(headers: Mapping[str, Any]) -> Iterator[Any]:
-    """Every id of a task that a command names: they become names of folders and files."""
-    if RequestHeader.JOB_ID in headers:
-        yield headers[RequestHeader.JOB_ID]
-    meta = headers.get(RequestHeader.JOB_META)
-    if meta is not None:
-        yield meta.get(JobMetaKey.JOB_ID.value) if isinstance(meta, dict) else None
-
-
-def _submitter_role(headers: Mapping[str, Any]) -> Any:
-    meta = headers.get(RequestHeader.JOB_META)
-    return meta.get(JobMetaKey.SUBMITTER_ROLE.value) if isinstance(meta, dict) else None
 
 
 def _job_problem(packed: object) -> str:
@@ -151,23 +142,17 @@ def _names_one_class(config: Any) -> bool:
         ours = client_config(executor["path"], executor["args"])
     except (LookupError, TypeError, ValueError):
         return False
-    parts = [executor["path"], *_parts(executor["args"])]
-    return bool(config == ours) and not any(_is_class(part) or _is_reference(part) for part in parts)
+    return bool(config == ours) and _is_plain([executor["path"], executor["args"]])
 
 
-def _parts(args: Any) -> Iterator[Any]:
-    yield args
-    for part in args.values() if isinstance(args, dict) else args if isinstance(args, list) else ():
-        yield from _parts(part)
-
-
-def _is_class(part: Any) -> bool:
-    return isinstance(part, dict) and bool(part.keys() & {"path", "class_path", "name", "class_attributes"})
-
-
-def _is_reference(part: Any) -> bool:
-    """Whether the engine would put something else in its place, such as a variable of the environment."""
-    return isinstance(part, str) and "{" in part
+def _is_plain(part: Any) -> bool:
+    """Whether the engine would take it as it is, and neither make an object of it nor put something else in
+    place of a {name}, such as a variable of the environment."""
+    if isinstance(part, dict):
+        return not part.keys() & OF_CLASSES and all(map(_is_plain, part.values()))
+    if isinstance(part, list):
+        return all(map(_is_plain, part))
+    return not (isinstance(part, str) and "{" in part)
 
 
 def is_signed_by_operator(folder: str, authority: str, *args: Any, **named: Any) -> bool:
