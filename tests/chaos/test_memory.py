@@ -15,6 +15,7 @@ from tests.federation.running_federation import (
     city_on_disk,
     running_federation,
 )
+from tests.federation.site_processes import workers_of
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 def resident(sites: RunningFederation, name: str) -> float:
     """Resident memory of a kit's processes for the task in MB: of its job, and of a site's worker."""
     kit = sites.kits[name]
-    pids = [*processes.jobs_of(kit), *processes.workers_of(kit)]
+    pids = [*processes.jobs_of(kit), *workers_of(kit)]
     assert len(pids) == (1 if name == "server" else 2)
     return sum(float(psutil.Process(pid).memory_info().rss) for pid in pids) / 1e6
 

@@ -19,6 +19,7 @@ from tests.federation.reference_training import (
     simulated,
 )
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
+from tests.federation.site_processes import engine_of, workers_of
 
 pytestmark = [pytest.mark.chaos, *ENGINE_WARNINGS]
 
@@ -37,7 +38,7 @@ def test_a_site_killed_in_any_phase_rejoins_while_the_others_continue(what: str,
             if what == "worker":
                 sites.kill_job(name)
             else:
-                workers = processes.workers_of(sites.kits[name])
+                workers = workers_of(sites.kits[name])
                 sites.kill(name) if what == "site" else sites.kill_supervisor(name)
                 before = now.get("round", 1)  # the status may lag behind
                 sites.until(lambda b=before: sites.status.get("round", 1) > b, "the others continue")
@@ -67,7 +68,7 @@ def test_a_site_whose_engine_fails_in_any_phase_keeps_its_worker(
         for phase, name in PHASES:
             sites.block(name, phase)
             kit, now = sites.kits[name], sites.status
-            engine, workers = processes.engine_of(kit), processes.workers_of(kit)
+            engine, workers = engine_of(kit), workers_of(kit)
             if what == "relay":
                 sites.kill_relay(name)
             elif what == "engine":
@@ -75,12 +76,10 @@ def test_a_site_whose_engine_fails_in_any_phase_keeps_its_worker(
             else:
                 (kit / SOCKET).unlink()
             if what != "relay":
-                sites.until(
-                    lambda k=kit, e=engine: processes.engine_of(k) not in (None, e), "the engine is back"
-                )
+                sites.until(lambda k=kit, e=engine: engine_of(k) not in (None, e), "the engine is back")
             sites.release(name)
             sites.wait_for_rejoin(name, now.get("exchanges", 0))
-            assert processes.workers_of(kit) == workers
+            assert workers_of(kit) == workers
         sites.end(600)
         assert_same(sites.run(), expected)
 
@@ -94,8 +93,8 @@ def test_a_site_goes_on_when_its_disk_is_full(
         sites.begin_training(c)
         sites.block("south", 1)
         kit, before = sites.kits["south"], {}
-        workers = processes.workers_of(kit)
-        for pid in (processes.running(kit), processes.engine_of(kit), *processes.jobs_of(kit)):
+        workers = workers_of(kit)
+        for pid in (processes.running(kit), engine_of(kit), *processes.jobs_of(kit)):
             process = psutil.Process(pid)
             before[process] = process.rlimit(psutil.RLIMIT_FSIZE)
             process.rlimit(psutil.RLIMIT_FSIZE, (0, before[process][1]))
@@ -103,10 +102,10 @@ def test_a_site_goes_on_when_its_disk_is_full(
         sites.block("south", 3)
         sites.kill_job("south")
         sites.wait_for_rejoin("south", sites.status.get("exchanges", 0))
-        assert processes.workers_of(kit) == workers  # as far as the status tells
+        assert workers_of(kit) == workers  # as far as the status tells
         for process, limits in before.items():
             process.rlimit(psutil.RLIMIT_FSIZE, limits)
-        sites.until(lambda: processes.workers_of(kit) not in ([], workers), "the status is written again")
+        sites.until(lambda: workers_of(kit) not in ([], workers), "the status is written again")
         sites.end(600)
         assert_same(sites.run(), expected)
 

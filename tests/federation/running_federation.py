@@ -34,6 +34,7 @@ from cnfgnn.federation.server.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.federation import fault_injection, message_log
 from tests.federation.in_memory_federation import given_of
+from tests.federation.site_processes import engine_of, workers_of
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +156,7 @@ class RunningFederation:
     def kill_job(self, name: str) -> None:
         """Kill the process that has the nodes of a site, or the server's process of the task."""
         kit = self.kits[name]
-        [job] = processes.jobs_of(kit) if name == "server" else processes.workers_of(kit)
+        [job] = processes.jobs_of(kit) if name == "server" else workers_of(kit)
         os.kill(job, signal.SIGKILL)
 
     def release(self, name: str) -> None:
@@ -169,7 +170,7 @@ class RunningFederation:
 
     def kill_engine(self, name: str) -> None:
         """Kill the parent process of a site's engine."""
-        engine = processes.engine_of(self.kits[name])
+        engine = engine_of(self.kits[name])
         assert engine is not None
         os.kill(engine, signal.SIGKILL)
 
@@ -245,9 +246,9 @@ def running_federation(
 
 def every_process(kit: Path) -> list[int]:
     """All processes of a kit that do something for it."""
-    parents = [processes.running(kit), processes.engine_of(kit)]
+    parents = [processes.running(kit), engine_of(kit)]
     found = [pid for pid in parents if pid is not None]
-    return [*found, *processes.jobs_of(kit), *processes.workers_of(kit)]
+    return [*found, *processes.jobs_of(kit), *workers_of(kit)]
 
 
 def city_on_disk(folder: Path, sensors: int = 8, days: float = 3.0, seed: int = 1) -> Dataset:

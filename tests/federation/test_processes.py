@@ -19,6 +19,7 @@ from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.operator.make_kits import make_kits
 from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.site_processes import engine_of
 from tests.federation.two_site_federation import CONTROLLER, Echo, connected, federation
 from tests.waiting import wait_for
 
@@ -57,7 +58,7 @@ def test_killed_jobs_and_killed_sites_rejoin_a_running_job(tmp_path: Path) -> No
         again = echo.pid("north", other_than=again)
 
         # Only the engine's parent is killed: the supervisor starts it again.
-        engine = processes.engine_of(made["north"])
+        engine = engine_of(made["north"])
         assert engine is not None
         os.kill(engine, signal.SIGKILL)
         echo.pid("north", other_than=again)

@@ -3,6 +3,7 @@ that sites make themselves."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,14 +48,14 @@ def init(
             print(f"  for the key with the fingerprint {requested[name].fingerprint}; the kit has no key")
     if only is not None:
         print(f"next: at site {only}, replace the folder startup/ of the old kit with the new one, then run:")
-        if only in requested:
-            print("  mv client.key KIT/startup/   (the key that it made)")
-        print("  cnfgnn federation up KIT")
-        return
-    print(f"authority: {out.absolute() / 'authority'} (keep it safe: it can sign further kits)")
-    print("next: give each site its folder; there, set `readings` in local/site.toml. Then run:")
+    else:
+        print(f"authority: {out.absolute() / 'authority'} (keep it safe: it can sign further kits)")
+        print("next: give each site its folder; there, set `readings` in local/site.toml. Then run:")
     if requested:
         print("  mv client.key KIT/startup/    (at each site that made its key)")
+    if only is not None:
+        print("  cnfgnn federation up KIT")
+        return
     print("  cnfgnn federation up KIT      (first at the server)")
     print("  cnfgnn federation check KIT   (at each site)")
     print("  cnfgnn federation up KIT      (at each site)")
@@ -67,29 +68,22 @@ def up(
     ] = False,
 ) -> None:
     """Start the server or the site of a kit in the background."""
+    from cnfgnn.federation.kits import processes
     from cnfgnn.federation.kits.certificates import check_valid
     from cnfgnn.federation.kits.kit import record_program, role
-    from cnfgnn.federation.kits.processes import (
-        run_in_foreground,
-        running,
-        supervisor_status,
-        wait_until_listening,
-    )
-    from cnfgnn.federation.kits.processes import up as start
     from cnfgnn.federation.operator.status import confinement_lines
 
-    if foreground:
-        record_program(kit)
-        run_in_foreground(kit)
-    was_running = running(kit) is not None
-    pid = start(kit)
+    was_running = processes.running(kit) is not None
     record_program(kit)
-    wait_until_listening(kit, pid)
+    if foreground:
+        processes.run_in_foreground(kit)
+    pid = processes.up(kit)
+    processes.wait_until_listening(kit, pid)
     for warning in check_valid(kit):
         print(f"warning: {warning}", file=sys.stderr)
     state = "is already running" if was_running else "is up"
     print(f"the {role(kit)} {state}, process {pid}; log: {kit / 'log.txt'}")
-    for line in confinement_lines(supervisor_status(kit).get("confinement") or {}):
+    for line in confinement_lines(processes.supervisor_status(kit).get("confinement") or {}):
         print(f"engine: {line}")
 
 
@@ -101,10 +95,6 @@ def engine(
 
     The site's settings say that its engine runs elsewhere, and as which user.
     """
-    import os
-    import sys
-
-    from cnfgnn.errors import RunError
     from cnfgnn.federation.kits.engine_files import SITE_PROGRAM, engine_environment
 
     if not socket.is_socket():
@@ -237,10 +227,10 @@ def check(kit: KitArgument = Path(), hide: HideOption = None) -> None:
 
     It also says, to the owner alone, by how much a smoother of the site's copies would miss its readings.
     """
-    from cnfgnn.federation.kits.kit import record_program, role
+    from cnfgnn.federation.kits.kit import check_is_site, record_program
     from cnfgnn.federation.operator.check import check_site
 
-    role(kit)  # refuses a folder that is not a kit
+    check_is_site(kit)
     check_hide(hide)
     record_program(kit)
     for line in check_site(kit, hide):

@@ -32,9 +32,10 @@ def sent(
     Requests are listed by verb. The copies of a task are those of the readings in the time span that it was
     about; the last table says which changes of your readings all copies that are out give away.
     """
+    from cnfgnn.federation.kits.kit import check_is_site
     from cnfgnn.federation.site.sent_report import sent_report
 
-    _check_is_site(kit)
+    check_is_site(kit)
     report = sent_report(kit, days)
     if as_json:
         print(json.dumps(report.as_json(), allow_nan=False))
@@ -54,9 +55,10 @@ def approve(
     It covers the run for as long as it is trained, also after `--resume`, with the method that it was asked
     with, and trainings beside it while it is live.
     """
+    from cnfgnn.federation.kits.kit import check_is_site
     from cnfgnn.federation.site import approvals
 
-    _check_is_site(kit)
+    check_is_site(kit)
     if listed or run is None:
         if revoke or not listed:
             raise ConfigError("RUN", "name the run, or use --list")
@@ -68,13 +70,6 @@ def approve(
     else:
         approval = approvals.approve(kit, run)
         print(f"{run} is approved, with {approval.method or 'any method'}")
-
-
-def _check_is_site(kit: Path) -> None:
-    from cnfgnn.federation.kits.kit import role
-
-    if role(kit) != "site":
-        raise ConfigError(str(kit), "this is the server's kit: the command is for the kit of a site")
 
 
 # ---- what was sent --------------------------------------------------------------------------------------

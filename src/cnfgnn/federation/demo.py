@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -75,7 +74,6 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
         span = f"from {forecast['from']} to {forecast['to']}"
         say(f"sites {', '.join(forecast['sites'])} wrote forecasts {span} into their kits")
     finally:
-        failure.wait()  # it would start the site again after it was stopped
         for kit in kits.values():
             processes.down(kit)
     say("the server knows errors against the blurred copies; each site has its true ones in its own kit")
@@ -110,37 +108,22 @@ class _SiteFailure:
     def __init__(self, kit: Path, say: Callable[[str], None]) -> None:
         self.kit, self.say = kit, say
         self.killed = self.back = False
-        self.restarting: threading.Thread | None = None
 
     def __call__(self, status: Mapping[str, Any]) -> None:
-        sites = status.get("sites") or {}
-        if not self.killed and status.get("round", 0) >= KILLED_IN_ROUND and KILLED_SITE in sites:
+        site, now = dict(status.get("sites") or {}).get(KILLED_SITE), status.get("round", 0)
+        if not self.killed and site is not None and now >= KILLED_IN_ROUND:
             self.killed = True
-            for pid in [processes.running(self.kit), *processes.jobs_of(self.kit)]:
-                if pid is not None:
-                    with suppress(ProcessLookupError):  # a job that ended by itself
-                        os.kill(pid, signal.SIGKILL)
-            self.say(f"killed site {KILLED_SITE} (kill -9) in round {status['round']}; the others continue")
-            self.restarting = threading.Thread(target=self._restart, daemon=True)
-            self.restarting.start()
-        elif self.killed and not self.back and self.restarting is not None and not self.restarting.is_alive():
-            site = sites.get(KILLED_SITE, {})
-            if site.get("reachable") and site.get("present"):
-                self.back = True
-                self.say(
-                    f"site {KILLED_SITE} rejoined in round {status['round']} and received the state it missed"
-                )
-
-    def _restart(self) -> None:
-        time.sleep(1.0)  # long enough for the server to notice
-        processes.up(self.kit)
-
-    def wait(self) -> None:
-        """Until the site is started again, if it was killed."""
-        if self.restarting is not None:
-            self.restarting.join()
+            for pid in filter(None, [processes.running(self.kit), *processes.jobs_of(self.kit)]):
+                with suppress(ProcessLookupError):  # a job that ended by itself
+                    os.kill(pid, signal.SIGKILL)
+            self.say(f"killed site {KILLED_SITE} (kill -9) in round {now}; the others continue")
+            time.sleep(1.0)  # long enough for the server to notice
+            processes.up(self.kit)
+        elif self.killed and not self.back and site is not None:
+            self.back = bool(site["reachable"] and site["present"])
+            if self.back:
+                self.say(f"site {KILLED_SITE} rejoined in round {now} and received the state it missed")
 
     def end(self) -> None:
-        self.wait()
         if self.killed and not self.back:
             self.say(f"site {KILLED_SITE} rejoined after training had ended")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from cnfgnn.config.toml import dump_table
@@ -22,17 +22,13 @@ def write_example(
     site. Returns the path of the project file.
     """
     make_folder(folder)
-    for name, rows in sites.items():
-        own = data.select([data.readings.ids[row] for row in rows])
-        write_folder(own, make_folder(folder / "data" / name))
-    write_network(data, folder)
-    port, admin_port = free_ports(2)
     owners: dict[str, dict[str, object]] = {}
     for name, rows in sites.items():
-        owners[name] = {
-            "sensors": [data.readings.ids[row] for row in rows],
-            "readings": str((folder / "data" / name).absolute()),
-        }
+        sensors, place = [data.readings.ids[row] for row in rows], make_folder(folder / "data" / name)
+        write_folder(data.select(sensors), place)
+        owners[name] = {"sensors": sensors, "readings": str(place.absolute())}
+    write_network(data, folder)
+    port, admin_port = free_ports(2)
     content = {
         "name": folder.name,
         "min_sites": min_sites,
@@ -46,9 +42,7 @@ def write_example(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that are free now, at most two."""
-    with closing(socket.socket()) as first, closing(socket.socket()) as second:
-        sockets = [first, second][:count]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [int(bound.getsockname()[1]) for bound in sockets]
+    """Ports of this machine that are free now."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(bound.getsockname()[1]) for bound in found]

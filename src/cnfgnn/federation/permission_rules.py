@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import datetime, tzinfo
 from typing import Any
@@ -39,7 +40,8 @@ class Hours:
         return minute >= self.begin or minute < self.end
 
     def __str__(self) -> str:
-        return f"{_clock(self.begin)} to {_clock(self.end)}"
+        begin, end = (f"{minute // 60:02}:{minute % 60:02}" for minute in (self.begin, self.end))
+        return f"{begin} to {end}"
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,22 @@ def permission_rules(table: Any) -> PermissionRules:
     for key in table:
         if key not in keys:
             raise ConfigError("permissions", f"unknown setting {key!r}", keys)
-    return PermissionRules(
-        tasks=_tasks(table),
-        methods=_methods(table),
-        runs=_runs(table),
-        hours=_hours(table.get("hours")),
-        most_rounds=_most_rounds(table.get("most_rounds")),
-        most_bytes=_most_bytes(table.get("most_bytes")),
-        approve=_approve(table.get("approve", False)),
-    )
+    tasks, runs = _texts(table, "tasks", '["train", "forecast"]'), _texts(table, "runs", '["northtown-*"]')
+    for task in tasks or ():
+        if task not in TASKS:
+            raise ConfigError("permissions.tasks", f"there is no task {task!r}", TASKS)
+    if not all(0 < len(pattern) <= LONGEST_PATTERN for pattern in runs or ()):
+        problem = f"a pattern has 1 to {LONGEST_PATTERN} characters, such as northtown-*"
+        raise ConfigError("permissions.runs", problem)
+    if len(runs or ()) > MOST_PATTERNS:
+        raise ConfigError("permissions.runs", f"there may be at most {MOST_PATTERNS} patterns")
+    rounds, approve = table.get("most_rounds"), table.get("approve", False)
+    if rounds is not None and (type(rounds) is not int or not 0 <= rounds <= MOST_ROUNDS):
+        raise ConfigError("permissions.most_rounds", f"it must be a whole number from 0 to {MOST_ROUNDS}")
+    if not isinstance(approve, bool):
+        raise ConfigError("permissions.approve", "it must be true or false")
+    hours, size = _hours(table.get("hours")), _most_bytes(table.get("most_bytes"))
+    return PermissionRules(tasks, _methods(table), runs, hours, rounds, size, approve)
 
 
 def _texts(table: Mapping[str, Any], key: str, example: str) -> tuple[str, ...] | None:
@@ -83,46 +92,25 @@ def _texts(table: Mapping[str, Any], key: str, example: str) -> tuple[str, ...] 
     return tuple(dict.fromkeys(value))
 
 
-def _tasks(table: Mapping[str, Any]) -> tuple[str, ...] | None:
-    tasks = _texts(table, "tasks", '["train", "forecast"]')
-    for task in tasks or ():
-        if task not in TASKS:
-            raise ConfigError("permissions.tasks", f"there is no task {task!r}", TASKS)
-    return tasks
-
-
 def _methods(table: Mapping[str, Any]) -> tuple[str, ...] | None:
     names = _texts(table, "methods", '["cnfgnn-private"]')
     if names is None:
         return None
-    valid = [method.name for method in METHODS.values() if method.federated]
     found = []
     for name in names:
-        try:
-            method = method_of(name)
-        except ConfigError:
-            method = None
-        if method is None or not method.federated:
-            raise ConfigError("permissions.methods", f"no federation trains with {name!r}", valid)
-        found.append(method.name)
+        with suppress(ConfigError):
+            if method_of(name).federated:
+                found.append(method_of(name).name)
+                continue
+        valid = [method.name for method in METHODS.values() if method.federated]
+        raise ConfigError("permissions.methods", f"no federation trains with {name!r}", valid)
     return tuple(dict.fromkeys(found))
-
-
-def _runs(table: Mapping[str, Any]) -> tuple[str, ...] | None:
-    patterns = _texts(table, "runs", '["northtown-*"]')
-    for pattern in patterns or ():
-        if not pattern or len(pattern) > LONGEST_PATTERN:
-            problem = f"a pattern has 1 to {LONGEST_PATTERN} characters, such as northtown-*"
-            raise ConfigError("permissions.runs", problem)
-    if patterns is not None and len(patterns) > MOST_PATTERNS:
-        raise ConfigError("permissions.runs", f"there may be at most {MOST_PATTERNS} patterns")
-    return patterns
 
 
 def _hours(text: object) -> Hours | None:
     if text is None:
         return None
-    found = _HOURS.fullmatch(text) if isinstance(text, str) else None
+    found = _HOURS.fullmatch(str(text))
     if found is None:
         raise ConfigError("permissions.hours", 'it must be from one time to another, such as "20:00-06:00"')
     begin = 60 * int(found[1]) + int(found[2])
@@ -132,27 +120,13 @@ def _hours(text: object) -> Hours | None:
     return Hours(begin, end)
 
 
-def _most_rounds(value: object) -> int | None:
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value <= MOST_ROUNDS:
-        raise ConfigError("permissions.most_rounds", f"it must be a whole number from 0 to {MOST_ROUNDS}")
-    return value
-
-
 def _most_bytes(text: object) -> int | None:
     if text is None:
         return None
-    found = _BYTES.fullmatch(text) if isinstance(text, str) else None
+    found = _BYTES.fullmatch(str(text))
     if found is None:
         raise ConfigError("permissions.most_bytes", 'it must be an amount such as "500 MB" or "2 GiB"')
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def _approve(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError("permissions.approve", "it must be true or false")
-    return value
 
 
 def local_time(now: float, zone: tzinfo | None) -> datetime:
@@ -164,7 +138,3 @@ def bytes_as_text(count: int) -> str:
     """A number of bytes as people set it."""
     unit = next((name for name in ("TB", "GB", "MB") if count >= _UNITS[name]), "kB")
     return f"{count / _UNITS[unit]:.4g} {unit}"
-
-
-def _clock(minute: int) -> str:
-    return f"{minute // 60:02}:{minute % 60:02}"

@@ -135,9 +135,7 @@ def read_project(path: str | Path) -> Project:
 
 def _project(content: Mapping[str, Any], folder: Path) -> Project:
     _check_keys(content, "", PROJECT_KEYS)
-    name = _string(content, "name")
-    if not SITE_NAME.fullmatch(name):
-        raise ConfigError("name", f"{shown(name)} is not allowed: use letters, digits, - and _ only")
+    name = _string(content, "name", "", SITE_NAME, "is not allowed: use letters, digits, - and _ only")
     blur = amount_of_blur(content.get("blur", 0.0))
     sites = tuple(replace(site, least_blur=blur) for site in _sites(_table(content, "sites")))
     graph = _graph(_table(content, "graph"), folder)
@@ -154,9 +152,7 @@ def _project(content: Mapping[str, Any], folder: Path) -> Project:
 
 def _server(table: Mapping[str, Any]) -> ServerAddress:
     _check_keys(table, "server.", SERVER_KEYS)
-    host = _string(table, "host", "server.")
-    if not HOST.fullmatch(host):
-        raise ConfigError("server.host", f"{shown(host)} is not a host name or an IPv4 address")
+    host = _string(table, "host", "server.", HOST, "is not a host name or an IPv4 address")
     port = _integer(table, "port", 8002, 1, 65535, "server.")
     admin_port = _integer(table, "admin_port", port + 1, 1, 65535, "server.")
     if admin_port == port:
@@ -179,18 +175,17 @@ def _graph(table: Mapping[str, Any], folder: Path) -> GraphFiles:
 def _sites(table: Mapping[str, Any]) -> tuple[SitePlan, ...]:
     if not table:
         raise ConfigError("sites", "there is no site: add a table [sites.NAME] with its sensors")
+    folded = [name.lower() for name in table]
     for name in table:
         if not SITE_NAME.fullmatch(name):
             problem = "a site's name has up to 64 letters, digits, - and _, and starts with a letter or digit"
-            raise ConfigError(f"sites.{name}", problem)
-        if name.lower() in RESERVED:
-            raise ConfigError(f"sites.{name}", "this name is reserved: choose another one")
-    folded = [name.lower() for name in table]
-    for name in table:
-        if folded.count(name.lower()) > 1:
-            raise ConfigError(
-                f"sites.{name}", "two sites have names that differ only in upper and lower case: rename one"
-            )
+        elif name.lower() in RESERVED:
+            problem = "this name is reserved: choose another one"
+        elif folded.count(name.lower()) > 1:
+            problem = "two sites have names that differ only in upper and lower case: rename one"
+        else:
+            continue
+        raise ConfigError(f"sites.{name}", problem)
     return tuple(_site(name, _table(table, name, "sites.")) for name in table)
 
 
@@ -208,16 +203,17 @@ def _site(name: str, table: Mapping[str, Any]) -> SitePlan:
 def _check_owners(sites: tuple[SitePlan, ...], located: Collection[str], file: Path) -> None:
     owners: dict[str, str] = {}
     for site in sites:
-        key = f"sites.{site.name}.sensors"
         for sensor in site.sensors:
-            if sensor in owners:
-                if owners[sensor] == site.name:
-                    raise ConfigError(key, f"sensor {shown(sensor)} is listed twice")
-                problem = f"sensor {shown(sensor)} already belongs to site {owners[sensor]}"
-                raise ConfigError(key, problem)
             if sensor not in located:
-                raise ConfigError(key, f"sensor {shown(sensor)} is missing from {file.name}")
-            owners[sensor] = site.name
+                problem = f"is missing from {file.name}"
+            elif (owner := owners.setdefault(sensor, "")) == site.name:
+                problem = "is listed twice"
+            elif owner:
+                problem = f"already belongs to site {owner}"
+            else:
+                owners[sensor] = site.name
+                continue
+            raise ConfigError(f"sites.{site.name}.sensors", f"sensor {shown(sensor)} {problem}")
 
 
 def amount_of_blur(value: object) -> float:
@@ -241,21 +237,26 @@ def _table(table: Mapping[str, Any], key: str, prefix: str = "") -> Mapping[str,
     return value
 
 
-def _string(table: Mapping[str, Any], key: str, prefix: str = "") -> str:
+def _string(
+    table: Mapping[str, Any],
+    key: str,
+    prefix: str = "",
+    form: re.Pattern[str] | None = None,
+    problem: str = "",
+) -> str:
+    """A text of this form, or the `problem` with it."""
     value = table.get(key)
     if not isinstance(value, str) or not value.strip():
         problem = "it is missing" if value is None else "it must be a string"
         raise ConfigError(f"{prefix}{key}", problem)
+    if form is not None and not form.fullmatch(value):
+        raise ConfigError(f"{prefix}{key}", f"{shown(value)} {problem}")
     return value
 
 
 def _organisation(table: Mapping[str, Any], prefix: str, default: str) -> str:
-    value = _string(table, "organisation", prefix) if "organisation" in table else default
-    if not ORGANISATION.fullmatch(value):
-        raise ConfigError(
-            f"{prefix}organisation", f"{shown(value)} is not allowed: use letters, digits and _ only"
-        )
-    return value
+    problem = "is not allowed: use letters, digits and _ only"
+    return _string({"organisation": default, **table}, "organisation", prefix, ORGANISATION, problem)
 
 
 def _integer(

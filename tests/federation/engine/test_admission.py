@@ -31,6 +31,7 @@ from cnfgnn.federation.server.process_status import read_server_status
 from cnfgnn.files import read_json_or_empty
 from tests.commands import said
 from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.site_processes import engine_of
 from tests.federation.two_site_federation import Echo, connected, federation
 from tests.waiting import wait_for
 
@@ -148,7 +149,7 @@ def test_a_killed_site_reconnects_at_once_and_an_unresponsive_one_is_replaced(
     assert refusals(made["server"]).get("count", 0) == refused_before
 
     # As after a power cut: the connection looks open, nobody answers, and the machine starts again.
-    frozen = processes.engine_of(north)
+    frozen = engine_of(north)
     assert frozen is not None
     os.kill(frozen, signal.SIGSTOP)
     try:

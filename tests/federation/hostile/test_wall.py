@@ -29,6 +29,7 @@ from cnfgnn.files import write_whole
 from tests.federation.hostile import intruder
 from tests.federation.live_processes import LiveProcesses, live_processes
 from tests.federation.running_federation import ENGINE_WARNINGS
+from tests.federation.site_processes import engine_of, workers_of
 from tests.federation.two_site_federation import free_ports
 from tests.waiting import wait_for
 
@@ -95,7 +96,7 @@ def targets_at(
     }
     supervisor = processes.running(kit)
     assert supervisor is not None
-    workers = dict(zip(("worker",), processes.workers_of(kit), strict=True))
+    workers = dict(zip(("worker",), workers_of(kit), strict=True))
     address = read_site_status(kit)["live"]["address"]
     return {
         "read": [*files, *secret_files(live, "west"), "/etc/shadow"],
@@ -166,14 +167,14 @@ def check_next_start(live: LiveProcesses, site: str) -> None:
     kit = live.federation.kits[site]
     running = [int((kit / ENGINE_FOLDER / file).read_text()) for file in intruder.LEFT.values()]
     assert all(map(psutil.pid_exists, running))
-    escaped, before = kit / "escaped", processes.engine_of(kit)
+    escaped, before = kit / "escaped", engine_of(kit)
     assert before is not None
     for module in ("cnfgnn/__init__.py", "socket.py", "sitecustomize.py"):
         left = kit / ENGINE_FOLDER / module
         left.parent.mkdir(exist_ok=True)
         left.write_text(f"open({str(escaped)!r}, 'w')")
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: processes.engine_of(kit) not in (None, before), "the engine starts again")
+    wait_for(lambda: engine_of(kit) not in (None, before), "the engine starts again")
     live.until_full()
     assert not any(map(psutil.pid_exists, running))
     assert not escaped.exists()

@@ -18,7 +18,7 @@ from cnfgnn.files import read_json, write_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-    from cryptography.x509 import Certificate
+    from cryptography.x509 import Certificate, ObjectIdentifier
 
 REVOKED = "revoked.json"  # in the server's kit: which certificates it refuses
 TIMES = "revoked as of"  # beside the serial numbers in that file
@@ -36,14 +36,11 @@ class Validity:
 
     def problem(self, now: datetime | None = None) -> str:
         """Why the certificate cannot be used now; empty if it can."""
-        now = now or datetime.now(UTC)
+        now, name = now or datetime.now(UTC), f"the certificate {self.file.name}"
         if now >= self.ends:
-            return f"the certificate {self.file.name} expired on {self.ends:%Y-%m-%d %H:%M} UTC: renew it"
+            return f"{name} expired on {self.ends:%Y-%m-%d %H:%M} UTC: renew it"
         if now < self.begins:
-            begins = f"{self.begins:%Y-%m-%d %H:%M} UTC"
-            return (
-                f"the certificate {self.file.name} is not valid before {begins}: check this machine's clock"
-            )
+            return f"{name} is not valid before {self.begins:%Y-%m-%d %H:%M} UTC: check this machine's clock"
         return ""
 
     def warning(self, now: datetime | None = None) -> str:
@@ -89,11 +86,14 @@ def check_pairs(kit: Path) -> None:
 
 def own_certificate(kit: Path, file: Path) -> Certificate:
     """A certificate in a kit, if the kit's authority made it, and made a site's out to that site."""
+    from cryptography.x509.oid import NameOID
+
     found = read(file)
     check_signed(kit, file, found)
-    if role(kit) == "site" and _common_name(found) != site_name(kit):
-        name = shown(_common_name(found))
-        raise RunError(file, f"this certificate is of {name}, and the kit is that of site {site_name(kit)}")
+    name = in_subject(found, NameOID.COMMON_NAME)
+    if role(kit) == "site" and name != site_name(kit):
+        problem = f"this certificate is of {shown(name)}, and the kit is that of site {site_name(kit)}"
+        raise RunError(file, problem)
     return found
 
 
@@ -135,10 +135,9 @@ def _own_files(kit: Path) -> list[Path]:
     return [kit / "startup" / "client.crt"]
 
 
-def _common_name(certificate: Certificate) -> str:
-    from cryptography.x509.oid import NameOID
-
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+def in_subject(certificate: Certificate, oid: ObjectIdentifier) -> str:
+    """What a certificate says of its owner; empty if it does not."""
+    names = certificate.subject.get_attributes_for_oid(oid)
     return str(names[0].value) if names else ""
 
 

@@ -23,6 +23,7 @@ ADMISSION = "cnfgnn.federation.engine.guard.admission.AdmissionControl"
 JOB_STORE = "cnfgnn.federation.engine.carry.job_store.BoundedJobStore"
 RETENTION = "cnfgnn.federation.engine.carry.job_store.JobRetention"
 CONNECTION_MONITOR = "cnfgnn.federation.engine.guard.connection_monitor.ConnectionMonitor"
+ENGINE_PARTS = "nvflare.app_common"
 SERVER_COMPONENTS = (LATE_JOINERS, MESSAGE_GUARD, ADMISSION, JOB_STORE, RETENTION)
 SITE_COMPONENTS = (LAUNCHER, CONNECTION_MONITOR)
 SITE_PROGRAM = "cnfgnn.federation.engine.client"  # the engine at a site
@@ -78,7 +79,7 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
         "components": [
             _component(
                 "job_scheduler",
-                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                f"{ENGINE_PARTS}.job_schedulers.job_scheduler.DefaultJobScheduler",
                 # By default it retries after ten seconds, then more rarely, and gives up after ten tries.
                 max_jobs=MOST_JOBS,
                 min_schedule_interval=1.0,
@@ -86,16 +87,11 @@ def server_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
                 max_schedule_count=1_000_000,
             ),
             # `up` sets where jobs are stored: the path must be absolute, and kits move between machines.
-            _component(
-                "job_manager",
-                JOB_STORE,
-                uri_root="jobs",
-                job_store_id="job_store",
-            ),
-            _component("job_store", "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"),
+            _component("job_manager", JOB_STORE, uri_root="jobs", job_store_id="job_store"),
+            _component("job_store", f"{ENGINE_PARTS}.storages.filesystem_storage.FilesystemStorage"),
             _component(
                 "process_launcher",
-                "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher",
+                f"{ENGINE_PARTS}.job_launcher.server_process_launcher.ServerProcessJobLauncher",
             ),
             _component("late_joiners", LATE_JOINERS),
             _component("message_guard", MESSAGE_GUARD),
@@ -115,14 +111,14 @@ def site_resources(also_allowed: Iterable[str] = ()) -> dict[str, Any]:
         "components": [
             _component(
                 "resource_manager",
-                "nvflare.app_common.resource_managers.gpu_resource_manager.GPUResourceManager",
+                f"{ENGINE_PARTS}.resource_managers.gpu_resource_manager.GPUResourceManager",
                 num_of_gpus=0,
                 mem_per_gpu_in_GiB=0,
                 expiration_period=300,
             ),
             _component(
                 "resource_consumer",
-                "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+                f"{ENGINE_PARTS}.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
             ),
             _component("process_launcher", LAUNCHER),
             _component("connection_monitor", CONNECTION_MONITOR),
@@ -164,31 +160,17 @@ def absolute_places(places: str) -> str:
 
 def log_settings() -> dict[str, Any]:
     """One rotating log per process; the console shows errors and what failed before logging began."""
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    console = {"class": "logging.StreamHandler", "level": "ERROR", "stream": "ext://sys.stdout"}
+    file = {"class": "logging.handlers.RotatingFileHandler", "level": "DEBUG", "filename": "log.txt"}
+    rotation = {"mode": "a", "maxBytes": 5_000_000, "backupCount": 3}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {
-            "plain": {
-                "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
-                "fmt": "%(asctime)s %(levelname)s %(name)s: %(message)s",
-            }
-        },
+        "formatters": {"plain": {"()": "nvflare.fuel.utils.log_utils.BaseFormatter", "fmt": layout}},
         "handlers": {
-            "console": {
-                "class": "logging.StreamHandler",
-                "level": "ERROR",
-                "formatter": "plain",
-                "stream": "ext://sys.stdout",
-            },
-            "file": {
-                "class": "logging.handlers.RotatingFileHandler",
-                "level": "DEBUG",
-                "formatter": "plain",
-                "filename": "log.txt",
-                "mode": "a",
-                "maxBytes": 5_000_000,
-                "backupCount": 3,
-            },
+            "console": {**console, "formatter": "plain"},
+            "file": {**file, **rotation, "formatter": "plain"},
         },
         "loggers": {"root": {"level": "INFO", "handlers": ["console", "file"]}},
     }

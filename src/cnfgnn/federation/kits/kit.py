@@ -23,6 +23,11 @@ def role(kit: str | Path) -> str:
     raise ConfigError(str(kit), "this folder is not the kit of a server or a site")
 
 
+def check_is_site(kit: Path) -> None:
+    if role(kit) != "site":
+        raise ConfigError(str(kit), "this is the server's kit: the command is for the kit of a site")
+
+
 def site_name(kit: Path) -> str:
     """The name in the engine's file, which must be the certificate's: site.toml may have been edited."""
     return engine_files.read_startup(kit, "fed_client.json", lambda config: str(config["client"]["fqsn"]))

@@ -69,11 +69,8 @@ def _server_addresses(kit: Path) -> list[tuple[str, int]]:
 
 def _listen_problem(host: str, port: int) -> str:
     """Why nothing can listen there; empty if it can."""
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does
-        try:
-            attempt.bind((host, port))
-            attempt.listen(1)
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        socket.create_server((host, port)).close()  # reuses the address, as the engine does
+    except OSError as error:
+        return error.strerror or str(error)
     return ""

@@ -19,11 +19,15 @@ def identity(pid: int) -> dict[str, Any] | None:
     """What distinguishes a running process from all others, as JSON-ready data; None if it does not run."""
     import psutil
 
-    started = _ticks(pid)
-    if started is not None:
-        return {"pid": pid, "ticks": started, "boot": _boot_id()}
-    if BOOT_ID.exists():
-        return None
+    try:
+        # The second field is the program's name in brackets, and it may contain spaces and brackets.
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, *fields = text.rpartition(")")[2].split()
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
+        return None if state in ENDED else {"pid": pid, "ticks": int(fields[18]), "boot": boot}
+    except (OSError, ValueError, IndexError):
+        if BOOT_ID.exists():
+            return None
     try:  # outside Linux the kernel records the start by the clock, and that record does not move later
         process = psutil.Process(pid)
         return {"pid": pid, "ticks": process.create_time(), "boot": ""} if process.is_running() else None
@@ -38,18 +42,11 @@ def is_running(recorded: Mapping[str, Any]) -> bool:
     return now is not None and now == dict(recorded)
 
 
-def _ticks(pid: int) -> int | None:
+def started_at(pid: int) -> float | None:
+    """When a process started, by the clock; None if it has ended."""
+    import psutil
+
     try:
-        # The second field is the program's name in brackets, and it may contain spaces and brackets.
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = text.rpartition(")")[2].split()
-        return None if fields[0] in ENDED else int(fields[19])
-    except (OSError, ValueError, IndexError):
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
         return None
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return ""

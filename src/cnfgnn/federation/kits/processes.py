@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.federation.kits.certificates import check_valid
+from cnfgnn.federation.kits.certificates import check_valid, in_subject
 from cnfgnn.federation.kits.certificates import read as read_certificate
 from cnfgnn.federation.kits.engine_files import (
     CONNECTION_FILE,
@@ -28,7 +27,7 @@ from cnfgnn.federation.kits.kit import check_current, role, site_name
 from cnfgnn.federation.kits.ports import check_ports_free, closed_ports, server_port
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.federation.kits.renewal import finish_renewal
-from cnfgnn.files import read_json_or_empty
+from cnfgnn.files import hold_lock, read_json_or_empty, write_whole
 from cnfgnn.live.options import LIVE
 from cnfgnn.transports.remote.messages import legible
 
@@ -92,11 +91,8 @@ def _prepare(kit: Path) -> None:
 
 def active_tasks(kit: Path) -> set[str]:
     """The ids of the tasks that processes of this kit are working on, taken from their command lines."""
-    found: set[str] = set()
-    for process in _processes_of(kit.resolve()):
-        for word in process.info["cmdline"] or []:
-            found |= set(TASK_ID.findall(word))
-    return found
+    lines = [process.info["cmdline"] or [] for process in _processes_of(kit.resolve())]
+    return {task for line in lines for word in line for task in TASK_ID.findall(word)}
 
 
 def wait_until_listening(kit: str | Path, pid: int, timeout: float = READY_WITHIN) -> None:
@@ -148,31 +144,15 @@ def running(kit: str | Path) -> int | None:
     """The process id of a kit's parent process; None if it does not run, whatever an old file says."""
     kit = Path(kit)
     role(kit)  # refuses a folder that is not a kit
-    try:
-        recorded = json.loads((kit / PROCESS_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return int(recorded["pid"]) if isinstance(recorded, dict) and is_running(recorded) else None
+    recorded = read_json_or_empty(kit / PROCESS_FILE)
+    return int(recorded["pid"]) if is_running(recorded) else None
 
 
 def jobs_of(kit: str | Path) -> list[int]:
     """The process ids of the engine's jobs that run for a kit."""
     kit = Path(kit).resolve()
     parent = running(kit)
-    jobs = [process for process in _processes_of(kit, (ENGINE,)) if process.pid != parent]
-    return [process.pid for process in jobs]
-
-
-def workers_of(kit: str | Path) -> list[int]:
-    """The process ids of the workers of a site's tasks."""
-    workers = supervisor_status(Path(kit)).get("workers", [])
-    return [worker["pid"] for worker in workers if worker["pid"]]
-
-
-def engine_of(kit: str | Path) -> int | None:
-    """The process id of the engine's parent process at a site; None if it does not run."""
-    engine = supervisor_status(Path(kit)).get("engine") or {}
-    return int(engine["pid"]) if is_running(engine) else None
+    return [process.pid for process in _processes_of(kit, (ENGINE,)) if process.pid != parent]
 
 
 def _start(kit: Path) -> int:
@@ -197,9 +177,7 @@ def _start(kit: Path) -> int:
 
 def _record(kit: Path, pid: int) -> None:
     """Write down which process runs for a kit; empty if it has ended already."""
-    with open_private(kit / PROCESS_FILE) as file:
-        os.truncate(file, 0)
-        os.write(file, f"{json.dumps(identity(pid) or {})}\n".encode())
+    write_whole(kit / PROCESS_FILE, json.dumps(identity(pid) or {}).encode(), 0o600)
 
 
 def _program(kit: Path) -> list[str]:
@@ -221,13 +199,10 @@ def _last_console_line(kit: Path) -> str:
     try:
         with (kit / CONSOLE_FILE).open("rb") as console:
             console.seek(max(0, console.seek(0, os.SEEK_END) - LAST_OF_CONSOLE))
-            lines = console.read(LAST_OF_CONSOLE).decode(errors="replace").split("\n")
+            lines = console.read(LAST_OF_CONSOLE).decode(errors="replace").strip().split("\n")
     except OSError:
         return ""
-    for line in reversed(lines):
-        if line.strip():
-            return f" ({legible(line.strip()[:200])})"
-    return ""
+    return f" ({legible(lines[-1].strip()[:200])})" if lines[-1] else ""
 
 
 def _environment(kit: Path) -> dict[str, str]:
@@ -246,12 +221,12 @@ def _processes_of(kit: Path, programs: tuple[str, ...] = OF_KITS) -> list[Any]:
     """The processes of this kit that run such programs, recognised by their command lines."""
     import psutil
 
-    found, places = [], {str(kit), str(kit / ENGINE_FOLDER)}
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if any(word.startswith(programs) for word in line) and places & set(line):
-            found.append(process)
-    return found
+    places = {str(kit), str(kit / ENGINE_FOLDER)}
+
+    def is_of_kit(line: list[str]) -> bool:
+        return any(word.startswith(programs) for word in line) and bool(places & set(line))
+
+    return [each for each in psutil.process_iter(["cmdline"]) if is_of_kit(each.info["cmdline"] or [])]
 
 
 def read_live(kit: Path) -> dict[str, Any]:
@@ -313,8 +288,7 @@ def _organisation(kit: Path) -> str:
     from cryptography.x509.oid import NameOID
 
     file = kit / "startup" / ("server.crt" if role(kit) == "server" else "client.crt")
-    names = read_certificate(file).subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
-    return str(names[0].value) if names else ""
+    return in_subject(read_certificate(file), NameOID.ORGANIZATION_NAME)
 
 
 @contextmanager
@@ -331,21 +305,17 @@ def open_private(path: Path) -> Iterator[int]:
 def _locked(kit: Path) -> Iterator[None]:
     """Allow one start or stop of a kit at a time."""
     role(kit)  # refuses a folder that is not a kit
+    deadline = time.monotonic() + LOCK_WITHIN
+    while True:
+        try:
+            handle = hold_lock(kit / ".lock", kit)
+            break
+        except RunError:
+            if time.monotonic() > deadline:
+                problem = "another command is starting or stopping this kit: try again when it is done"
+                raise RunError(kit, problem) from None
+            time.sleep(0.1)
     try:
-        handle = os.open(kit / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StorageError(kit / ".lock", error) from error
-    try:
-        deadline = time.monotonic() + LOCK_WITHIN
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    problem = "another command is starting or stopping this kit: try again when it is done"
-                    raise RunError(kit, problem) from None
-                time.sleep(0.1)
         yield
     finally:
         os.close(handle)

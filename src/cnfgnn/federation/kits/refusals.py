@@ -45,11 +45,9 @@ def read_refusals(kit: Path) -> list[dict[str, Any]]:
     found = read_json_of_others(kit / REFUSED, LARGEST).get("refused")
     entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
     return [
-        {"time": entry["time"], "who": legible(entry["who"]), "what": legible(entry["what"])}
+        {"time": when, "who": legible(entry["who"]), "what": legible(entry["what"])}
         for entry in entries
-        if {"who", "what"} <= entry.keys() and _is_time(entry.get("time"))
+        if {"who", "what"} <= entry.keys()
+        and isinstance(when := entry.get("time"), int | float)
+        and 0 <= when < 2**40
     ][-MOST_SHOWN:]
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value < 2**40

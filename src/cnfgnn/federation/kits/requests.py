@@ -10,7 +10,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -67,18 +68,20 @@ def make_request(site: str, folder: Path) -> Request:
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, SHA256())
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     secret = key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
-    _write_folder(folder, {KEY: secret, f"{site}{SUFFIX}": request.public_bytes(pem)})
+    with complete_folder(folder.absolute()) as partial:
+        write_whole(partial / KEY, secret, 0o600)
+        write_whole(partial / f"{site}{SUFFIX}", request.public_bytes(pem), 0o600)
     return Request(folder / f"{site}{SUFFIX}", site, key.public_key())
 
 
-def _write_folder(folder: Path, files: dict[str, bytes]) -> None:
-    """Make a folder that is complete or absent."""
+@contextmanager
+def complete_folder(folder: Path) -> Iterator[Path]:
+    """A folder, for its owner only, that appears as `folder` if all goes well, and else not at all."""
     try:
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.absolute().parent))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
         try:
-            for name, content in files.items():
-                write_whole(partial / name, content, 0o600)
+            yield partial
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

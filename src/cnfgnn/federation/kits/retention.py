@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,13 +35,11 @@ class Removed:
 def remove_old_tasks(kit: Path, keep: int) -> Removed:
     """Remove the files of all but the latest `keep` finished tasks."""
     old = _old_at_server(kit, keep) if role(kit) == "server" else _old_at_site(kit, keep)
-    removed = {path.name.partition(".")[0]: 0 for path in old}
-    for path in old:
-        removed[path.name.partition(".")[0]] += remove_folder(kit, path)
+    size = sum(remove_folder(kit, path) for path in old)
     for leftover in kit.glob(f"{DELETED_PREFIX}*"):  # of a process that was killed while it deleted
         with suppress(RecursionError):
             shutil.rmtree(leftover, ignore_errors=True)
-    return Removed(len(removed), sum(removed.values()))
+    return Removed(len({path.name.partition(".")[0] for path in old}), size)
 
 
 def _old_at_server(kit: Path, keep: int) -> list[Path]:
@@ -81,19 +78,19 @@ def _task_folders(place: Path) -> list[Path]:
         return []
 
 
-def _latest_first(folders: list[Path]) -> list[Path]:
-    dated = []
-    for folder in folders:
-        try:
-            dated.append((folder.stat().st_mtime_ns, folder))
-        except FileNotFoundError:
-            continue
-    return [folder for _, folder in sorted(dated, reverse=True)]
+def _latest_first(paths: list[Path]) -> list[Path]:
+    return sorted(paths, key=_changed_at, reverse=True)
+
+
+def _changed_at(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def remove_folder(kit: Path, folder: Path) -> int:
     """Delete a folder, or a single file; return its size in bytes."""
-    size = sum(_file_sizes(folder)) if folder.is_dir() else folder.lstat().st_size
     renamed = kit / f"{DELETED_PREFIX}{folder.parent.name}-{folder.name}"
     try:
         folder.rename(renamed)
@@ -101,16 +98,9 @@ def remove_folder(kit: Path, folder: Path) -> int:
         return 0
     except OSError as error:
         raise StorageError(folder, error) from error
+    size = sum(file.lstat().st_size for file in (renamed, *renamed.rglob("*")) if file.is_file())
     if renamed.is_dir() and not renamed.is_symlink():
         shutil.rmtree(renamed, ignore_errors=True)
     else:
         renamed.unlink(missing_ok=True)
     return size
-
-
-def _file_sizes(folder: Path) -> Iterator[int]:
-    for file in folder.rglob("*"):
-        try:
-            yield file.lstat().st_size if file.is_file() else 0
-        except FileNotFoundError:
-            continue

@@ -12,7 +12,7 @@ import numpy as np
 from cnfgnn.attack.smoothed_copies import TOO_FEW, SmoothedCopies
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.windows import fewest_rows
-from cnfgnn.errors import ConfigError, DataError, RunError
+from cnfgnn.errors import DataError, RunError
 from cnfgnn.federation.engine.confine import (
     WRITABLE_DEVICES,
     Limits,
@@ -23,7 +23,6 @@ from cnfgnn.federation.engine.confine import (
 from cnfgnn.federation.engine.guard.handshake import ask_server, connection_problem, copied_kit_warning
 from cnfgnn.federation.kits.certificates import check_valid
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
-from cnfgnn.federation.kits.kit import role
 from cnfgnn.federation.kits.processes import running
 from cnfgnn.federation.kits.renewal import finish_renewal
 from cnfgnn.federation.operator.status import engine_process
@@ -44,8 +43,6 @@ def check_site(kit: Path, hide: float | None = None) -> Iterator[str]:
 
     `hide` is by how much a smoother should miss the readings.
     """
-    if role(kit) != "site":
-        raise ConfigError(str(kit), "this is the server's kit: run the check on a site's kit")
     plan = read_site(kit)
     data = SiteData(plan, kit)  # refuses missing sensors and timestamps that are out of order
     readings, source = data.truth, data.source

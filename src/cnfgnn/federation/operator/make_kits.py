@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cnfgnn.config.toml import dump_table
-from cnfgnn.errors import ConfigError, RunError, StorageError
+from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.engine.provisioning import AUTHORITY_FILE, AUTHORITY_KEYS, provision
-from cnfgnn.federation.kits import engine_files
+from cnfgnn.federation.kits import certificates, engine_files
 from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.kit import ISSUED, PROGRAM_FILE, record_program
-from cnfgnn.federation.kits.requests import Request
-from cnfgnn.federation.project import Project, SitePlan
+from cnfgnn.federation.kits.requests import Request, complete_folder
+from cnfgnn.federation.project import PROJECT_KEYS, Project, SitePlan
 
 SCRIPT = """#!/bin/sh
 kit=$(cd "$(dirname "$0")" && pwd) || exit 1
@@ -70,25 +70,20 @@ def make_kits(
     if folder.exists():
         raise RunError(folder, "exists already, and kits are never overwritten: choose another --out")
     also_allowed = list(also_allowed)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))  # mode 0700
-        try:
-            provisioned = provision(project, partial / "engine", authority, requests or {})
-            complete = partial / "kits"
-            complete.mkdir()
-            if only is None:
-                _copy_authority(provisioned, complete / "authority")
-                _server_kit(project, provisioned, complete / "server", also_allowed)
-            for site in project.sites:
-                if site.name in names:
-                    _site_kit(site, provisioned / "kits" / site.name, complete / site.name, also_allowed)
-            _restrict_to_owner(complete)
-            complete.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(folder, error) from error
+    with (
+        complete_folder(folder) as complete,
+        tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as engine,
+    ):
+        provisioned = provision(project, Path(engine) / "engine", authority, requests or {})
+        if only is None:
+            _copy_authority(provisioned, complete / "authority")
+            _server_kit(project, provisioned, complete / "server", also_allowed)
+        for site in project.sites:
+            if site.name in names:
+                kit, resources = complete / site.name, engine_files.site_resources(also_allowed)
+                _any_kit(provisioned / "kits" / site.name, kit, resources)
+                (kit / "local" / "site.toml").write_text(_site_text(site), encoding="utf-8")
+        _restrict_to_owner(complete)
     return {name: folder / name for name in names}
 
 
@@ -101,13 +96,12 @@ def _copy_authority(provisioned: Path, folder: Path) -> None:
 
 def _server_kit(project: Project, provisioned: Path, kit: Path, also_allowed: list[str]) -> None:
     _any_kit(provisioned / "kits" / "server", kit, engine_files.server_resources(also_allowed))
-    startup = kit / "startup" / "fed_server.json"
-    config = json.loads(startup.read_text())
-    config["servers"][0]["admin_host"] = "127.0.0.1"  # accept commands from this machine only
-    _write_json(startup, config)
+    _to_loopback(kit / "startup" / "fed_server.json", lambda config: config["servers"][0], "admin_host")
     issued = {}
     for site in project.sites:
-        issued[site.name] = _issued(provisioned / "kits" / site.name / "startup" / "client.crt")
+        made = certificates.read(provisioned / "kits" / site.name / "startup" / "client.crt")
+        expires = made.not_valid_after_utc.isoformat(timespec="seconds")
+        issued[site.name] = {"serial": f"{made.serial_number:x}", "until": expires}
     _write_json(kit / "startup" / ISSUED, issued)
     graph = kit / "local" / "graph"
     graph.mkdir()
@@ -115,20 +109,8 @@ def _server_kit(project: Project, provisioned: Path, kit: Path, also_allowed: li
     if project.graph.edges is not None:
         shutil.copyfile(project.graph.edges, graph / "edges.csv")
     (kit / "local" / "project.toml").write_text(_project_text(project), encoding="utf-8")
-    _operator_kit(provisioned / "kits" / OPERATOR, kit / "operator")
-
-
-def _operator_kit(provisioned: Path, kit: Path) -> None:
-    _copy_without_scripts(provisioned, kit)
-    startup = kit / "startup" / "fed_admin.json"
-    config = json.loads(startup.read_text())
-    config["admin"]["host"] = "127.0.0.1"
-    _write_json(startup, config)
-
-
-def _site_kit(site: SitePlan, provisioned: Path, kit: Path, also_allowed: list[str]) -> None:
-    _any_kit(provisioned, kit, engine_files.site_resources(also_allowed))
-    (kit / "local" / "site.toml").write_text(_site_text(site), encoding="utf-8")
+    _copy_without_scripts(provisioned / "kits" / OPERATOR, kit / "operator")
+    _to_loopback(kit / "operator" / "startup" / "fed_admin.json", lambda config: config["admin"], "host")
 
 
 def _any_kit(provisioned: Path, kit: Path, resources: dict[str, Any]) -> None:
@@ -141,18 +123,8 @@ def _any_kit(provisioned: Path, kit: Path, resources: dict[str, Any]) -> None:
     _write_json(kit / "local" / "comm_config.json", engine_files.connection_settings())
     _write_json(kit / "local" / "log_config.json", engine_files.log_settings())
     for name, command in (("start.sh", "up"), ("stop.sh", "down")):
-        script = kit / name
-        script.write_text(SCRIPT.format(program=PROGRAM_FILE, command=command))
-        script.chmod(0o700)
+        (kit / name).write_text(SCRIPT.format(program=PROGRAM_FILE, command=command))
     record_program(kit)
-
-
-def _issued(file: Path) -> dict[str, str]:
-    from cryptography import x509
-
-    certificate = x509.load_pem_x509_certificate(file.read_bytes())
-    expires = certificate.not_valid_after_utc.isoformat(timespec="seconds")
-    return {"serial": f"{certificate.serial_number:x}", "until": expires}
 
 
 def _copy_without_scripts(provisioned: Path, kit: Path) -> None:
@@ -173,7 +145,6 @@ def _site_text(site: SitePlan) -> str:
 
 
 def _project_text(project: Project) -> str:
-    server = project.server
     graph = {"sensors": "graph/sensors.csv"}
     if project.graph.edges is not None:
         graph["edges"] = "graph/edges.csv"
@@ -182,22 +153,15 @@ def _project_text(project: Project) -> str:
         sites[site.name] = {"sensors": site.sensors}
         if site.organisation:
             sites[site.name]["organisation"] = site.organisation
-    content = {
-        "name": project.name,
-        "min_sites": project.min_sites,
-        "blur": project.blur,
-        "piece_kib": project.piece_kib,
-        "keep_tasks": project.keep_tasks,
-        "server": {
-            "host": server.host,
-            "port": server.port,
-            "admin_port": server.admin_port,
-            "organisation": server.organisation,
-        },
-        "graph": graph,
-        "sites": sites,
-    }
-    return dump_table(content)
+    values = {key: getattr(project, key) for key in PROJECT_KEYS if key not in ("server", "graph", "sites")}
+    return dump_table({**values, "server": asdict(project.server), "graph": graph, "sites": sites})
+
+
+def _to_loopback(path: Path, part: Callable[[Any], dict[str, Any]], key: str) -> None:
+    """Have the engine accept commands from this machine only."""
+    config = json.loads(path.read_text())
+    part(config)[key] = "127.0.0.1"
+    _write_json(path, config)
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -206,8 +170,5 @@ def _write_json(path: Path, content: Any) -> None:
 
 def _restrict_to_owner(folder: Path) -> None:
     """Make every file and folder inaccessible to other users of the machine."""
-    for place, _, files in os.walk(folder):
-        Path(place).chmod(0o700)
-        for name in files:
-            file = Path(place) / name
-            file.chmod(0o700 if file.suffix == ".sh" else 0o600)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)

@@ -77,8 +77,9 @@ def sent_report(kit: Path, days: int, now: float | None = None) -> SentReport:
     """What was sent, in detail of the last days."""
     plan, book = read_site(kit), Book.read(kit / FILE)
     today = date.fromisoformat(Permissions(kit).day(time.time() if now is None else now))
-    first = _days_before(today, days - 1)
-    chosen = [(key, entry) for key, entry in sorted(book.entries.items()) if _is_since(key.day, first)]
+    first = (today - timedelta(min(days, today.toordinal()) - 1)).isoformat()
+    # The day of an old entry is a month.
+    chosen = [item for item in sorted(book.entries.items()) if item[0].day >= first[: len(item[0].day)]]
     folder = private_folder(plan, kit)
     found, within = None, [0] * len(chosen)
     if CopyStore.exists(folder):
@@ -144,12 +145,3 @@ def _task_as_json(key: Key, entry: Entry, copies: int) -> dict[str, Any]:
     verbs = {verb: asdict(counts) for verb, counts in entry.verbs.items() if counts}
     about = {**key._asdict(), "run": entry.run, "method": entry.method, "rounds": entry.rounds}
     return {**about, "copies": copies, "verbs": verbs}
-
-
-def _days_before(day: date, days: int) -> str:
-    return (day - timedelta(min(days, day.toordinal() - 1))).isoformat()
-
-
-def _is_since(day: str, first: str) -> bool:
-    """Whether a day, or the month of an old entry, is not before another day."""
-    return day >= first[: len(day)]
