@@ -8,7 +8,7 @@ import pytest
 
 from cnfgnn.cli import sites
 from cnfgnn.cli.sites import SiteLines, headline
-from cnfgnn.federation.server.status import STARTING
+from cnfgnn.federation.server.status import STARTING, task_status
 
 
 def site(**changes: Any) -> dict[str, Any]:
@@ -87,26 +87,28 @@ def test_a_site_that_the_others_wait_for_is_printed_once_and_shown_in_the_headli
     assert [line for line in printed if line.startswith("waiting")] == [
         "waiting for site west: silent for 6 s, away after 20 s"
     ]
-    assert "waiting for west (silent for 7 s, away after 20 s)" in headline(later)
+    assert "waiting for west (silent for 7 s, away after 20 s)" in headline(task_status(later))
 
 
 def test_sensors_left_out_of_a_comparison_are_shown() -> None:
     known = {
-        "kind": "rmse",
+        "metric": "rmse",
         "error": 3.5,
         "best_error": 3.4,
         "best_round": 4,
         "training_bytes": {"per_site": 9},
     }
     left_out = {"sites": ["north"], "sensors": ["s0"]}
-    assert "compared without the sensors of north" in headline(status(**known, left_out=left_out))
-    waiting = headline(status(**known, left_out=left_out, compared=False))
+    assert "compared without the sensors of north" in headline(
+        task_status(status(**known, left_out=left_out))
+    )
+    waiting = headline(task_status(status(**known, left_out=left_out, compared=False)))
     assert "not compared, waiting for the sensors of north" in waiting
 
 
 def test_a_finished_run_that_is_resumed_has_no_round_after_its_last() -> None:
-    assert headline(status(round=2, rounds=1)) == "train one: running, round 1/1"
-    assert headline(status(round=1, rounds=3)) == "train one: running, round 1/3"
+    assert headline(task_status(status(round=2, rounds=1))) == "train one: running, round 1/1"
+    assert headline(task_status(status(round=1, rounds=3))) == "train one: running, round 1/3"
 
 
 def test_a_command_says_something_every_few_seconds(

@@ -49,7 +49,7 @@ def test_an_expired_certificate_is_reported_as_such(
         assert "expired on" in refused("up", kit)
         assert processes.running(kit) is None
         assert "expired on" in said("federation", "status", kit)
-    [line] = site_notices(made["server"], "north")
+    [line] = map(str, site_notices(made["server"], "north"))
     assert line.startswith("its certificate expired on")
     assert f"    {line}" in said("federation", "status", made["server"])
 
@@ -66,7 +66,7 @@ def test_a_certificate_that_expires_soon_is_reported_in_advance(
     [warning] = certificates.check_valid(made["north"])
     assert "expires in 9 days" in warning
     assert "expires in 9 days" in said("federation", "status", made["north"])
-    [line] = site_notices(made["server"], "south")
+    [line] = map(str, site_notices(made["server"], "south"))
     assert "its certificate expires on" in line
     [validity, _] = certificates.validities(made["north"])
     assert "clock" in validity.problem(validity.begins - timedelta(seconds=1))

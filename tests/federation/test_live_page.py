@@ -13,7 +13,7 @@ from cnfgnn.cli.federation_live_status import live_lines, service_lines
 from cnfgnn.cli.sites import SiteLines, sites_table, status_view
 from cnfgnn.federation.operator.live.page import ASSETS, LivePage
 from cnfgnn.federation.operator.live.state import live_state
-from cnfgnn.federation.server.status import STATUS, read_status
+from cnfgnn.federation.server.status import STATUS, read_status, task_status
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client
@@ -136,7 +136,8 @@ def test_the_command_tells_the_model_its_switch_and_the_training(
     assert f"  last training: better, {NEW}: {VERDICT}" in found
     kit.away = {"west": "cannot be reached (no answer)"}
     kit.write()
-    progress.out().print(sites_table(status_of(kit)), status_view(status_of(kit)))
+    task = task_status(status_of(kit))
+    progress.out().print(sites_table(task), status_view(task))
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("5 of 8", "some readings", "79.5 %", "not told", "14 ms", "cannot be"):
         assert words in shown

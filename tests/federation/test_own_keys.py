@@ -261,7 +261,7 @@ def test_a_new_kit_for_one_site_needs_its_request(made: Path, tmp_path: Path) ->
     kit = tmp_path / "new" / "north"
     assert "startup/client.key: is missing: move the key there" in refused("up", kit)
     [problem] = _certificate_problems(kit)
-    assert "is missing" in problem
+    assert "is missing" in str(problem)
     shutil.copy(made / "keys" / "client.key", kit / "startup")  # the same key as in the old kit
     assert certificates.check_valid(kit) == []
 

@@ -14,9 +14,8 @@ import pytest
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.federation.operator.make_kits import make_kits
-from cnfgnn.federation.operator.tasks import is_active
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.server.status import Status
+from cnfgnn.federation.server.status import StatusFile, is_active
 from tests.federation.two_site_federation import write_project
 from tests.waiting import wait_for
 
@@ -61,7 +60,7 @@ def test_another_process_or_boot_is_not_the_same(sleeper: subprocess.Popen[bytes
 
 
 def test_a_task_is_active_while_the_process_that_wrote_its_status_runs(tmp_path: Path) -> None:
-    Status(tmp_path, "token").end("running")
+    StatusFile(tmp_path, "token").end("running")
     status = json.loads((tmp_path / "status.json").read_text())
     assert is_active(status)
     assert not is_active({**status, "state": "finished"})

@@ -23,7 +23,7 @@ from cnfgnn.cli.federation_tasks import _print_recording
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, DataError, RunError
-from cnfgnn.federation.server.recorded import check_recordable
+from cnfgnn.federation.server.federated_run import check_recordable
 from cnfgnn.federation.server.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.attack.small_runs import to_attack

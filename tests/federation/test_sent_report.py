@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cnfgnn.cli.federation_owner import approve, sent
-from cnfgnn.cli.federation_status import _print_site
+from cnfgnn.cli.federation_status import _site_lines
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.site.approvals import approved_file, note_waiting, waiting_now
 from cnfgnn.federation.site.readings import SiteData
@@ -18,6 +18,7 @@ from cnfgnn.federation.site.sent_entries import FILE, Counts, Entry, Key, line_o
 from cnfgnn.federation.site.sent_report import sent_report
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.status import Status
 from cnfgnn.privacy.guarantee import detection, distance
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import with_row
@@ -178,14 +179,11 @@ def test_an_owner_approves_lists_and_revokes(sites: Tapped, capsys: pytest.Captu
     assert approved_file(kit).stat().st_mode & 0o77 == 0
 
 
-def test_the_status_of_a_site_says_which_runs_wait(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_status_of_a_site_says_which_runs_wait(tmp_path: Path) -> None:
     (tmp_path / "local").mkdir()
     note_waiting(tmp_path, SiteTask("1", "train", "spring", "sl", 30), 1000.0)
     waits = [asdict(one) for one in waiting_now(tmp_path, 1000.0)]
     nothing: dict[str, Any] = dict.fromkeys(("heard", "evaluation", "forecast", "live"))
-    _print_site({**nothing, "failed": [], "confinement": [], "kit": "north", "waits": waits})
-    assert (
-        "  spring (sl, 30 rounds) waits: cnfgnn federation approve north spring\n" in capsys.readouterr().out
-    )
+    known = {**nothing, "failed": [], "confinement": [], "kit": "north", "waits": waits}
+    told = _site_lines(Status("site", "north", "does not run", known=known))
+    assert "spring (sl, 30 rounds) waits: cnfgnn federation approve north spring" in told

@@ -24,6 +24,7 @@ from cnfgnn.errors import StorageError
 from cnfgnn.federation.engine.guard.handshake import ServerAnswer, connection_problem, copied_kit_warning
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
+from cnfgnn.federation.server.status import task_status
 from cnfgnn.federation.site.status import SiteStatus, read_site_status
 from cnfgnn.federation.site.store import JOINED, SiteStore
 from tests.commands import said
@@ -149,7 +150,7 @@ def test_an_old_status_shows_how_old_it_is(capsys: pytest.CaptureFixture[str]) -
     then = time.time() - 5000
     site = {"sensors": 1, "present": False, "reachable": False, "last_seen": then, "latency": None}
     site |= {"windows": 0, "bytes": 0, "refused": 0, "problem": ""}
-    progress.out().print(sites_table({"time": then, "sites": {"north": site}}))
+    progress.out().print(sites_table(task_status({"time": then, "sites": {"north": site}})))
     assert "500" in capsys.readouterr().out.replace("\n", "")
 
 

@@ -72,26 +72,23 @@ def train(
     `blur`; nothing that the server sends changes it. With --from, a new run goes on from the weights of an
     earlier one with the readings that sites have now, and takes a third of the rounds.
     """
-    from cnfgnn.federation.server.recorded import check_recordable
+    from cnfgnn.federation.server.federated_run import check_recordable
     from cnfgnn.federation.server.task import Task, check_federated, settings_of
+    from cnfgnn.runs.folder import Run
+    from cnfgnn.runs.warm_start import check_same_architecture
 
     if resume is not None:
+        settings_given = {"--method": method, "--like": like, "--config": config, "--set": changes}
         refuse_with_resume(
-            {
-                "--from": earlier,
-                "--method": method,
-                "--like": like,
-                "--config": config,
-                "--set": changes,
-                "--seed": seed,
-                "--size": node_size,
-                "--name": name,
-            }
+            {"--from": earlier, **settings_given, "--seed": seed, "--size": node_size, "--name": name}
         )
         task = Task("train", resume, resume=True, wait=wait, record=record)
     elif earlier is not None:
         refuse_with_from({"--size": node_size, "--like": like})
-        run_name, wanted = _to_go_on(kit, earlier, name, method, config, changes, seed)
+        before = Run.open(_folder(kit, earlier)).config
+        wanted = changes_to_go_on(before, None, method, config, changes or [], seed, None)
+        check_same_architecture(before, wanted)  # here, before any site is asked
+        run_name = name or _new_name(before)
         task = Task("train", run_name, settings=wanted, earlier=earlier, wait=wait, record=record)
     else:
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
@@ -101,8 +98,7 @@ def train(
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         run_name = name or _new_name(settings)
         task = Task("train", run_name, settings=chosen, given=given_keys, wait=wait, record=record)
-    result = _trained(kit, task)
-    _print_training(kit, task.run, result)
+    _print_training(kit, task.run, _trained(kit, task))
 
 
 def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
@@ -118,27 +114,6 @@ def _trained(kit: Path, task: Task) -> Mapping[str, Any]:
             told = "stopped before the run began"
         print(f"\n{told}", file=sys.stderr, flush=True)
         raise typer.Exit(130) from None
-
-
-def _to_go_on(
-    kit: Path,
-    earlier: str,
-    name: str | None,
-    method: str | None,
-    config: Path | None,
-    changes: list[str] | None,
-    seed: int | None,
-) -> tuple[str, dict[str, Any]]:
-    """The name of a run that goes on from an earlier one, and what it changes of its settings; a mistake is
-    found here, before any site is asked."""
-    from cnfgnn.federation.server.task import RUNS
-    from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.warm_start import check_same_architecture
-
-    before = Run.open(kit / RUNS / earlier).config
-    wanted = changes_to_go_on(before, None, method, config, changes or [], seed, None)
-    check_same_architecture(before, wanted)
-    return name or _new_name(before), wanted
 
 
 def _new_name(settings: Config) -> str:
@@ -216,8 +191,6 @@ def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
 
 
 def _print_training(kit: Path, run: str, result: Mapping[str, Any]) -> None:
-    from cnfgnn.federation.server.task import RUNS
-
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
     progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, run)))
     _print_about_errors(result)
@@ -230,7 +203,7 @@ def _print_training(kit: Path, run: str, result: Mapping[str, Any]) -> None:
     transferred = progress.size(result["bytes"]["per_site"])
     print(f"transferred up to the best round, counted per site: {transferred}")
     _print_recording(kit, run, result)
-    print(f"run: {kit / RUNS / run}\nnext: cnfgnn federation forecast {kit} {run}")
+    print(f"run: {_folder(kit, run)}\nnext: cnfgnn federation forecast {kit} {run}")
 
 
 def _print_about_errors(result: Mapping[str, Any]) -> None:
@@ -252,10 +225,8 @@ def _print_absent_sites(result: Mapping[str, Any]) -> None:
 
 def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
     """Say what a recording is."""
-    from cnfgnn.federation.server.task import RUNS
-
     if "recording" in result:
-        folder = kit / RUNS / run
+        folder = _folder(kit, run)
         print(
             f"{folder / result['recording']} keeps the hidden states that the sites sent, from which whoever"
             " has this file can estimate their blurred copies, or their readings where nothing is blurred:"
@@ -265,8 +236,13 @@ def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
         )
 
 
-def _step_minutes(kit: Path, run: str) -> float:
+def _folder(kit: Path, run: str) -> Path:
     from cnfgnn.federation.server.task import RUNS
+
+    return kit / RUNS / run
+
+
+def _step_minutes(kit: Path, run: str) -> float:
     from cnfgnn.runs.folder import Run
 
-    return float(Run.open(kit / RUNS / run).data.step_seconds) / 60
+    return float(Run.open(_folder(kit, run)).data.step_seconds) / 60

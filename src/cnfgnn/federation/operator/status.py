@@ -1,4 +1,4 @@
-"""The content of `federation status`: a server's for its operator, a site's for its owner."""
+"""The status of a kit: a server's for its operator, a site's for its owner."""
 
 from __future__ import annotations
 
@@ -20,24 +20,21 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
     local_time,
 )
-from cnfgnn.federation.kits.certificates import (
-    WARN_WITHIN,
-    check_pairs,
-    issued,
-    revoked,
-    validities,
-)
+from cnfgnn.federation.kits.certificates import WARN_WITHIN, check_pairs, issued, revoked, validities
 from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
+from cnfgnn.federation.kits.kit import role
 from cnfgnn.federation.kits.ports import closed_ports
-from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, supervisor_status
+from cnfgnn.federation.kits.process_identity import started_at
+from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, running, supervisor_status
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.live.state import live_state
-from cnfgnn.federation.operator.tasks import FINAL_STATES, connected_sites, is_active, sensors_per_site
+from cnfgnn.federation.operator.tasks import connected_sites, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
-from cnfgnn.federation.server.status import read_status
+from cnfgnn.federation.server.status import is_active, read_status, task_status, when_ended
 from cnfgnn.federation.site.approvals import waiting_now
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import MODEL, read_site_status
+from cnfgnn.federation.status import Problem, Status
 from cnfgnn.files import read_json_of_others, read_json_or_empty
 from cnfgnn.live.options import LIVE
 from cnfgnn.live.token_file import TOKEN, read_token
@@ -46,35 +43,43 @@ ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
 SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging
 
 
-def site_report(kit: Path, pid: int | None) -> dict[str, Any]:
-    """When the server last received a heartbeat of the site, its last forecast, and what it refused or could
-    not do."""
+def status_of(kit: Path) -> Status:
+    """All that is known of a kit, its process and its task."""
+    pid = running(kit)
+    state = f"process {pid}" if pid else "does not run"
+    since = started_at(pid) if pid else None
+    return (_site if role(kit) == "site" else _server)(kit, pid, state, since)
+
+
+# ---- a site, for its owner ------------------------------------------------------------------------------
+
+
+def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status:
     recorded, supervisor = read_site_status(kit), supervisor_status(kit)
-    report: dict[str, Any] = {
-        "site": read_site(kit).name,
-        "task": bool(supervisor.get("workers")),
+    known: dict[str, Any] = {
+        "pid": pid,
+        "kit": str(kit),
         "forecast": recorded.get("forecast"),
         "evaluation": recorded.get("evaluation"),
         "live": live_service(kit, recorded.get("live")) if read_live(kit) else None,
-        "kit": str(kit),
         "waits": [asdict(one) for one in waiting_now(kit)],
         "failed": recorded.get("problems", []),
         "refused": read_refusals(kit / ENGINE_FOLDER),
-        "heard": None,
+        "confinement": confinement_lines(supervisor.get("confinement") or {}),
+        "heard": None,  # how many seconds ago the server received a heartbeat
     }
-    report["confinement"] = confinement_lines(supervisor.get("confinement") or {})
     problems = _certificate_problems(kit)
-    if problem := supervisor.get("problem"):
-        problems.append(f"{problem}; see {kit / CONSOLE_FILE}")
+    if what := supervisor.get("problem"):
+        problems.append(Problem(f"{what}; see {kit / CONSOLE_FILE}"))
     try:
         answer = ask_server(kit, engine_process(kit) if pid else "")
-        report["server"] = answer.address
-        report["heard"] = answer.connection.get("heard")
-        if problem := connection_problem(answer) or copied_kit_warning(answer.connection):
-            problems.append(problem)
+        known |= {"server": answer.address, "heard": answer.connection.get("heard")}
+        if what := connection_problem(answer) or copied_kit_warning(answer.connection):
+            problems.append(Problem(what))
     except CnfgnnError as error:
-        problems.append(str(error))
-    return {**report, "problems": problems}
+        problems.append(Problem(str(error)))
+    state += ", working on a task" if supervisor.get("workers") else ""
+    return Status("site", read_site(kit).name, state, since, known, problems)
 
 
 def engine_process(kit: Path) -> str:
@@ -91,28 +96,6 @@ def confinement_lines(recorded: Mapping[str, Any]) -> list[str]:
     return [found.summary(), *([str(problem)] if problem else []), *found.gaps()]
 
 
-def server_report(kit: Path, pid: int | None) -> dict[str, Any]:
-    """The server's sites with their connections and certificates, its latest task, and its problems."""
-    task = read_status(kit)
-    report: dict[str, Any] = {"sites": sensors_per_site(kit), "task": task, "connected": {}}
-    report["refused"] = read_refusals(kit)
-    problems = _certificate_problems(kit)
-    if pid is not None:
-        problems += _process_problems(kit, pid)
-        try:
-            report["connected"] = connected_sites(kit)
-        except RunError as error:
-            problems.append(str(error))
-    unfinished = task is not None and task.get("state") not in FINAL_STATES
-    if task is not None and unfinished and not (pid is not None and is_active(task)):
-        sites = {name: {**site, "present": False} for name, site in dict(task.get("sites") or {}).items()}
-        report["task"] = {**task, "state": "interrupted", "waiting": False, "sites": sites}
-    if task is not None and task.get("do") == "live":
-        report["task"] = {**report["task"], "federation": live_state(kit)}
-    report["about"] = {name: site_notices(kit, name) for name in report["sites"]}
-    return {**report, "problems": problems}
-
-
 def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Where the site's live service is, how it is, and which model it uses; the owner's own, and not sent."""
     if not told:
@@ -121,17 +104,21 @@ def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | 
     last = (known.get("switches") or [None])[-1]
     token_file = str(told.get("token_file", kit / LIVE / TOKEN))
     health = _health(str(told["address"]), Path(token_file))
-    more = {"token_file": token_file, "health": health, "model": known.get("model"), "switch": last}
-    return {**told, **more}
+    return {**told, "token_file": token_file, "health": health, "model": known.get("model"), "switch": last}
 
 
 def _health(address: str, token_file: Path) -> dict[str, Any] | None:
-    """What a service on this machine says of its health; None if it does not answer."""
+    """What a service on this machine says of its health; None if it does not answer. Without the token, it
+    says no more than whether it works."""
     place = urlsplit(address)
     host = "127.0.0.1" if place.hostname in ("0.0.0.0", "::", None) else place.hostname
+    try:
+        headers = {"Authorization": f"Bearer {read_token(token_file)}"}
+    except ConfigError:
+        headers = {}
     connection = http.client.HTTPConnection(host, place.port, timeout=ANSWERS_WITHIN)
     try:
-        connection.request("GET", "/health", headers=_authorization(token_file))
+        connection.request("GET", "/health", headers=headers)
         found = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
@@ -140,72 +127,90 @@ def _health(address: str, token_file: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _authorization(token_file: Path) -> dict[str, str]:
-    """The header that a service asks for; without it, the service says no more than whether it works."""
-    try:
-        return {"Authorization": f"Bearer {read_token(token_file)}"}
-    except ConfigError:
-        return {}
+# ---- a server, for its operator -------------------------------------------------------------------------
 
 
-def site_notices(kit: Path, name: str) -> list[str]:
+def _server(kit: Path, pid: int | None, state: str, since: float | None) -> Status:
+    problems = _certificate_problems(kit)
+    connected: Mapping[str, float] = {}
+    if pid is not None:
+        problems += _process_problems(kit, pid)
+        try:
+            connected = connected_sites(kit)
+        except RunError as error:
+            problems.append(Problem(str(error)))
+    recorded = read_server_status(kit).get("sites", {})
+    sites: dict[str, Status] = {}
+    for name, sensors in sensors_per_site(kit).items():
+        about, notices = {"sensors": sensors, "last_seen": connected.get(name)}, site_notices(kit, name)
+        if name in connected:
+            began = recorded.get(name, {}).get("since")
+            sites[name] = Status("site", name, "connected", began, about, notices)
+        else:
+            sites[name] = Status("site", name, "not connected", None, about, notices)
+    known = {"pid": pid, "connected": connected, "refused": read_refusals(kit)}
+    return Status("server", "", state, since, known, problems, sites, _task(kit, pid is not None))
+
+
+def _task(kit: Path, server_runs: bool) -> Status | None:
+    """The latest task; one that did not end although its process did is interrupted."""
+    task = read_status(kit)
+    if task is None:
+        return None
+    if not (server_runs and is_active(task)):
+        task = when_ended(task)
+    return task_status({**task, "federation": live_state(kit)} if task.get("do") == "live" else task)
+
+
+def site_notices(kit: Path, name: str) -> list[Problem]:
     """What the operator must know about a site's certificate and about connections in its name."""
     known = read_server_status(kit).get("sites", {}).get(name, {})
     made = issued(kit).get(name, {})
-    lines = []
+    found = []
     if revoked(kit).covers(name, known.get("serial") or made.get("serial"), known.get("from")):
-        lines.append("its certificate is revoked")
+        found.append(Problem("its certificate is revoked"))
     until = known.get("until") or made.get("until")
     if until is not None:
         expires = datetime.fromisoformat(str(until))
         left = expires - datetime.now(UTC)
         if left.total_seconds() <= 0:
-            lines.append(f"its certificate expired on {expires:%Y-%m-%d %H:%M} UTC: renew it")
+            found.append(Problem(f"its certificate expired on {expires:%Y-%m-%d %H:%M} UTC", "renew it"))
         elif left < WARN_WITHIN:
-            lines.append(f"its certificate expires on {expires:%Y-%m-%d}: renew it")
+            found.append(Problem(f"its certificate expires on {expires:%Y-%m-%d}", "renew it"))
     if refused := known.get("refused"):
         times = "once" if refused["count"] == 1 else f"{refused['count']} times"
-        latest = f"last from {refused['address']} at {local_time(refused['last'])}"
-        lines.append(f"a connection in its name was refused {times}, {latest}: {refused['reason']}")
-    return lines
+        found.append(Problem(f"a connection in its name was refused {times}, {_latest(refused)}"))
+    return found
 
 
-def _process_problems(kit: Path, pid: int) -> list[str]:
+def _latest(refused: Mapping[str, Any]) -> str:
+    return f"last from {refused['address']} at {local_time(refused['last'])}: {refused['reason']}"
+
+
+def _process_problems(kit: Path, pid: int) -> list[Problem]:
     status, problems = read_server_status(kit), []
     restart = f"restart it: cnfgnn federation down {kit}, then cnfgnn federation up {kit}"
     if closed := closed_ports(kit, pid):
-        problems.append(
-            f"its process does not listen on port {closed[0]}: it is still starting, or another program uses"
-            " the port"
-        )
+        why = "it is still starting, or another program uses the port"
+        problems.append(Problem(f"its process does not listen on port {closed[0]}: {why}"))
     if scheduler_ended(kit):
-        problems.append(f"its scheduler has ended, so it will not start any task; {restart}")
+        problems.append(Problem(f"its scheduler has ended, so it will not start any task; {restart}"))
     age = time.time() - float(status.get("time", time.time()))
     if age > SILENT_FOR and (status.get("process") or {}).get("pid") == pid:
-        problems.append(f"its process has not updated its status for {age:.0f} s, so it hangs; {restart}")
-    if strangers := status.get("strangers"):
-        latest = f"last from {strangers['address']} at {local_time(strangers['last'])}: {strangers['reason']}"
-        connections = (
-            "1 connection was" if strangers["count"] == 1 else f"{strangers['count']} connections were"
+        problems.append(
+            Problem(f"its process has not updated its status for {age:.0f} s, so it hangs; {restart}")
         )
-        problems.append(f"{connections} refused because of the certificate, {latest}")
+    if strangers := status.get("strangers"):
+        count = strangers["count"]
+        connections = "1 connection was" if count == 1 else f"{count} connections were"
+        problems.append(Problem(f"{connections} refused because of the certificate, {_latest(strangers)}"))
     return problems
 
 
-def _certificate_problems(kit: Path) -> list[str]:
+def _certificate_problems(kit: Path) -> list[Problem]:
     try:
         check_pairs(kit)
         found = validities(kit)
     except RunError as error:
-        return [str(error)]
-    return [line for validity in found if (line := validity.problem() or validity.warning())]
-
-
-def failure_lines(failed: list[Mapping[str, Any]]) -> list[str]:
-    """What a site could not do, one line each."""
-    return [f"{local_time(item.get('time'))} {item.get('verb')}: {item.get('problem')}" for item in failed]
-
-
-def refusal_lines(refused: list[Mapping[str, Any]]) -> list[str]:
-    """What other parties tried and were refused, one line each, with the name in their certificate."""
-    return [f"{local_time(item['time'])} {item['who']}: {item['what']}" for item in refused]
+        return [Problem(str(error))]
+    return [Problem(line) for validity in found if (line := validity.problem() or validity.warning())]

@@ -12,14 +12,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
+from cnfgnn.algorithm.calls import Transport
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.memory_plan import MemoryPlan
+from cnfgnn.attack.observe import TRAINING_WINDOWS, nothing_to_attack
+from cnfgnn.attack.recording import RECORDING_FILE, Recorder
 from cnfgnn.data.description import DataDescription, FederatedData
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts, InputNames
 from cnfgnn.data.windows import SPLITS, Windows
-from cnfgnn.errors import RunError
+from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import Project
 from cnfgnn.federation.run_names import name_in_requests
 from cnfgnn.federation.spans import Span
@@ -126,3 +130,39 @@ def first_event(
 def _fingerprint(project: Project, graph: Graph) -> str:
     known = repr((project.sensors, graph.senders.tolist(), graph.receivers.tolist()))
     return hashlib.sha256(known.encode() + graph.weights.tobytes()).hexdigest()
+
+
+# ---- a server that keeps what it receives: `cnfgnn attack` shows what can be learned from that -----------
+
+
+def check_recordable(method: str, levels: bool = False) -> None:
+    """Refuse to record a method of which there is nothing to attack; `levels`: whether nodes send levels."""
+    if problem := nothing_to_attack(method, levels):
+        raise ConfigError("--record", problem)
+
+
+def recorder_for(do: str, split: Any, transport: Transport) -> Recorder:
+    """A transport that also notes the hidden states of a task.
+
+    An evaluation is recorded whole. Of a training, its last evaluation is recorded, and the first epoch of
+    the last round for the newest training windows.
+    """
+    everything = slice(None)
+    if do == "evaluate":
+        return Recorder(transport, {split: everything})
+    return Recorder(transport, {"test": everything, "train": slice(-TRAINING_WINDOWS, None)})
+
+
+def keep_recording(recorder: Recorder, run: Run, blurs: Mapping[str, float | None]) -> str:
+    """Write the recording into the run folder, for nobody else to read; returns the file's name.
+
+    `blurs` has None for sites that were absent when the task began: what they told before is used.
+    """
+    told: Mapping[str, float | None] = run.events()[0].get("data", {}).get("blur", {})
+    per_node: list[float] = []
+    for site, sensors in federated_data(run).sites.items():
+        blur = blurs.get(site) if blurs.get(site) is not None else told.get(site)
+        per_node += [blur or 0.0] * len(sensors)
+    recorder.recording(torch.tensor(per_node, dtype=torch.float64)).save(run.folder / RECORDING_FILE)
+    (run.folder / RECORDING_FILE).chmod(0o600)
+    return RECORDING_FILE

@@ -161,15 +161,13 @@ def _reported_span(hello: Mapping[str, Any]) -> Span | str:
 
 def _reported_inputs(hello: Mapping[str, Any]) -> InputNames | None:
     """The names of a site's variables and covariates; None if it reports something else."""
-    kinds: list[tuple[str, ...]] = []
-    for kind in InputNames._fields:
-        names: Any = hello.get(kind, [])
+    kinds: list[Any] = [hello.get(kind, []) for kind in InputNames._fields]
+    for names in kinds:
         if not isinstance(names, list) or len(names) > MOST_INPUTS:
             return None
         if not all(isinstance(n, str) and n.isprintable() and len(n) <= LONGEST_NAME for n in names):
             return None
-        kinds.append(tuple(names))
-    return InputNames(*kinds)
+    return InputNames(*map(tuple, kinds))
 
 
 def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
@@ -188,10 +186,8 @@ def incompatible_sites(spans: Mapping[str, Span]) -> dict[str, str]:
         if span.step != step:
             found[name] = f"its readings are {span.step} s apart, and those of the other sites {step} s"
         elif span.utc != utc:
-            if span.utc:
-                found[name] = "its timestamps are in UTC, and those of the other sites have no time zone"
-            else:
-                found[name] = "its timestamps have no time zone, and those of the other sites are in UTC"
+            own, others = ("are in UTC", "have no time zone")[:: 1 if span.utc else -1]
+            found[name] = f"its timestamps {own}, and those of the other sites {others}"
         elif span.first % step != offset:
             found[name] = f"its timestamps are shifted against the other sites' steps of {step} s"
         elif span.inputs != inputs:

@@ -1,4 +1,5 @@
-"""The status of a task: a small file in the server's kit that the server's job keeps replacing."""
+"""The status of a task: a small file in the server's kit that the server's job keeps replacing, and what it
+says."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.errors import StorageError
-from cnfgnn.federation.kits.process_identity import identity
+from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.federation.status import Problem, Status
 from cnfgnn.files import read_json, write_whole
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.training_loop import Progress, Round
@@ -23,10 +25,12 @@ STOP = "stop"  # a file with the token of the task that is to stop
 STOP_TRAINING = "stop-training"  # the same for a training beside a live task
 WRITE_INTERVAL = 0.5  # seconds
 STARTING = "it is starting"  # why a site is missing that is expected any moment
+FINAL_STATES = ("finished", "stopped", "failed")
+SITE_FIELDS = ("present", "reachable", "last_seen", "latency", "windows", "refused", "problem", "holding_up")
 PHASES = {"weights": 1, "save": 1, "encode": 2, "backward": 3, "score": 4}
 
 
-class Status:
+class StatusFile:
     """What the operator sees while a task runs; it contains no reading and no forecast."""
 
     def __init__(self, kit: Path, token: str, **about: Any) -> None:
@@ -79,7 +83,7 @@ class Status:
 class StatusWatcher:
     """A `Watcher` that records the progress of training in the status."""
 
-    def __init__(self, status: Status, sites: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, status: StatusFile, sites: Mapping[str, Sequence[str]]) -> None:
         """`sites` lists the sensors of each site, in the order of their rows."""
         self.status, self.minibatch = status, 0
         self.owners = [site for site, sensors in sites.items() for _ in sensors]
@@ -87,7 +91,7 @@ class StatusWatcher:
 
     def begin(self, experiment: Experiment, progress: Progress) -> None:
         done = len(progress.history)
-        self.kind = experiment.config.data.metric
+        self.metric = experiment.config.data.metric
         self.rounds = experiment.config.training.rounds
         self.status.set(state="running", round=done + 1, rounds=self.rounds, method=experiment.method.name)
         if progress.history:
@@ -106,10 +110,10 @@ class StatusWatcher:
 
     def _record(self, done: Round, best: Round) -> None:
         self.status.set(
-            kind=self.kind,
+            metric=self.metric,
             loss=done.loss,
-            error=getattr(done.validation, self.kind),
-            best_error=getattr(best.validation, self.kind),
+            error=getattr(done.validation, self.metric),
+            best_error=getattr(best.validation, self.metric),
             best_round=best.r_g,
             compared=done.compared,
             left_out={
@@ -124,21 +128,9 @@ class StatusWatcher:
 def _site_fields(transport: RemoteTransport | None) -> dict[str, Any]:
     if transport is None:
         return {}
-    sites = {
-        site.name: {
-            "present": site.present,
-            "reachable": site.reachable,
-            "last_seen": site.last_seen,
-            "latency": site.latency,
-            "windows": site.windows,
-            "refused": site.refused,
-            "problem": site.problem,
-            "holding_up": site.holding_up,
-            "bytes": site.carried,
-            "sensors": len(site.rows),
-        }
-        for site in transport.parties
-    }
+    sites = {site.name: {key: getattr(site, key) for key in SITE_FIELDS} for site in transport.parties}
+    for site in transport.parties:
+        sites[site.name] |= {"bytes": site.carried, "sensors": len(site.rows)}
     return {
         "waiting": transport.waiting,
         "phase": PHASES.get(transport.verb, 0),
@@ -164,3 +156,50 @@ def stop_requested(kit: Path, token: str, file: str = STOP) -> bool:
 def read_status(kit: Path, file: str = STATUS) -> Mapping[str, Any] | None:
     """The file's content; None if no task has written one yet."""
     return read_json(kit / file)
+
+
+def is_active(recorded: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a status still runs and has not finished its task."""
+    process = recorded.get("process") or {}
+    return recorded.get("state") not in FINAL_STATES and isinstance(process, dict) and is_running(process)
+
+
+def when_ended(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status of a task whose process has ended: unless it says how, the task was interrupted."""
+    if recorded.get("state") in FINAL_STATES:
+        return recorded
+    known = dict(recorded.get("sites") or {})
+    sites = {name: {**site, "present": False, "reachable": False} for name, site in known.items()}
+    why = dict.fromkeys(sites, "the task is interrupted")
+    return {**recorded, "state": "interrupted", "waiting": False, "sites": sites, "missing": why}
+
+
+def task_status(recorded: Mapping[str, Any]) -> Status:
+    """What the file says of a task and of each site in it, which is "present", "absent" or "starting"."""
+    missing, known = dict(recorded.get("missing") or {}), dict(recorded.get("sites") or {})
+    exchanged = bool(recorded.get("exchanges"))
+    return Status(
+        "task",
+        f"{recorded.get('do')} {recorded.get('run')}",
+        str(recorded.get("state")),
+        recorded.get("began"),
+        recorded,
+        [Problem(str(recorded["problem"]))] if recorded.get("problem") else [],
+        {
+            name: _site_in_task(name, known.get(name), missing.get(name), exchanged)
+            for name in known or missing
+        },
+    )
+
+
+def _site_in_task(name: str, site: Mapping[str, Any] | None, missing: str | None, exchanged: bool) -> Status:
+    """`missing`: why it was not there when the task began; `site`: what is known of it since then."""
+    if site is None:
+        state = "starting" if missing == STARTING else "absent"
+        return Status("site", name, state, problems=[Problem(str(missing))])
+    left_out = exchanged and not site["present"] and bool(site["problem"])
+    if site["reachable"] and not left_out:
+        problems = [Problem(site["problem"])] if site["problem"] else []
+        return Status("site", name, "present", known=site, problems=problems)
+    reason = site["problem"] or missing or "it has not answered yet"
+    return Status("site", name, "absent", site.get("last_seen"), site, [Problem(reason)])

@@ -23,19 +23,20 @@ from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.project import CLEANING_KEYS
 from cnfgnn.federation.server.federated_run import (
+    check_recordable,
     check_same_federation,
     check_same_windows,
     describe_data,
     federated_data,
     first_event,
+    keep_recording,
     terms_of,
     windows_of,
 )
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.task import LiveLoop
-from cnfgnn.federation.server.recorded import check_recordable, keep_recording
 from cnfgnn.federation.server.retrain import retrain
-from cnfgnn.federation.server.status import STOP, STOP_TRAINING, Status, StatusWatcher, stop_requested
+from cnfgnn.federation.server.status import STOP, STOP_TRAINING, StatusFile, StatusWatcher, stop_requested
 from cnfgnn.federation.server.task_context import RUNS as RUNS
 from cnfgnn.federation.server.task_context import Task as Task
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
@@ -52,7 +53,7 @@ from cnfgnn.transports.remote.transport import Stopped
 
 def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) -> None:
     """Run a task to its end; the status file records the outcome."""
-    status = Status(kit, task.token, do=task.do, run=task.run)
+    status = StatusFile(kit, task.token, do=task.do, run=task.run)
     tasks = {"train": _train, "evaluate": _evaluate, "forecast": _forecast, "live": _live}
     tasks["retrain"] = partial(retrain, begin=_new_run_from, train=_trained)
     stop = STOP_TRAINING if task.do == "retrain" else STOP
@@ -73,7 +74,7 @@ def serve(kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool]) 
 
 
 def _train(context: TaskContext) -> dict[str, Any]:
-    run = _resumed_run(context) if context.task.resume else _new_run(context)
+    run = _existing_run(context, context.folder) if context.task.resume else _new_run(context)
     result = _trained(context, run)
     return {
         "scores": scores_as_dict(result.test, context.ids),
@@ -91,7 +92,9 @@ def _trained(context: TaskContext, run: Run) -> Result:
     terms, windows = terms_of(run), windows_of(run)
 
     def set_up() -> Experiment:
-        earlier = _run_to_go_on_from(run)
+        # A run that has weights of its own does not begin with those of an earlier one.
+        origin = run.origin if run.progress.last_tag is None else None
+        earlier = None if origin is None else Run.open(Path(origin.run))
         kept = None if earlier is None else earlier.scaler
         experiment = context.set_up(run, terms, windows, watcher.tick, scaler, kept)
         if run.started:
@@ -104,13 +107,6 @@ def _trained(context: TaskContext, run: Run) -> Result:
         return first_event(run, context.project, context.graph, context.positions, context.blurs)
 
     return train_run_with(run, set_up, about, watcher, save_phases=True)
-
-
-def _run_to_go_on_from(run: Run) -> Run | None:
-    """The earlier run whose weights this one is about to begin with; None once it has some of its own."""
-    if run.origin is None or run.progress.last_tag is not None:
-        return None
-    return Run.open(Path(run.origin.run))
 
 
 def _go_on_from(experiment: Experiment, earlier: Run) -> None:
@@ -126,9 +122,7 @@ def _new_run(context: TaskContext) -> Run:
     if context.task.earlier:
         return _new_run_from(context)
     config = Config().with_changes(context.task.settings).with_given(context.task.given)
-    check_federated(config)
-    if context.task.record:
-        check_recordable(config.method, config.model.levels)
+    _check_new(context, config)
     span, warnings = training_span(context.spans)
     context.warn(warnings)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span))
@@ -143,36 +137,42 @@ def _new_run_from(context: TaskContext, changes: Mapping[str, Any] | None = None
         raise RunError(earlier.folder, "has no finished round yet, so there is nothing to go on from")
     span, warnings = training_span(context.spans)
     context.warn(warnings)
-    if span.step != earlier.data.step_seconds:
-        problem = f"readings are {span.step} s apart, and run {context.task.earlier} was trained on"
-        raise DataError(context.project.name, f"{problem} {earlier.data.step_seconds} s")
+    _check_same_step(context, earlier, span)
     config, origin = to_go_on(earlier, span.rows, {**context.task.settings, **(changes or {})})
-    check_federated(config)
-    if context.task.record:
-        check_recordable(config.method, config.model.levels)
+    _check_new(context, config)
     return Run.begin(context.folder, config, describe_data(context.project, context.graph, span), origin)
 
 
-def _resumed_run(context: TaskContext) -> Run:
-    run = Run.open(context.folder)
+def _check_new(context: TaskContext, config: Config) -> None:
+    check_federated(config)
+    if context.task.record:
+        check_recordable(config.method, config.model.levels)
+
+
+def _check_same_step(context: TaskContext, run: Run, span: Span) -> None:
+    if span.step != run.data.step_seconds:
+        problem = f"readings are {span.step} s apart, and run {run.folder.name} was trained on"
+        raise DataError(context.project.name, f"{problem} {run.data.step_seconds} s")
+
+
+def _existing_run(context: TaskContext, folder: Path) -> Run:
+    run = Run.open(folder)
     check_same_federation(run, context.project, context.graph)
     if context.task.record:
         check_recordable(run.config.method, run.config.model.levels)
     return run
 
 
-def _run_with_a_round(context: TaskContext) -> Run:
-    run = _resumed_run(context)
+def _run_with_a_round(context: TaskContext, folder: Path) -> Run:
+    run = _existing_run(context, folder)
     if not run.progress.history:
         raise RunError(run.folder, "has no finished round yet: train it first")
     return run
 
 
 def _evaluate(context: TaskContext) -> dict[str, Any]:
-    run = _run_with_a_round(context)
-    experiment = context.set_up(run, terms_of(run), windows_of(run), lambda: None, run.scaler)
-    strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
-    context.status.set(state="running", round=run.progress.best.r_g)
+    run = _run_with_a_round(context, context.folder)
+    experiment = context.set_up_best(run, terms_of(run), windows_of(run))
     split: Any = context.task.split
     scores = evaluate(experiment, split)
     return {
@@ -192,13 +192,15 @@ def _recorded(context: TaskContext, run: Run) -> dict[str, str]:
 
 def _forecast(context: TaskContext) -> dict[str, Any]:
     """Every site writes its own forecast; the result names the sites that have one and why others do not."""
-    run = _run_with_a_round(context)
+    run = _run_with_a_round(context, context.folder)
     horizon = run.config.data.horizon
     span, warnings = forecast_span(context.spans, time.time())
     context.warn(warnings)
     _check_forecast_span(context, run, span)
     try:
-        without = context.sites_without_forecast(_forecast_at_sites(context, run, span))
+        experiment = _set_up_to_forecast(context, run, span)
+        strategy_of(experiment).forecast(check_levels(context.task.intervals, "--intervals"))
+        without = context.sites_without_forecast(experiment)
     except NoSiteAnswered:
         without = context.absent_sites()
     zone = " UTC" if span.utc else ""
@@ -211,32 +213,17 @@ def _forecast(context: TaskContext) -> dict[str, Any]:
 
 
 def _check_forecast_span(context: TaskContext, run: Run, span: Span) -> None:
-    history, trained_step = run.config.data.history, run.data.step_seconds
-    if span.rows < history:
+    if span.rows < (history := run.config.data.history):
         problem = f"the readings of all sites together span {span.rows} steps; a forecast needs {history}"
         raise DataError(context.project.name, problem)
-    if span.step != trained_step:
-        problem = (
-            f"readings are {span.step} s apart, and run {run.folder.name} was trained on {trained_step} s"
-        )
-        raise DataError(context.project.name, problem)
-
-
-def _forecast_at_sites(context: TaskContext, run: Run, span: Span) -> Experiment:
-    experiment = _set_up_to_forecast(context, run, span)
-    strategy_of(experiment).forecast(check_levels(context.task.intervals, "--intervals"))
-    return experiment
+    _check_same_step(context, run, span)
 
 
 def _set_up_to_forecast(context: TaskContext, run: Run, span: Span) -> Experiment:
     """The best round of the run, and the window after these time steps."""
     d = run.config.data
     terms = terms_of(run)._replace(first=span.first, rows=span.rows + d.horizon)
-    windows = Windows.next(span.rows, d.history, d.horizon)
-    experiment = context.set_up(run, terms, windows, lambda: None, run.scaler)
-    strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
-    context.status.set(state="running", round=run.progress.best.r_g)
-    return experiment
+    return context.set_up_best(run, terms, Windows.next(span.rows, d.history, d.horizon))
 
 
 def _live(context: TaskContext) -> dict[str, Any]:
@@ -245,21 +232,17 @@ def _live(context: TaskContext) -> dict[str, Any]:
     context.warn(warnings)
     models = FederatedModels(context.kit, context.task.run)
     loop: LiveLoop | None = None
+
+    def usable(name: str) -> Run:
+        found = _run_with_a_round(context, models.folder(name))
+        _check_forecast_span(context, found, span)
+        return found
+
     while True:
-        model, run = models.usable(lambda name: _live_run(context, models.folder(name), span))
+        model, run = models.usable(usable)
         loop = LiveLoop(context, _set_up_to_forecast(context, run, span), span, models, model, loop)
         context.status.set(model=models.about(model, run))
         loop.run()  # until another model is live
-
-
-def _live_run(context: TaskContext, folder: Path, span: Span) -> Run:
-    """The run in a folder; refused if it cannot forecast live."""
-    run = Run.open(folder)
-    check_same_federation(run, context.project, context.graph)
-    if not run.progress.history:
-        raise RunError(run.folder, "has no finished round yet: train it first")
-    _check_forecast_span(context, run, span)
-    return run
 
 
 def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:
@@ -290,20 +273,16 @@ def check_federated(config: Config) -> None:
     if not method.federated:
         problem = f"{method.name} pools all readings, so it cannot run in a federation: use cnfgnn train"
         raise ConfigError("--method", problem)
-    if BLUR in config.given:
-        raise ConfigError(BLUR, "each site sets its own blur, in its local/site.toml: leave it out")
-    if INPUT_BLURS in config.given:
-        raise ConfigError(
-            INPUT_BLURS, "each site sets this under [inputs] in its local/site.toml: leave it out"
-        )
+    of_sites = {BLUR: "each site sets its own blur, in its local/site.toml: leave it out"}
+    of_sites[INPUT_BLURS] = "each site sets this under [inputs] in its local/site.toml: leave it out"
     for key in ("data.target", "data.inputs"):
+        of_sites[key] = "each site sets this under [reading] in its local/site.toml: leave it out"
+    for name in CLEANING_KEYS:
+        problem = f"each site decides which of its readings are missing: set {name} in its local/site.toml"
+        of_sites[f"data.{name}"] = problem
+    for key, problem in of_sites.items():
         if key in config.given:
-            problem = "each site sets this under [reading] in its local/site.toml: leave it out"
             raise ConfigError(key, problem)
-    for key in CLEANING_KEYS:
-        if f"data.{key}" in config.given:
-            problem = f"each site decides which of its readings are missing: set {key} in its local/site.toml"
-            raise ConfigError(f"data.{key}", problem)
     if config.training.seen < 1:
         problem = "training on a part of the sensors is only possible in the simulator: use cnfgnn train"
         raise ConfigError("training.seen", problem)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,9 @@ from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError
 from cnfgnn.federation.kits.kit import read_server
-from cnfgnn.federation.server.federated_run import inputs_of, memory_plan_of
-from cnfgnn.federation.server.recorded import recorder_for
+from cnfgnn.federation.server.federated_run import inputs_of, memory_plan_of, recorder_for
 from cnfgnn.federation.server.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
-from cnfgnn.federation.server.status import Status
+from cnfgnn.federation.server.status import StatusFile
 from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
@@ -70,7 +70,7 @@ class TaskContext:
     """The project of a server's kit and the sites that were found for one task."""
 
     def __init__(
-        self, kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool], status: Status
+        self, kit: Path, task: Task, channel: Channel, stopped: Callable[[], bool], status: StatusFile
     ) -> None:
         self.kit, self.task, self.stopped, self.status = kit, task, stopped, status
         if not TAG.fullmatch(task.run):
@@ -122,11 +122,8 @@ class TaskContext:
     @property
     def rows(self) -> dict[str, list[int]]:
         """The rows of each site's sensors."""
-        rows: dict[str, list[int]] = {}
-        for site in self.project.sites:
-            first = sum(map(len, rows.values()))
-            rows[site.name] = list(range(first, first + len(site.sensors)))
-        return rows
+        rows = iter(range(len(self.ids)))
+        return {site.name: list(islice(rows, len(site.sensors))) for site in self.project.sites}
 
     @property
     def folder(self) -> Path:
@@ -174,12 +171,18 @@ class TaskContext:
         transport.setting_up = False
         return experiment
 
+    def set_up_best(self, run: Run, terms: Terms, windows: Windows) -> Experiment:
+        """The same with the best round of the run, to forecast and not to learn."""
+        experiment = self.set_up(run, terms, windows, lambda: None, run.scaler)
+        strategy_of(experiment).restore(run.progress.best.tag, to_learn=False)
+        self.status.set(state="running", round=run.progress.best.r_g)
+        return experiment
+
     def _connect(self, terms: Terms, config: Config) -> RemoteTransport:
-        sites, start = [], 0
+        sites, rows = [], self.rows
         for plan in self.project.sites:
-            rows = torch.arange(start, start + len(plan.sensors))
-            start += len(plan.sensors)
-            site = Site(plan.name, rows, self.links[plan.name], Sizes(len(rows)))
+            own = torch.tensor(rows[plan.name])
+            site = Site(plan.name, own, self.links[plan.name], Sizes(len(own)))
             site.reachable = plan.name in self.spans
             site.memory_limit = self.spans[plan.name].memory if site.reachable else 0
             site.objection = partial(rejoin_problem, plan=plan, span=self.span)
@@ -225,17 +228,13 @@ class TaskContext:
                 continue
             silent = int((~has_window[site.rows].cpu().any(dim=1)).sum())
             if silent == len(site.rows):
-                without[site.name] = (
-                    f"none of its sensors has a reading in the last {history} steps before the forecast; its"
-                    " previous latest.csv is kept"
-                )
+                why = f"none of its sensors has a reading in the last {history} steps before the forecast"
+                without[site.name] = f"{why}; its previous latest.csv is kept"
             elif silent:
-                self.warn(
-                    [
-                        f"site {site.name}: {silent} of its {len(site.rows)} sensors have no reading in the"
-                        f" last {history} steps and get no forecast"
-                    ]
+                sensors = (
+                    f"{silent} of its {len(site.rows)} sensors have no reading in the last {history} steps"
                 )
+                self.warn([f"site {site.name}: {sensors} and get no forecast"])
         return without
 
     @property
