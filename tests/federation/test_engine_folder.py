@@ -8,14 +8,17 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cnfgnn.federation.engine.confine.limits import confinement_lines
 from cnfgnn.federation.frames import Frames
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, LAST_OF_CONSOLE, _last_console_line
 from cnfgnn.federation.kits.refusals import MOST_SHOWN, REFUSED, read_refusals
-from cnfgnn.federation.site import engine_process
+from cnfgnn.federation.project import SiteEngine, SitePlan
+from cnfgnn.federation.site import engine_process, supervisor
 from cnfgnn.federation.site.engine_process import KEPT_BYTES, hand_over, let_others_pass, new_workspace
 from cnfgnn.federation.site.supervisor import _checked
 from cnfgnn.federation.site.workers import CHANGED, ENDING, Worker, Workers
@@ -173,3 +176,25 @@ def test_a_live_task_with_other_terms_waits_until_the_one_before_has_ended() -> 
     assert running.over
     ends.set()
     running._thread.join()
+
+
+def test_the_owner_hears_which_readings_are_open_to_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those below a folder that Python looks for modules in."""
+    monkeypatch.setattr(
+        supervisor, "read_site", lambda kit: SitePlan("north", ("a",), "../data/readings.csv")
+    )
+    kit = tmp_path / "kit"
+    (kit / "local").mkdir(parents=True)
+    site = supervisor.Supervisor(kit)
+    opened = site._opened({"reaches": ["/usr", str(tmp_path / "data"), str(kit / "engine")]})
+    folder, readings = tmp_path / "data" / "cnfgnn-private", kit / ".." / "data" / "readings.csv"
+    assert [sentence.partition(" is open")[0] for sentence in opened] == [str(folder), str(readings)]
+    holds = {"landlock": 7, "user": "me", "other_user": True, "capabilities_dropped": True}
+    site.confinement = {**holds, "no_new_privileges": True, "seccomp": True, "open": opened}
+    assert confinement_lines(site.confinement) == ["confined by Landlock (ABI 7), seccomp, user me", *opened]
+    assert site._unconfined() == ""
+    site.plan = replace(site.plan, engine=SiteEngine(confined="required"))
+    assert str(readings) in site._unconfined()
+    site.account.close()

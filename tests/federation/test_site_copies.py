@@ -19,9 +19,9 @@ from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.operator.check import _smoothing, check_site
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.site.copies import FOLDER, RECORD, private_folder
+from cnfgnn.federation.site.copies import RECORD
 from cnfgnn.federation.site.readings import SiteData, digest
-from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site.settings import PRIVATE, private_folder, read_site
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.transports.remote.endpoint import Terms
 from tests.conftest import network
@@ -105,7 +105,7 @@ def test_a_site_below_the_least_blur_refuses_by_itself(tmp_path: Path, kit: Path
     problem = "blur: the blur of site north is 2, and this federation asks for at least 5"
     with pytest.raises(ConfigError, match=problem):
         site_data(kit)
-    assert not (tmp_path / "readings" / FOLDER).exists()  # no copy was made
+    assert not (tmp_path / "readings" / PRIVATE).exists()  # no copy was made
 
 
 # ---- copies ------------------------------------------------------------------------------------------
@@ -212,8 +212,8 @@ def test_readings_that_moved_need_their_copies(kit: Path) -> None:
     make_kit(kit, readings="../elsewhere")
     with pytest.raises(RunError, match=r"they were in .*readings/cnfgnn-private: move that folder here"):
         site_data(kit)
-    assert not (elsewhere / FOLDER).exists()
-    (kit.parent / "readings" / FOLDER).rename(elsewhere / FOLDER)
+    assert not (elsewhere / PRIVATE).exists()
+    (kit.parent / "readings" / PRIVATE).rename(elsewhere / PRIVATE)
     np.testing.assert_array_equal(site_data(kit).copy.values, first.copy.values)
     other = make_kit(kit.parent / "other", private="own")
     site_data(other)
@@ -387,7 +387,7 @@ def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:
 
     said = collected()
     assert "blur: 4; readings that have a copy: 400 with a blur of 4" in said
-    assert f"key and copies: {tmp_path / FOLDER} (back it up: it cannot be made again)" in said
+    assert f"key and copies: {tmp_path / PRIVATE} (back it up: it cannot be made again)" in said
     assert [line for line in said if line.startswith("note: tell_errors is true")]
     assert not [line for line in said if "tell_coverage" in line]
     plain = toml.read_text()
@@ -396,6 +396,6 @@ def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:
     toml.write_text(plain + "blur = 6\n")
     assert "note: 400 readings had a copy before; it is final, whatever the blur is now" in collected()
     toml.write_text(toml.read_text().replace("least_blur = 4.0", "").replace("blur = 6", "blur = 0"))
-    shutil.rmtree(tmp_path / FOLDER)
+    shutil.rmtree(tmp_path / PRIVATE)
     (kits["south"] / "local" / RECORD).unlink()
     assert [line for line in collected() if line.startswith("warning: blur is 0: the server can estimate")]

@@ -68,10 +68,10 @@ def up(
     ] = False,
 ) -> None:
     """Start the server or the site of a kit in the background."""
+    from cnfgnn.federation.engine.confine.limits import confinement_lines
     from cnfgnn.federation.kits import processes
     from cnfgnn.federation.kits.certificates import check_valid
     from cnfgnn.federation.kits.kit import record_program, role
-    from cnfgnn.federation.operator.status import confinement_lines
 
     was_running = processes.running(kit) is not None
     record_program(kit)

@@ -37,6 +37,7 @@ from cnfgnn.federation.engine.confine import (
     system_calls,
     usable_by,
 )
+from cnfgnn.federation.kits.engine_files import open_to_engine
 from tests.federation.engine import attempts
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -549,10 +550,10 @@ def test_python_paths_leave_out_the_working_folder(tmp_path: Path, monkeypatch: 
 def test_what_the_limits_would_give_away(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    limits = Limits((str(tmp_path / "link"),), (str(tmp_path / "work"),))
+    reaches = [str(tmp_path / "link"), str(tmp_path / "work")]
     secret = tmp_path / "real" / "readings.csv"
-    assert limits.reached([tmp_path, tmp_path / "work-of-others", "/data"]) == []
-    assert limits.reached([secret, tmp_path / "work"]) == [
+    assert open_to_engine(reaches, [tmp_path, tmp_path / "work-of-others", "/data"]) == []
+    assert open_to_engine(reaches, [secret, tmp_path / "work"]) == [
         f"{secret} is open to the engine, which may open all of {tmp_path / 'real'}: move it",
         f"{tmp_path / 'work'} is open to the engine, which may open all of {tmp_path / 'work'}: move it",
     ]

@@ -110,6 +110,7 @@ def confine_to(workspace: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
         user=user,
     )
     report = asdict(confine(limits))
+    report["reaches"] = [*limits.readable, *limits.writable]
     if problem:
         report["user_problem"] = problem
     return report

@@ -153,6 +153,18 @@ def engine_environment(workspace: Path) -> dict[str, str]:
     return {**found, **ENGINE_LIMITS, **places, "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
+def open_to_engine(reaches: Iterable[str], private: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """A sentence for each private file or folder below a path that the engine may open."""
+    allowed = [os.path.realpath(path) for path in reaches]
+    problems = []
+    for place in private:
+        real = os.path.realpath(place)
+        above = [other for other in allowed if os.path.commonpath([real, other]) == other]
+        if above:
+            problems.append(f"{place} is open to the engine, which may open all of {above[0]}: move it")
+    return problems
+
+
 def absolute_places(places: str) -> str:
     """The places of a PYTHONPATH, none of them relative."""
     return os.pathsep.join(os.path.abspath(place) for place in places.split(os.pathsep) if place)

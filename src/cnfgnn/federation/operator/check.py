@@ -22,14 +22,14 @@ from cnfgnn.federation.engine.confine import (
 )
 from cnfgnn.federation.engine.guard.handshake import ask_server, connection_problem, copied_kit_warning
 from cnfgnn.federation.kits.certificates import check_valid
-from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER, open_to_engine
 from cnfgnn.federation.kits.processes import running
 from cnfgnn.federation.kits.renewal import finish_renewal
 from cnfgnn.federation.operator.status import engine_process
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import changed_since_copied, private_folder
+from cnfgnn.federation.site.copies import changed_since_copied
 from cnfgnn.federation.site.readings import SiteData
-from cnfgnn.federation.site.settings import REQUIRED, read_site, settings_file
+from cnfgnn.federation.site.settings import REQUIRED, private_folder, private_places, read_site, settings_file
 from cnfgnn.federation.spans import format_duration, format_time
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
@@ -167,8 +167,7 @@ def _engine(plan: SitePlan, kit: Path) -> Iterator[str]:
         yield f"engine: {gap}"
     if not found.closed and plan.engine.confined == REQUIRED:
         raise RunError(kit, f"this machine cannot confine the engine, and engine.confined is {REQUIRED!r}")
-    private = [private_folder(plan, kit), kit / "local", *([kit / plan.readings] if plan.readings else [])]
-    for problem in limits.reached(private):
+    for problem in open_to_engine([*limits.readable, *limits.writable], private_places(plan, kit)):
         yield f"warning: {problem}"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
-from cnfgnn.federation.engine.confine import Confinement
+from cnfgnn.federation.engine.confine.limits import confinement_lines
 from cnfgnn.federation.engine.guard.handshake import (
     ask_server,
     connection_problem,
@@ -85,15 +85,6 @@ def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status
 def engine_process(kit: Path) -> str:
     """The name by which the server knows the site's engine, as the engine wrote it down."""
     return str(read_json_of_others(kit / ENGINE_FOLDER / CONNECTION_FILE).get("process", ""))
-
-
-def confinement_lines(recorded: Mapping[str, Any]) -> list[str]:
-    """How the engine of a site is confined, and what each missing piece would allow."""
-    if not recorded:
-        return []
-    found = Confinement.from_dict(recorded)
-    problem = recorded.get("user_problem")
-    return [found.summary(), *([str(problem)] if problem else []), *found.gaps()]
 
 
 def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -16,21 +16,13 @@ from typing import Any
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.settings import settings_file
+from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.files import read_json
 from cnfgnn.privacy.copies import Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
-FOLDER = "cnfgnn-private"
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
-
-
-def private_folder(plan: SitePlan, kit: Path) -> Path:
-    """The folder of the site's key and copies."""
-    readings = kit / (plan.readings or "")
-    beside = (readings if readings.is_dir() else readings.parent) / FOLDER
-    return Path(os.path.abspath(beside if plan.private is None else kit / plan.private))
 
 
 def check_least_blur(plan: SitePlan, kit: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.federation.site.copies import private_folder
 from cnfgnn.federation.site.permissions import Permissions
 from cnfgnn.federation.site.sent_entries import FILE, Book, Counts, Entry, Key, Span, Spans
-from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.privacy.copies import CopyStore
 from cnfgnn.privacy.explanation import Guarantee, Measures, as_json, default_durations, explain
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -44,10 +45,23 @@ SITE_KEYS = (
     "permissions",
     *CLEANING_KEYS,
 )
+PRIVATE = "cnfgnn-private"  # a folder beside the readings
 REQUIRED = "required"
 CONFINED = ("if possible", REQUIRED)
 MEMORY = re.compile(r"(\d+(?:\.\d+)?) *(MiB|GiB)")
 UNITS = {"MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def private_folder(plan: SitePlan, kit: Path) -> Path:
+    """The folder of the site's key and copies."""
+    readings = kit / (plan.readings or "")
+    beside = (readings if readings.is_dir() else readings.parent) / PRIVATE
+    return Path(os.path.abspath(beside if plan.private is None else kit / plan.private))
+
+
+def private_places(plan: SitePlan, kit: Path) -> list[Path]:
+    """What the engine must not be able to open."""
+    return [kit, private_folder(plan, kit), *([kit / plan.readings] if plan.readings else [])]
 
 
 def settings_file(kit: Path) -> Path:

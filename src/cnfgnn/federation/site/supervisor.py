@@ -23,7 +23,7 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.frames import END, Frames
-from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED
+from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED, open_to_engine
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
 from cnfgnn.federation.kits.retention import remove_old_tasks
@@ -38,7 +38,7 @@ from cnfgnn.federation.site.engine_process import (
 )
 from cnfgnn.federation.site.permissions import Permissions, RoundsLeft
 from cnfgnn.federation.site.sent import Account
-from cnfgnn.federation.site.settings import REQUIRED, read_site
+from cnfgnn.federation.site.settings import REQUIRED, private_places, read_site
 from cnfgnn.federation.site.workers import Workers
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, write_whole
@@ -163,7 +163,8 @@ class Supervisor:
     def _admit(self, frames: Frames) -> None:
         """Give the engine's jobs their connections, as long as it runs."""
         try:
-            self.confinement = _checked(frames.receive_json())
+            reported = frames.receive_json()
+            self.confinement = {**_checked(reported), "open": self._opened(reported)}
             self.problem = self._unconfined()
             if self.problem:
                 log.error("%s", self.problem)
@@ -188,15 +189,23 @@ class Supervisor:
                 self._control = None
         frames.close()
 
+    def _opened(self, reported: Mapping[str, Any]) -> list[str]:
+        """What of the site's the engine may open; one that runs elsewhere has other paths."""
+        reaches = reported.get("reaches")
+        if self.plan.engine.elsewhere or not isinstance(reaches, list):
+            return []
+        return open_to_engine(map(str, reaches), private_places(self.plan, self.kit))
+
     def _unconfined(self) -> str:
         """Why the engine may not run, although it could; empty if it may."""
         parts = ("landlock", "seccomp", "capabilities_dropped", "no_new_privileges")
         missing = [part for part in parts if self.confinement and not self.confinement[part]]
+        missing += self.confinement.get("open", [])
         if self.plan.engine.confined != REQUIRED or not missing:
             return ""
         return (
-            'engine.confined is "required" in local/site.toml, and this machine cannot confine the engine'
-            f" ({', '.join(missing)})"
+            'engine.confined is "required" in local/site.toml, and this machine does not confine the engine'
+            f" ({'; '.join(missing)})"
         )
 
     def _close_connections(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,17 +19,6 @@ class Limits:
     connect_ports: tuple[int, ...] = ()  # of TCP, on every host
     listen_ports: tuple[int, ...] = ()  # of TCP, on every address of this machine
     user: str | None = None  # whom to become, which only root can; None: nobody else
-
-    def reached(self, secrets: Iterable[str | os.PathLike[str]]) -> list[str]:
-        """A sentence for each of these files and folders that could be opened in spite of the limits."""
-        allowed = [os.path.realpath(path) for path in (*self.readable, *self.writable)]
-        problems = []
-        for secret in secrets:
-            place = os.path.realpath(secret)
-            above = [other for other in allowed if os.path.commonpath([place, other]) == other]
-            if above:
-                problems.append(f"{secret} is open to the engine, which may open all of {above[0]}: move it")
-        return problems
 
 
 @dataclass(frozen=True)
@@ -85,3 +73,11 @@ class Confinement:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Confinement:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+
+def confinement_lines(recorded: Mapping[str, Any]) -> list[str]:
+    """How the engine of a site is confined, as its supervisor has recorded it, and what it could still do."""
+    if not recorded:
+        return []
+    found, problem = Confinement.from_dict(recorded), recorded.get("user_problem")
+    return [found.summary(), *([str(problem)] if problem else []), *recorded["open"], *found.gaps()]
