@@ -24,7 +24,6 @@ from cnfgnn.files import write_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-    from cryptography.x509 import CertificateSigningRequest
 
 KEY = "client.key"
 SUFFIX = ".csr"
@@ -109,23 +108,28 @@ def read_request(file: Path, sites: Collection[str]) -> Request:
     """
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.x509.oid import NameOID
 
     try:
         found = x509.load_pem_x509_csr(_content(file))
-        signed, site, key = found.is_signature_valid, _only_name(found), found.public_key()
+        signed, names, key = found.is_signature_valid, list(found.subject), found.public_key()
+        asks_for_more = bool(list(found.attributes))  # such as a role
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise DataError(file, "this is not a signing request that can be read") from error
     if not signed:
         raise DataError(file, "whoever made this request does not have its key: the signature is wrong")
-    if site is None:
+    if [name.oid for name in names] != [NameOID.COMMON_NAME] or asks_for_more:
         problem = "a request must name its site (CN) and ask for nothing else: `cnfgnn federation request`"
         raise DataError(file, f"{problem} makes one")
-    if site not in sites:
+    if (site := str(names[0].value)) not in sites:
         raise DataError(file, f"the project has no site {shown(site)}, which this request names")
     if file.stem != site:
         problem = f"this request names the site {site}: if that is where it came from, call it {site}{SUFFIX}"
         raise DataError(file, problem)
-    return Request(file, site, _fitting(key, file))
+    if not isinstance(key, RSAPublicKey) or (key.key_size, key.public_numbers().e) != (BITS, EXPONENT):
+        raise DataError(file, f"its key must be an RSA key of {BITS} bits with the exponent {EXPONENT}")
+    return Request(file, site, key)
 
 
 def _content(file: Path) -> bytes:
@@ -144,22 +148,3 @@ def _content(file: Path) -> bytes:
     if len(content) > LARGEST:
         raise DataError(file, "this file is too large for a signing request")
     return content
-
-
-def _only_name(request: CertificateSigningRequest) -> str | None:
-    """The name in a request that has nothing but a name; None if it asks for more, such as a role."""
-    from cryptography.x509.oid import NameOID
-
-    parts = list(request.subject)
-    if len(parts) != 1 or parts[0].oid != NameOID.COMMON_NAME or list(request.attributes):
-        return None
-    return str(parts[0].value)
-
-
-def _fitting(key: object, file: Path) -> RSAPublicKey:
-    """A key as the engine makes them."""
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-
-    if not isinstance(key, RSAPublicKey) or (key.key_size, key.public_numbers().e) != (BITS, EXPONENT):
-        raise DataError(file, f"its key must be an RSA key of {BITS} bits with the exponent {EXPONENT}")
-    return key
