@@ -191,7 +191,7 @@ LIVE_PACKAGES = {"starlette", "uvicorn", "paho", "prometheus_client"}  # the ext
 
 # Modules of a federation that are imported only when it is live.
 LIVE_MODULES = {
-    "site.live": ("coverage", "predictor", "model", "nodes"),
+    "site.live": ("predictor", "model", "nodes"),
     "operator.live": ("metrics", "page"),
 }
 LIVE_FEDERATION = {

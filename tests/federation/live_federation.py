@@ -18,9 +18,10 @@ from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.server.task import Task, serve
 from cnfgnn.federation.site.copies import SiteCopies
 from cnfgnn.federation.site.live import predictor as live_predictor
-from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, SiteProcess
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.live.options import LIVE as LIVE_FOLDER
+from cnfgnn.live.start import ServiceProcess
 from cnfgnn.transports.remote import live_transport
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import unpack
@@ -129,7 +130,7 @@ class LiveFederation(InMemoryFederation):
         return answer
 
     def client(self, name: str) -> Client:
-        def process() -> SiteProcess | None:
+        def process() -> ServiceProcess | None:
             service = self.nodes[name].service
             return None if service is None else service.process
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.federation.coverage_sums import coverage_told
+from cnfgnn.federation.coverage_sums import ToldCoverage, coverage_told
 from cnfgnn.federation.project import SiteLive
-from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, settings_of
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import read_site_status
+from cnfgnn.live.pages import Door
 from cnfgnn.live.watch import Numbers, Report
-from cnfgnn.privacy.copies import write_private
 from tests.waiting import wait_for
 
 TOKEN = "a-token-of-a-live-page"
@@ -57,11 +56,9 @@ def test_settings_that_cannot_be_meant_are_refused(live: str, problem: str, tmp_
 def test_a_site_may_choose_the_file_of_its_token(tmp_path: Path) -> None:
     kit = site_with(tmp_path, 'token_file = "mine"')
     settings = settings_of(read_site(kit), kit, LiveTerms())
-    with pytest.raises(ConfigError, match="mine: the token cannot be read"):
-        settings.check()
-    write_private(kit / "mine", TOKEN.encode())
-    settings.check()
     assert Path(settings.token_file) == kit / "mine"
+    with pytest.raises(ConfigError, match="mine: the token cannot be read"):
+        Door(settings.host, 0, settings.token_file, kit / "token")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cnfgnn.live.clock import FEED
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
+from cnfgnn.live.start import LiveProcess
 from tests.live.small_service import Client, SmallRun, make_small_run, serving
 from tests.waiting import wait_for
 

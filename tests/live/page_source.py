@@ -24,10 +24,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from cnfgnn.live.metrics import Metrics
-from cnfgnn.live.page.routes import page_routes
-from cnfgnn.live.start import listening
-from cnfgnn.live.web import Guard, answer
+from cnfgnn.live.page.routes import ASSETS, page_routes
+from cnfgnn.live.pages import Guard, answer, listening
 
 STEP, HISTORY, HORIZON = 300, 288, 12
 START = 1_706_688_000  # 2024-01-31T08:00:00Z
@@ -197,9 +195,8 @@ class PageSource:
         routes = [Route("/sensors", sensors), Route("/health", health), Route("/events", events)]
         there = [path for path in ("watch", "model") if getattr(self, path) is not None]
         routes += [Route(f"/{path}", self._told(path)) for path in there]
-        return Guard(
-            Starlette(routes=[*routes, *page_routes()]), TOKEN, False, Metrics(lambda: 0.0, lambda: False), []
-        )
+        app = Starlette(routes=[*routes, *page_routes(ASSETS)])
+        return Guard(app, TOKEN, False, [], ("/health", *ASSETS))
 
     def _told(self, name: str) -> Any:
         async def told(request: Request) -> Response:

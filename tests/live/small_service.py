@@ -23,7 +23,8 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.readings import Readings, rows_of
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.options import LiveSettings
+from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.token_file import read_token
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run

@@ -17,11 +17,10 @@ import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from cnfgnn.live.broker import BrokerSettings
-from cnfgnn.live.clock import FEED
+from cnfgnn.live.broker import topic_of
 from cnfgnn.live.models import Models
 from cnfgnn.live.observations import datastream_of
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
 from tests.live.small_service import KNOWN, LiveCommand, SmallRun, serving
 from tests.waiting import wait_for
 
@@ -196,6 +195,4 @@ def test_a_topic_names_its_sensor() -> None:
     assert datastream_of("v1.1/Datastreams(s1)/Observations") == "s1"
     assert datastream_of("v1.1/Datastreams('s (1)')/Observations") == "s (1)"
     assert datastream_of("home/speed/s1") == "s1"
-    assert BrokerSettings("mqtt://x", forecasts="city/out").topic("a/b#1") == (
-        "city/out/v1.1/Datastreams(a_b_1)/Observations"
-    )
+    assert topic_of("city/out", "a/b#1") == "city/out/v1.1/Datastreams(a_b_1)/Observations"

@@ -19,10 +19,9 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
-from cnfgnn.live.clock import FEED
 from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import Metrics
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
 from tests.federation.live_kit import LiveKit
 from tests.live.small_service import KNOWN, SmallRun, serving
 from tests.waiting import wait_for
@@ -51,7 +50,8 @@ def test_rules_ask_for_metrics_that_there_are(file: str, names: int, tmp_path: P
     LiveKit(tmp_path)
     server = CollectorRegistry()
     server.register(FederationMetrics(tmp_path))
-    exposed = Metrics(lambda: 0.0, lambda: False).text().decode() + generate_latest(server).decode()
+    registries = Metrics(lambda: 0.0, lambda: False).registry, server
+    exposed = "".join(generate_latest(registry).decode() for registry in registries)
     rules = (DEPLOY / "prometheus" / file).read_text()
     found = set(re.findall(r"cnfgnn_(?:live|federation)_\w+", rules))
     assert len(found) >= names

@@ -18,7 +18,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.times import occur_twice
 from cnfgnn.live.clock import FeedClock, Zone
-from cnfgnn.live.folder_source import BLOCK, FolderSource, differing, state_of
+from cnfgnn.live.folder_source import FolderSource, differing, state_of
 from cnfgnn.live.observations import MalformedInput, read_csv
 from cnfgnn.live.predictor import Predictor
 from cnfgnn.live.recent import Arrived, RecentReadings
@@ -36,7 +36,7 @@ def test_a_last_line_without_an_end_is_not_read_yet(tmp_path: Path) -> None:
     for content, read in (
         (b"time,a\n2024-01-01 00:00,5\n", 26),
         (b"time,a\n2024-01-01 00:00,5\n2024-01-01 00:05,4", 26),
-        (b"time,a\n" + b"7" * (2 * BLOCK), 7),
+        (b"time,a\n" + b"7" * (1 << 17), 7),
         (b"time,a", 0),
         (b"", 0),
     ):

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.live.clock import FEED
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
 from tests.browser import needs_browser
 from tests.live.proxy_with_token import proxied, serving_with
 from tests.live.small_service import KNOWN, Client, SmallRun, serving

@@ -17,11 +17,11 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.live.clock import FEED
+from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.predictor import RunPredictor
 from cnfgnn.live.replay import moments_of
-from cnfgnn.live.retrain import RetrainSettings, readings_at_hand
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.retrain import readings_at_hand
+from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.variables import VariableRows, newest_rows
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
@@ -169,7 +169,7 @@ def test_variables_arrive_by_http_and_survive_a_restart(
         ]
         assert client.post(observations).status == 200
         compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
-    [kept, _] = readings_at_hand(run, tmp_path / "state", RetrainSettings(growing)).readings.others
+    [kept, _] = readings_at_hand(run, tmp_path / "state", LiveSettings(data=growing)).readings.others
     np.testing.assert_array_equal(kept.readings.values, flow.values[: KNOWN + 2])
 
 

@@ -19,11 +19,10 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.live.clock import FEED
 from cnfgnn.live.learning import period_of
 from cnfgnn.live.models import KEPT, Models
-from cnfgnn.live.retrain import RetrainSettings, error_on, plan_windows, readings_at_hand, retrain
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
+from cnfgnn.live.retrain import error_on, plan_windows, readings_at_hand, retrain
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import said
@@ -32,7 +31,7 @@ from tests.live.test_web import next_event
 from tests.waiting import wait_for
 
 HELD = 0.1  # days that are held out: 29 steps
-SETTINGS = RetrainSettings(hold_out=HELD)
+SETTINGS = LiveSettings(hold_out=HELD)
 PATIENCE = 240.0  # seconds: the machine may have much to do
 PATIENT = ("--clock", "feed", "--deadline", "250")
 
@@ -45,7 +44,7 @@ def own_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     return made
 
 
-def retrained(small: SmallRun, state: Path, settings: RetrainSettings = SETTINGS) -> tuple[Models, Any]:
+def retrained(small: SmallRun, state: Path, settings: LiveSettings = SETTINGS) -> tuple[Models, Any]:
     models = Models(small.run.folder, state)
     return models, retrain(small.run, models, settings)
 
@@ -171,7 +170,7 @@ def test_a_worse_model_does_not(own_run: SmallRun, tmp_path: Path) -> None:
 
 
 def test_without_new_readings_nothing_is_trained(small_run: SmallRun, tmp_path: Path) -> None:
-    models, training = retrained(small_run, tmp_path / "state", RetrainSettings(hold_out=0.3))
+    models, training = retrained(small_run, tmp_path / "state", LiveSettings(hold_out=0.3))
     assert training.outcome == "too few readings"
     assert not (tmp_path / "state" / "models").exists()
     assert models.read().live == small_run.run.folder.name
@@ -183,7 +182,7 @@ def test_it_trains_on_what_the_service_has_stored(small_run: SmallRun, tmp_path:
         for row in range(KNOWN, KNOWN + 4):
             client.post(small_run.row(row))
         client.post({"sensor": "s1", "time": small_run.row(KNOWN - 1)["time"], "value": 12.5})
-        found = readings_at_hand(small_run.run, tmp_path / "state", RetrainSettings(small_run.folder))
+        found = readings_at_hand(small_run.run, tmp_path / "state", LiveSettings(data=small_run.folder))
     expected = small_run.until(KNOWN + 4).readings.values.copy()
     expected[KNOWN - 1, 1] = 12.5
     np.testing.assert_array_equal(found.readings.values, expected)

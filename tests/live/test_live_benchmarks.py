@@ -14,8 +14,7 @@ from benchmarks.federation_live import Federation, Listener, latencies, resident
 from benchmarks.live_place import Place
 from benchmarks.watch import HOUR, planted, played
 
-from cnfgnn.live.clock import FEED
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
 from tests.conftest import HISTORY, network
 from tests.live.small_service import KNOWN, SmallRun, serving
 from tests.test_benchmarks import ran

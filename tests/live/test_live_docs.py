@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from prometheus_client import generate_latest
 
 from cnfgnn.cli.main import app
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.live import limits
+from cnfgnn.live import web
 from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import QUALITIES
 from cnfgnn.live.metrics import MOST_ALARMS, Metrics
@@ -67,15 +68,15 @@ def test_every_verdict_has_its_row(verdict: Verdict) -> None:
 def test_qualities_limits_metrics_and_options_are_those_of_the_code() -> None:
     assert re.findall(r"^\| `([a-z ]+)` \|", PAGE, re.MULTILINE) == list(QUALITIES)
     assert f"{KEPT_ROWS:,} steps" in PAGE
-    assert f"{limits.MOST_BYTES >> 20} MiB (413" in PAGE
-    assert f"under way {limits.MOST_BYTES_AT_ONCE >> 20} MiB" in PAGE
-    assert f"{limits.UPLOADS_PER_SECOND:g} uploads a second" in PAGE
-    assert f"{limits.UPLOADS_AT_ONCE:,} in a burst" in PAGE
+    assert f"{web.MOST_BYTES >> 20} MiB (413" in PAGE
+    assert f"under way {web.MOST_BYTES_AT_ONCE >> 20} MiB" in PAGE
+    assert f"{web.UPLOADS_PER_SECOND:g} uploads a second" in PAGE
+    assert f"{web.UPLOADS_AT_ONCE:,} in a burst" in PAGE
     for kind in (*KINDS, *OVERALL):
         assert f"| **{kind}**" in PAGE
     assert f"at most {MOST_ALARMS};" in PAGE
     assert f"all of it every {STEPS_BETWEEN_STATES} steps" in PAGE
-    exposed = Metrics(lambda: 0.0, lambda: False).text().decode()
+    exposed = generate_latest(Metrics(lambda: 0.0, lambda: False).registry).decode()
     for name in set(re.findall(r"cnfgnn_live_\w+", PAGE)):
         assert re.search(rf"^# TYPE {name} ", exposed, re.MULTILINE), name
     command = typer.main.get_command(app).commands["live"].commands["run"]  # type: ignore[attr-defined]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from cnfgnn.config.settings import DataConfig
-from cnfgnn.live.clock import FEED, FeedClock, Zone
+from cnfgnn.live.clock import FeedClock, Zone
+from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.page import routes
 from cnfgnn.live.page.sensors import MOST_EDGES, MOST_STEPS, SensorList
 from cnfgnn.live.recent import RecentReadings
-from cnfgnn.live.start import LiveSettings
 from tests.conftest import network
 from tests.live.small_service import KNOWN, Client, SmallRun, serving
 from tests.waiting import wait_for
@@ -43,7 +43,7 @@ def asked(client: Client, path: str) -> dict[str, object]:
 
 
 def test_the_page_and_its_files_need_no_token_and_bring_their_rules(client: Client) -> None:
-    for path in routes.PAGE_PATHS:
+    for path in routes.ASSETS:
         answer = client.without_token().get(path)
         assert answer.status == 200
         rules = answer.headers["content-security-policy"]
@@ -76,9 +76,9 @@ def test_every_file_is_served_and_every_file_that_is_asked_for_is_there() -> Non
     for source, _ in routes.ASSETS.values():
         text = source.read_text(encoding="utf-8")
         for name in re.findall(r'(?:href|src)="(page/[^"]*)"', text):
-            assert f"/{name}" in routes.PAGE_PATHS, (source, name)
+            assert f"/{name}" in routes.ASSETS, (source, name)
         for name in re.findall(r'^(?:import|export) [^;]*"\./([^"]+)";', text, re.MULTILINE):
-            assert f"/page/{name}" in routes.PAGE_PATHS, (source, name)
+            assert f"/page/{name}" in routes.ASSETS, (source, name)
 
 
 OF_REPORTS = ("page.css", "theme.js", "colours.js")

@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cnfgnn.live.clock import FEED
-from cnfgnn.live.start import LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
 from tests.browser import BrowserWindow, needs_browser
 from tests.live.page_source import HORIZON, PageSource, told_model, watched
 from tests.live.small_service import KNOWN, Client, SmallRun, serving

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,21 +62,6 @@ def test_a_state_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     with pytest.raises(StorageError, match="state"):
         ReadingStore(tmp_path / "state")
-
-
-def test_a_log_that_a_killed_process_of_an_earlier_version_left_is_closed_to_others(tmp_path: Path) -> None:
-    running, crashed = tmp_path / "running", tmp_path / "crashed"
-    store = ReadingStore(running)
-    store.write(IDS, [Cell(300, 0, 1.5)], {})
-    shutil.copytree(running, crashed)
-    store.close()
-    for file in crashed.glob("live.sqlite*"):
-        file.chmod(0o644)
-    with closing(ReadingStore(crashed)) as store:
-        assert list(store.stored(0).readings) == [(300, "a", 1.5)]
-        modes = {file.name: file.stat().st_mode & 0o777 for file in crashed.glob("live.sqlite*")}
-    assert "live.sqlite-wal" in modes
-    assert set(modes.values()) == {0o600}
 
 
 def test_only_one_process_uses_a_state(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live import tracking as module
-from cnfgnn.live.clock import FEED, Zone
+from cnfgnn.live.clock import Zone
 from cnfgnn.live.forecasts import QUALITIES, Forecast
+from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.predictor import RunPredictor
-from cnfgnn.live.start import LiveSettings
 from cnfgnn.live.store import ReadingStore
 from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
 from cnfgnn.live.watch import LEVELS
@@ -44,7 +44,7 @@ def opened(
         made = open_tracking(
             predictor, lambda: adapted_intervals(predictor, data), small.until(rows).readings, store
         )
-        with closing(made):
+        with closing(made.journal):
             yield predictor, made
 
 
@@ -99,13 +99,13 @@ def test_readings_that_came_while_the_service_was_away_are_learned_from(
 ) -> None:
     with opened(small_run, tmp_path) as (predictor, tracking):
         taken(predictor, tracking, small_run.until(KNOWN).readings)
-        before = tracking.report(str).overall.count
+        before = tracking.watch.report(str).overall.count
     with opened(small_run, tmp_path, KNOWN + 5) as (predictor, tracking):
         taken(predictor, tracking, small_run.until(KNOWN + 5).readings)
         steps = predictor.horizon * (predictor.horizon - 1) / 2
         assert before == 0
         seen = small_run.data.readings.missing[KNOWN : KNOWN + 5]
-        assert 0 < tracking.report(str).overall.count <= (~seen).sum() < steps * 6
+        assert 0 < tracking.watch.report(str).overall.count <= (~seen).sum() < steps * 6
         assert tracking.intervals is not None
         assert tracking.intervals.row == tracking.watch.row == number_of(small_run.until(KNOWN + 5).readings)
 
@@ -129,7 +129,7 @@ def test_a_full_disk_costs_neither_ranges_nor_what_was_learned(small_run: SmallR
         readings = small_run.until(KNOWN + 1).readings
         ranges = tracking.step(number_of(readings), predictor.cleaned(readings), predictor.forecast(readings))
         assert set(ranges) == set(LEVELS)
-        with pytest.raises(StorageError, match="what was learned from readings"):
+        with pytest.raises(StorageError, match=r"live\.sqlite: cannot be written"):
             tracking.write()
         tracking.journal._database.execute("PRAGMA query_only = 0")
         taken(predictor, tracking, small_run.until(KNOWN + 2).readings)

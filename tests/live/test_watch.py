@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.live.metrics import MOST_ALARMS, Metrics
@@ -215,7 +216,7 @@ def test_metrics_name_a_bounded_number_of_sensors() -> None:
         watch.observe(Step(row, readings, readings, np.where(np.arange(n) == 0, row, 0), nothing))
     metrics = Metrics(lambda: 0.0, lambda: False)
     metrics.watched(watch.report(str))
-    text = metrics.text().decode()
+    text = generate_latest(metrics.registry).decode()
     assert text.count("cnfgnn_live_alarm{") == MOST_ALARMS
     assert f'cnfgnn_live_alarms{{kind="silent"}} {n - 1}.0' in text
     assert "cnfgnn_live_rmse NaN" in text

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from cnfgnn.errors import RunError
-from cnfgnn.live.clock import FEED
-from cnfgnn.live.limits import Rate
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.options import FEED, LiveSettings
+from cnfgnn.live.start import LiveProcess
+from cnfgnn.live.web import Rate
 from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HORIZON
 from tests.live.small_service import KNOWN, Client, SmallRun, serving

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
-from cnfgnn.live.clock import FEED
+from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.page.routes import ASSETS
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.pages import Guard
+from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.token_file import open_token, read_token
-from cnfgnn.live.web import Guard
 from tests.commands import COMMAND, ENVIRONMENT
 from tests.live.small_service import KNOWN, Client, LiveCommand, SmallRun, serving
 

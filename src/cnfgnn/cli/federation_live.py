@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
+from cnfgnn.cli.live import DeadlineOption, check_installed, page_link
 
 if TYPE_CHECKING:
     from cnfgnn.federation.server.task import Task
@@ -32,10 +33,7 @@ TokenOption = Annotated[
 def live(
     kit: ServerArgument,
     run: RunName,
-    deadline: Annotated[
-        float | None,
-        typer.Option(help="Seconds after a step at which its forecast is made; default a fifth of the step."),
-    ] = None,
+    deadline: DeadlineOption = None,
     clock: Annotated[
         str,
         typer.Option(
@@ -62,15 +60,13 @@ def live(
     again. With --retrain, a training goes on from the live model beside it; the sites judge both models by
     their blurred copies of the last days, and the new one goes live if it is better.
     """
-    from cnfgnn.cli.live import check_installed, page_link
-
     check_installed()
     from cnfgnn.federation.operator.live.page import LivePage
     from cnfgnn.federation.operator.live.retraining import RetrainPlan, retraining
     from cnfgnn.federation.operator.tasks import check_server_kit
     from cnfgnn.federation.server.task import Task
     from cnfgnn.live.learning import period_of
-    from cnfgnn.live.start import LiveSettings
+    from cnfgnn.live.options import LiveSettings
 
     check_server_kit(kit)
     plan = RetrainPlan(kit, run, period_of(retrain), hold_out, wait) if retrain else None

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from importlib import import_module
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +21,7 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written
-from cnfgnn.live.clock import FEED, SYSTEM
-from cnfgnn.live.options import LIVE, MQTT_PASSWORD, PORT
+from cnfgnn.live.options import FEED, LIVE, MQTT_PASSWORD, PORT, SYSTEM, LiveSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,33 +129,15 @@ def run(
     docs/live.md says what happens to readings that are late, repeated, wrong or missing. With --retrain, a
     process beside the service trains on, and its model goes live if it is better.
     """
+    # The options have the names of the settings.
+    chosen: dict[str, Any] = {name: value for name, value in locals().items() if name != "run"}
     check_installed()
     if latest is not None:
         check_can_be_written(latest)
-    from cnfgnn.live.start import LiveSettings, run_live
+    from cnfgnn.live.start import run_live
     from cnfgnn.runs.folder import Run
 
-    settings = LiveSettings(
-        data=data,
-        state=state,
-        latest=latest,
-        deadline=deadline,
-        clock=clock,
-        speed=speed,
-        timezone=timezone,
-        host=host,
-        port=port,
-        token_file=token_file,
-        mqtt=mqtt,
-        mqtt_readings=mqtt_readings,
-        mqtt_forecasts=mqtt_forecasts,
-        poll=poll,
-        changes=reading_changes(changes),
-        retrain=_period(retrain),
-        retrain_threads=retrain_threads,
-        retrain_nice=retrain_nice,
-        hold_out=hold_out,
-    )
+    settings = LiveSettings(**chosen | {"changes": reading_changes(changes), "retrain": _period(retrain)})
     settings.check()
     _log_to_stderr()
     run_live(Run.open(run), settings, say_where)
@@ -176,10 +158,10 @@ def retrain_once(
     """
     check_installed()
     from cnfgnn.live.models import Models
-    from cnfgnn.live.retrain import RetrainSettings, retrain
+    from cnfgnn.live.retrain import retrain
     from cnfgnn.runs.folder import Run
 
-    settings = RetrainSettings(data, hold_out, reading_changes(changes))
+    settings = LiveSettings(data=data, hold_out=hold_out, changes=reading_changes(changes))
     models = Models(run, state or run / LIVE)
     done = retrain(Run.open(run), models, settings, progress.watcher())
     print(f"{done.outcome}: {done.text}")
@@ -211,7 +193,6 @@ def demo(
     """
     check_installed()
     from cnfgnn.live import demo as live_demo
-    from cnfgnn.live.start import LiveSettings
     from cnfgnn.live.store import remove_database
 
     state = out / LIVE
@@ -221,11 +202,7 @@ def demo(
     settings = replace(settings, data=made.folder)
     remove_database(state)  # the same day is played again
     _log_to_stderr()
-
-    def say(line: str) -> None:
-        print(line, flush=True)
-
-    live_demo.show(made, settings, once, steps, say_where, say)
+    live_demo.show(made, settings, once, steps, say_where, partial(print, flush=True))
     if not once:
         raise KeyboardInterrupt
 
@@ -290,13 +267,7 @@ def _row_by_row() -> Iterator[Callable[[str], None]]:
 
 def check_installed() -> None:
     """Say in one sentence what to install if the extra is missing."""
-    missing = []
-    for module, package in NEEDED.items():
-        try:
-            import_module(module)
-        except ImportError:
-            missing.append(package)
-    if missing:
+    if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
         problem = f"needs packages that are not installed ({', '.join(missing)})"
         raise ConfigError("cnfgnn live", f"{problem}: pip install 'cnfgnn[live]'")
 
@@ -324,8 +295,10 @@ def say_where(process: LiveProcess) -> None:
         f"forecasts: {process.address}/forecasts, /events and {service.latest_file}; state: /health, /metrics"
     )
     if process.broker is not None:
-        topics = process.broker.settings
-        print(f"broker: readings from {topics.readings}, forecasts to {topics.topic('SENSOR')}")
+        from cnfgnn.live.broker import topic_of
+
+        broker = process.broker
+        print(f"broker: readings from {broker.readings}, forecasts to {topic_of(broker.forecasts, 'SENSOR')}")
     sys.stdout.flush()
 
 

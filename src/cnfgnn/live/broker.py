@@ -14,7 +14,6 @@ import os
 import ssl
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -23,71 +22,52 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from cnfgnn.errors import ConfigError
 from cnfgnn.live.forecasts import Forecast
-from cnfgnn.live.limits import MOST_BYTES
+from cnfgnn.live.intake import Busy
 from cnfgnn.live.observations import MalformedInput, datastream_of, read_json
-from cnfgnn.live.options import MQTT_PASSWORD, ServiceOptions
-from cnfgnn.live.service import Busy, LiveService
+from cnfgnn.live.options import MOST_BYTES, MQTT_PASSWORD, ServiceOptions
+from cnfgnn.live.service import LiveService
 from cnfgnn.live.watch import Alarm
 
 READINGS = "v1.1/+/Observations"
 FORECASTS = "cnfgnn"
+PORTS = {"mqtt": 1883, "mqtts": 8883}
 RECONNECT_WITHIN = 30  # seconds between attempts, at most
 AT_ONCE = 1000  # messages that the broker may send before they are acknowledged
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BrokerSettings:
-    """Where the broker is and which topics are used.
+class Broker:
+    """The connection to a broker; it comes back by itself, and the service does not wait for it.
 
-    url       mqtt://[user[:password]@]host[:port], or mqtts:// for TLS
-    readings  the topic that readings are read from; it may have wildcards
-    forecasts the topics of forecasts begin with it
-    name      the client id: the broker keeps readings for it while the service is away
+    name  the client id: the broker keeps readings for it while the service is away
     """
 
-    url: str
-    readings: str = READINGS
-    forecasts: str = FORECASTS
-    name: str = "cnfgnn-live"
-    password: str | None = None
-
-    def topic(self, sensor: str) -> str:
-        """The topic of a sensor's forecasts; characters that MQTT gives a meaning are replaced."""
-        safe = sensor.translate({ord(c): "_" for c in "/+#\0"})
-        return f"{self.forecasts}/v1.1/Datastreams({safe})/Observations"
-
-    @property
-    def status(self) -> str:
-        return f"{self.forecasts}/status"
-
-    @property
-    def alarms(self) -> str:
-        return f"{self.forecasts}/alarms"
-
-    @property
-    def switches(self) -> str:
-        return f"{self.forecasts}/switches"
-
-
-def broker_settings(options: ServiceOptions, name: str) -> BrokerSettings:
-    """The broker of a service; the password is in the environment."""
-    topics = options.mqtt_readings or READINGS, options.mqtt_forecasts or FORECASTS
-    return BrokerSettings(options.mqtt, *topics, name, os.environ.get(MQTT_PASSWORD))
-
-
-class Broker:
-    """The connection to a broker; it comes back by itself, and the service does not wait for it."""
-
-    def __init__(self, service: LiveService, settings: BrokerSettings) -> None:
-        self.service, self.settings = service, settings
-        self.client = _client(settings)
-        self.client.on_connect = self._connected
-        self.client.on_disconnect = self._disconnected
-        self.client.on_message = self._message
+    def __init__(self, service: LiveService, options: ServiceOptions, name: str) -> None:
+        self.service, self.place = service, urlsplit(options.mqtt)
+        self.readings, self.forecasts = options.mqtt_readings or READINGS, options.mqtt_forecasts or FORECASTS
+        if self.place.scheme not in ("mqtt", "mqtts") or not self.place.hostname:
+            problem = f"must be like mqtt://localhost:1883 or mqtts://host, not {options.mqtt!r}"
+            raise ConfigError("--mqtt", problem)
+        self.client = self._client(name)
         self._publisher = ThreadPoolExecutor(1, "mqtt")
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _client(self, name: str) -> mqtt.Client:
+        place = self.place
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, name, clean_session=False, manual_ack=True)
+        if place.username:
+            password = os.environ.get(MQTT_PASSWORD) or (unquote(place.password) if place.password else None)
+            client.username_pw_set(unquote(place.username), password)
+        if place.scheme == "mqtts":
+            client.tls_set_context(ssl.create_default_context())
+        client.will_set(f"{self.forecasts}/status", "offline", qos=1, retain=True)
+        client.reconnect_delay_set(1, RECONNECT_WITHIN)
+        client.max_inflight_messages_set(AT_ONCE)
+        client.max_queued_messages_set(AT_ONCE)
+        client.on_connect, client.on_disconnect = self._connected, self._disconnected
+        client.on_message = self._message
+        return client
 
     def start(self) -> None:
         """Connect as soon as possible, in the background."""
@@ -95,10 +75,9 @@ class Broker:
         self.service.listeners.append(self.publish)
         self.service.alarm_listeners.append(self.publish_alarms)
         self.service.switch_listeners.append(self.publish_switch)
-        place = urlsplit(self.settings.url)
-        port = place.port or (8883 if place.scheme == "mqtts" else 1883)
-        self.service.problems["broker"] = f"{place.hostname}:{port} is not connected yet"
-        self.client.connect_async(str(place.hostname), port)
+        host, port = str(self.place.hostname), self.place.port or PORTS[self.place.scheme]
+        self.service.problems["broker"] = f"{host}:{port} is not connected yet"
+        self.client.connect_async(host, port)
         self.client.loop_start()
 
     async def stop(self) -> None:
@@ -110,7 +89,7 @@ class Broker:
     def _leave(self) -> None:
         self._publisher.shutdown()
         if self.client.is_connected():
-            self.client.publish(self.settings.status, "offline", qos=1, retain=True).wait_for_publish(2)
+            self._say("status", "offline").wait_for_publish(2)
         self.client.disconnect()
         self.client.loop_stop()
 
@@ -122,8 +101,8 @@ class Broker:
             return
         self.service.metrics.broker.set(1)
         self.service.problems.pop("broker", None)
-        client.subscribe(self.settings.readings, qos=1)
-        client.publish(self.settings.status, "online", qos=1, retain=True)
+        client.subscribe(self.readings, qos=1)
+        self._say("status", "online")
         if self.service.latest is not None:
             self.publish(self.service.latest)
         if self.service.report is not None:
@@ -171,35 +150,26 @@ class Broker:
 
     def _publish(self, made: Forecast) -> None:
         for sensor, observation in made.observations():
-            self.client.publish(self.settings.topic(sensor), observation, qos=0, retain=True)
+            self.client.publish(topic_of(self.forecasts, sensor), observation, qos=0, retain=True)
 
     def publish_alarms(self, alarms: Sequence[Alarm]) -> None:
         """Publish the alarms that there are now, as a list; it is retained, and empty if there is none."""
         if self.client.is_connected():
             listed = [alarm.json(self.service.zone.write) for alarm in alarms]
             told = json.dumps({"alarms": listed}, allow_nan=False)
-            self._publisher.submit(self.client.publish, self.settings.alarms, told, 1, True)
+            self._publisher.submit(self._say, "alarms", told)
 
     def publish_switch(self, switch: Mapping[str, str]) -> None:
         """Publish a switch of the model; the last one is retained."""
         if self.client.is_connected():
-            self._publisher.submit(self.client.publish, self.settings.switches, json.dumps(switch), 1, True)
+            self._publisher.submit(self._say, "switches", json.dumps(switch))
+
+    def _say(self, what: str, told: str) -> mqtt.MQTTMessageInfo:
+        """Publish something about the service as a whole; the broker keeps the last of its kind."""
+        return self.client.publish(f"{self.forecasts}/{what}", told, qos=1, retain=True)
 
 
-def _client(settings: BrokerSettings) -> mqtt.Client:
-    place = urlsplit(settings.url)
-    if place.scheme not in ("mqtt", "mqtts") or not place.hostname:
-        raise ConfigError(
-            "--mqtt", f"must be like mqtt://localhost:1883 or mqtts://host, not {settings.url!r}"
-        )
-    client = mqtt.Client(CallbackAPIVersion.VERSION2, settings.name, clean_session=False, manual_ack=True)
-    if place.username:
-        password = settings.password or (unquote(place.password) if place.password else None)
-        client.username_pw_set(unquote(place.username), password)
-    if place.scheme == "mqtts":
-        client.tls_set_context(ssl.create_default_context())
-    client.will_set(settings.status, "offline", qos=1, retain=True)
-    client.reconnect_delay_set(1, RECONNECT_WITHIN)
-    client.max_inflight_messages_set(AT_ONCE)
-    client.max_queued_messages_set(AT_ONCE)
-    return client
+def topic_of(beginning: str, sensor: str) -> str:
+    """The topic of a sensor's forecasts; characters that MQTT gives a meaning are replaced."""
+    safe = sensor.translate({ord(c): "_" for c in "/+#\0"})
+    return f"{beginning}/v1.1/Datastreams({safe})/Observations"

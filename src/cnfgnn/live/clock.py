@@ -12,8 +12,6 @@ from typing import Protocol
 
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 
-SYSTEM, FEED = CLOCKS = ("system", "feed")
-
 
 class Clock(Protocol):
     """The time, and how fast it passes."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,8 +19,10 @@ from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.files import make_folder
 from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.options import LiveSettings
 from cnfgnn.live.replay import Player, replay
-from cnfgnn.live.start import LiveProcess, LiveSettings
+from cnfgnn.live.start import LiveProcess, run_live
+from cnfgnn.live.watch import Report
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Watcher, train_run
 
@@ -57,35 +58,6 @@ def prepare(out: Path, watcher: Watcher, sensors: int = SENSORS, rounds: int = R
     return Demo(run, folder, rows_of(data.readings, slice(cut, None)))
 
 
-class Comparison:
-    """The RMSE of forecasts some steps ahead so far, beside that of the last value: the measure that runs are
-    trained by and that the watch compares with the last value."""
-
-    def __init__(self, truth: Readings, ahead: int = 3) -> None:
-        self.ahead, self.count, self.squared, self.squared_last = ahead, 0, 0.0, 0.0
-        self._row = {int(t): row for row, t in enumerate(truth.seconds)}
-        self._truth = np.where(truth.missing, np.nan, truth.values)
-
-    def add(self, made: Forecast) -> None:
-        """Count the sensors that have a forecast, a last value and the reading that both are about."""
-        target = self._row.get(made.times[self.ahead - 1])
-        last = self._row.get(made.step)
-        if target is None or last is None:
-            return
-        errors = made.values[:, self.ahead - 1] - self._truth[target]
-        of_last = self._truth[last] - self._truth[target]
-        known = np.isfinite(errors) & np.isfinite(of_last)
-        self.count += int(known.sum())
-        self.squared += float((errors[known] ** 2).sum())
-        self.squared_last += float((of_last[known] ** 2).sum())
-
-    def __str__(self) -> str:
-        if not self.count:
-            return ""
-        own, simple = ((squared / self.count) ** 0.5 for squared in (self.squared, self.squared_last))
-        return f"RMSE {5 * self.ahead} min ahead {own:.2f} (last value {simple:.2f})"
-
-
 def show(
     demo: Demo,
     settings: LiveSettings,
@@ -95,44 +67,42 @@ def show(
     say: Callable[[str], None],
 ) -> None:
     """Serve, play the recorded day, and say a line for each forecast; with `once`, end when it is over."""
+    last = demo.played.times[min(rows, len(demo.played.times)) - 1].astype("datetime64[s]")
+    last_shown, playing = threading.Event(), list[Future[None]]()
 
-    async def main() -> None:
-        process = LiveProcess(demo.run, settings)
+    def play(process: LiveProcess) -> None:
+        begun, stopping = time.perf_counter(), process.service.stopping
+        with closing(Player(process.address, process.token)) as player:
+            for _ in replay(demo.played, player, settings.speed, until=last + np.timedelta64(1, "s")):
+                if stopping.is_set():
+                    return
+        say(f"{rows} steps were played in {time.perf_counter() - begun:.0f} s")
+        if once:
+            last_shown.wait(SHOWN_WITHIN)
+            process.loop.call_soon_threadsafe(stopping.set)
+
+    def begin(process: LiveProcess) -> None:
         service = process.service
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, service.stopping.set)
-        compared, begun = Comparison(demo.played), time.perf_counter()
-        last = demo.played.times[min(rows, len(demo.played.times)) - 1].astype("datetime64[s]")
-        last_shown = threading.Event()
 
         def told(made: Forecast) -> None:
-            compared.add(made)
             counts = ", ".join(f"{count} {name}" for name, count in made.counts().items() if count)
-            say(f"{service.zone.write(made.step)}: {counts}; {compared}".removesuffix("; "))
+            say(f"{service.zone.write(made.step)}: {counts}{_compared(service.report)}")
             if made.step >= last.astype(np.int64):
                 last_shown.set()
 
-        def play() -> None:
-            with closing(Player(process.address, process.token)) as player:
-                for _ in replay(demo.played, player, settings.speed, until=last + np.timedelta64(1, "s")):
-                    if service.stopping.is_set():
-                        return
-            took = time.perf_counter() - begun
-            say(f"{rows} steps were played in {took:.0f} s")
-            if once:
-                last_shown.wait(SHOWN_WITHIN)
-                loop.call_soon_threadsafe(service.stopping.set)
-
         service.listeners.append(told)
-        playing: list[asyncio.Future[None]] = []
+        started(process)
+        playing.append(ThreadPoolExecutor(1).submit(play, process))
 
-        def begin() -> None:
-            started(process)
-            playing.append(asyncio.ensure_future(asyncio.to_thread(play)))
+    with suppress(KeyboardInterrupt):
+        run_live(demo.run, settings, begin)
+    for future in playing:
+        future.result()
 
-        await process.serve(begin)
-        for future in playing:
-            await future
 
-    asyncio.run(main())
+def _compared(report: Report | None) -> str:
+    """How good forecasts have been so far, beside the last value."""
+    if report is None or report.overall.rmse is None or report.overall.skill is None:
+        return ""
+    rmse, skill = report.overall.rmse, report.overall.skill
+    return f"; RMSE {rmse:.2f} (last value {rmse / (1 - skill):.2f})"

@@ -35,11 +35,13 @@ class DriftWatch:
     holding  whether more readings of the past follow, so that it is too early to say what is usual
     """
 
+    NUMBERS = ("hour", "first_hour")
+
     def __init__(self, n: int, step: int) -> None:
         self.step, self.span = step, max(HOUR, step)
         self.hour = -1  # the hour under way, since 1970
         self.sum, self.count = np.zeros(n), np.zeros(n)
-        self.first: list[Floats] = []  # means of the first hours, until the usual level is known
+        self.first = np.empty((0, n))  # means of the first hours, until the usual level is known
         self.first_hour = -1
         self.holding = False
         self.usual = np.empty((0, n))  # (24 n)
@@ -83,7 +85,8 @@ class DriftWatch:
         if not self.is_ready:
             if self.first_hour < 0:
                 self.first_hour = self.hour
-            self.first += [mean, *[np.full_like(mean, np.nan)] * (passed - 1)]
+            nothing = np.full((passed - 1, len(mean)), np.nan)
+            self.first = np.concatenate([self.first, mean[None], nothing])
             if len(self.first) >= FIRST_HOURS and not self.holding:
                 self._learn_usual()
             return
@@ -102,7 +105,7 @@ class DriftWatch:
     def _learn_usual(self) -> None:
         """What the first hours have shown: the level of each hour of the day, and how far two days are from
         it."""
-        first = np.stack(self.first)
+        first = self.first
         hours = np.array([self._of_day(self.first_hour + place) for place in range(len(first))])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # an hour without any reading
@@ -115,7 +118,7 @@ class DriftWatch:
         self.limit = np.maximum(FURTHER * np.abs(scores).max(axis=0), LEAST_DISTANCE)
         for place in range(len(first) - RECENT_HOURS, len(first)):
             self.recent[(self.first_hour + place) % RECENT_HOURS] = apart[place]
-        self.first = []
+        self.first = first[:0]
 
     def _distance(self, hours: Floats) -> tuple[Floats, Floats]:
         """(k hours n) -> (n,), (k n): how far the last of k spans of hours lies from the usual level in the
@@ -132,17 +135,10 @@ class DriftWatch:
 
     # ---- keeping ------------------------------------------------------------------------------------
 
-    NUMBERS = ("hour", "first_hour")
-    ARRAYS = ("sum", "count", "usual", "spread", "limit", "recent", "distance", "score")
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        first = np.stack(self.first) if self.first else np.empty((0, len(self.sum)))
-        kept = {name: np.array(getattr(self, name)) for name in (*self.NUMBERS, *self.ARRAYS)}
-        return kept | {"first": first}
+        arrays = {name: array.copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
+        return arrays | {name: np.array(getattr(self, name)) for name in self.NUMBERS}
 
     def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        for name in self.NUMBERS:
-            setattr(self, name, int(state[name]))
-        for name in self.ARRAYS:
-            setattr(self, name, np.array(state[name]))
-        self.first = list(state["first"])
+        for name, array in state.items():
+            setattr(self, name, int(array) if name in self.NUMBERS else np.array(array))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +28,15 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.errors import DataError
+from cnfgnn.live.intake import Intake
 from cnfgnn.live.observations import by_variable, cells_of
 from cnfgnn.live.recent import Arrived, RecentReadings
-from cnfgnn.live.service import LiveService
 from cnfgnn.live.store import FileState
 
 SUFFIXES = (".csv", ".parquet", ".h5")
 BEGINNING = "readings"  # of the names of files that appear beside the first one
 QUIET = 2.0  # seconds without a change after which a last line without an end counts
 LINES_ALONE = 2000  # lines that are tried one by one if they cannot be read together
-BLOCK = 1 << 16  # bytes in which the end of the last line is sought
 UNREAD = FileState(0, 0, 0)
 
 Found = tuple[str, Readings]
@@ -78,7 +78,7 @@ class FolderSource:
 
     def __init__(
         self,
-        service: LiveService,
+        service: Intake,
         path: Path,
         options: ReadingOptions,
         begun_with: tuple[str, FileState],
@@ -92,21 +92,17 @@ class FolderSource:
         self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
         self.states = service.store.files() | {one.key: one.state for one in inputs}
         self.states[self.begun_with] = state
-        # The first line of each CSV file when it was last looked at.
-        self._headers = {file.name: _first_line(file) for file in self._begun_file()}
-
-    def _begun_file(self) -> list[Path]:
-        file = self.path / self.begun_with if self.path.is_dir() else self.path
-        return [file] if file.suffix == ".csv" and file.is_file() else []
+        self._headers: dict[str, bytes] = {}  # the first line of each CSV file when it was last looked at
+        file = path / self.begun_with if path.is_dir() else path
+        if file.suffix == ".csv" and file.is_file():
+            with file.open("rb") as opened:
+                self._headers[file.name] = opened.readline()
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            try:
+            with self.service.surviving("folder"):  # it may come back, and the other ways in still work
                 await self.look()
-                self.service.problems.pop("folder", None)
-            except Exception as error:  # the folder may come back, and the other ways in still work
-                self.service.failed("folder", error)
             await asyncio.sleep(self.seconds)
 
     async def look(self) -> None:
@@ -253,11 +249,6 @@ def _first_bytes(file: Path, count: int) -> bytes:
         return opened.read(count)
 
 
-def _first_line(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return opened.readline()
-
-
 def added_to(before: Readings, after: Readings) -> Readings:
     """The readings after lines were added to a file, without those that it had before."""
     _, rows, known_rows = np.intersect1d(after.times, before.times, return_indices=True)
@@ -270,18 +261,11 @@ def added_to(before: Readings, after: Readings) -> Readings:
 
 def state_of(file: Path) -> FileState:
     """The state of a file of which everything is read, except a last line that has no end yet."""
-    found, size = file.stat(), 0
-    if file.suffix == ".csv":
-        with file.open("rb") as opened:
-            size = found.st_size
-            while size > 0:
-                start = max(0, size - BLOCK)
-                opened.seek(start)
-                end = opened.read(size - start).rfind(b"\n")
-                size = start + end + 1
-                if end >= 0:
-                    break
-    return FileState(found.st_size, found.st_mtime_ns, size)
+    found, read = file.stat(), 0
+    if file.suffix == ".csv" and found.st_size:
+        with file.open("rb") as opened, mmap(opened.fileno(), found.st_size, access=ACCESS_READ) as content:
+            read = content.rfind(b"\n") + 1
+    return FileState(found.st_size, found.st_mtime_ns, read)
 
 
 def differing(readings: Readings, recent: RecentReadings, variable: str = "") -> list[Arrived]:

@@ -204,22 +204,18 @@ def quality_of(readings: Readings, graph: Graph | None, history: int) -> Ints:
     return found
 
 
-def last_reading_times(readings: Readings) -> Ints:
-    """(n,): the time of each sensor's last reading, in seconds; -1 if it has none."""
-    seconds = readings.seconds
-    observed = ~readings.missing
-    last = len(seconds) - 1 - np.argmax(observed[::-1], axis=0)
-    found: Ints = np.where(observed.any(axis=0), seconds[last], -1)
-    return found
+def last_readings(values: npt.NDArray[Any], observed: Bools) -> tuple[Floats, Ints]:
+    """(n,) each: the last reading of each sensor, and its row; NaN and -1 if there is none."""
+    rows = len(observed) - 1 - np.argmax(observed[::-1], axis=0)
+    last = values[rows, np.arange(observed.shape[1])].astype(np.float64)
+    there = observed.any(axis=0)
+    return np.where(there, last, np.nan), np.where(there, rows, -1)
 
 
 def fallback(readings: Readings, profiles: Floats | None, times: Sequence[int]) -> Floats:
     """(n t): what is known without a recent reading: the sensor's weekly profile, or its last reading."""
-    n = len(readings.ids)
-    observed = ~readings.missing
-    last = len(readings.times) - 1 - np.argmax(observed[::-1], axis=0)
-    value = np.where(observed.any(axis=0), readings.values[last, np.arange(n)], np.nan).astype(np.float64)
-    simple = np.repeat(value[:, None], len(times), axis=1)
+    last, _ = last_readings(readings.values, ~readings.missing)
+    simple = np.repeat(last[:, None], len(times), axis=1)
     if profiles is None:
         return simple
     seconds = np.array(times, dtype=np.int64)

@@ -9,18 +9,16 @@ survives kill -9, and a power cut may take the last ones, after which the watch 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from cnfgnn.errors import RunError, StorageError
-from cnfgnn.live.store import transaction
+from cnfgnn.live.store import explained, transaction
 from cnfgnn.live.watch import Step
 
 TABLES = (
@@ -38,7 +36,7 @@ class Journal:
 
     def __init__(self, path: Path, of: str, sensors: int, horizon: int) -> None:
         self.path, self.of, self._shape = path, of, (sensors, 3 + horizon)
-        with self._explained():
+        with explained(path):
             self._database = self._connected()
             for table in TABLES:
                 self._database.execute(table)
@@ -48,39 +46,36 @@ class Journal:
 
     def read(self) -> tuple[State, list[Step]] | None:
         """The last state and the steps since then; None if there is none of this model."""
-        with self._explained():
+        with explained(self.path):
             found = self._database.execute("SELECT of, state FROM learned").fetchone()
             if found is None or found[0] != self.of:
                 return None
             steps = self._database.execute("SELECT row, step FROM steps ORDER BY row").fetchall()
-        try:
             return load(found[1]), [self._step(row, step) for row, step in steps]
-        except (SafetensorError, ValueError) as error:
-            raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
 
     def write_state(self, state: State, row: int) -> None:
         """Keep a state; the steps up to its row are no longer needed. Any thread may do so."""
         plain = save({name: np.array(array, order="C") for name, array in state.items()})
-        with self._explained(), closing(self._connected()) as another, transaction(another):
+        with explained(self.path), closing(self._connected()) as another, transaction(another):
             another.execute("INSERT OR REPLACE INTO learned VALUES (1, ?, ?)", (self.of, plain))
             another.execute("DELETE FROM steps WHERE row <= ?", (row,))
 
     def begin(self, state: State) -> None:
         """Keep the first state of a model; nothing of another one is needed any more."""
-        with self._explained(), transaction(self._database):
+        with explained(self.path), transaction(self._database):
             self._database.execute("DELETE FROM steps")
         self.write_state(state, -1)
 
     def add(self, steps: Sequence[Step]) -> None:
         """Keep steps that have been taken since the last state."""
-        with self._explained(), transaction(self._database):
-            self._database.executemany(
-                "INSERT OR REPLACE INTO steps VALUES (?, ?)", [(step.row, _bytes(step)) for step in steps]
-            )
+        numbers = [np.column_stack([s.readings, s.last, s.last_row, s.forecasts]) for s in steps]
+        rows = [(s.row, of.astype("<f8").tobytes()) for s, of in zip(steps, numbers, strict=True)]
+        with explained(self.path), transaction(self._database):
+            self._database.executemany("INSERT OR REPLACE INTO steps VALUES (?, ?)", rows)
 
     def tidy(self) -> None:
         """Move what was written from the log into the database; nobody waits for it."""
-        with self._explained(), closing(self._connected()) as another:
+        with explained(self.path), closing(self._connected()) as another:
             another.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _connected(self) -> sqlite3.Connection:
@@ -93,17 +88,3 @@ class Journal:
         numbers = np.frombuffer(stored, dtype="<f8").reshape(self._shape)
         last_row = numbers[:, 2].astype(np.int64)
         return Step(row, numbers[:, 0].copy(), numbers[:, 1].copy(), last_row, numbers[:, 3:].copy())
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of SQLite as errors that name the file."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StorageError(self.path, f"what was learned from readings: {error}") from error
-
-
-def _bytes(step: Step) -> bytes:
-    columns = [step.readings, step.last, step.last_row.astype(np.float64)]
-    numbers: bytes = np.column_stack([*columns, step.forecasts]).astype("<f8").tobytes()
-    return numbers

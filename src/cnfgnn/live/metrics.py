@@ -1,35 +1,29 @@
-"""What the service counts, for Prometheus; each service has a registry of its own."""
+"""What a service tells Prometheus about its forecasts, besides the readings that arrive."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter as Counted
+from collections import Counter
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import Histogram
 
 from cnfgnn.live.forecasts import Forecast
-from cnfgnn.live.recent import Verdict
+from cnfgnn.live.intake import PREFIX, IntakeMetrics
 from cnfgnn.live.watch import KINDS, LEVELS, OVERALL, Report
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-PREFIX = "cnfgnn_live"
 MOST_ALARMS = 100  # that are named, so that a broken network does not flood Prometheus with series
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Metrics:
+class Metrics(IntakeMetrics):
     """Counters and gauges; `clock` returns the service's time, `stale` whether its forecast is too old."""
 
     def __init__(self, clock: Callable[[], float], stale: Callable[[], bool]) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+        super().__init__()
         counter, gauge = self._counter, self._gauge
-        text = "Readings that arrived, by source and by what became of them."
-        self.readings = counter("readings", text, "source", "verdict")
         self.forecasts = counter("forecasts", "Forecasts of all sensors that were made.")
         self.skipped = counter("skipped_steps", "Steps that passed without a forecast.")
-        self.failures = counter("failures", "Failures that the service survived, by part.", "part")
         self.requests = counter("http_requests", "HTTP requests, by path and status.", "path", "status")
         text = "Seconds from the last reading of a step, or from its deadline, to its forecast."
         self.latency = Histogram(f"{PREFIX}_forecast_seconds", text, buckets=SECONDS, registry=self.registry)
@@ -45,14 +39,6 @@ class Metrics:
         text = "Whether the last forecast is too old to be used."
         gauge("stale", text).set_function(lambda: float(stale()))
         self._add_watch()
-        for verdict in Verdict:
-            self.readings.labels("http", verdict.value)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"{PREFIX}_{name}", text, labels, registry=self.registry)
 
     def _add_watch(self) -> None:
         text = "Error of the forecasts of the last day, all sensors and steps ahead."
@@ -66,7 +52,7 @@ class Metrics:
         self.alarm = self._gauge("alarm", text, "sensor", "kind")
         for gauge in (self.rmse, self.skill, *(self.coverage.labels(str(level)) for level in LEVELS)):
             gauge.set(math.nan)  # unknown
-        for kind in dict.fromkeys((*KINDS, *OVERALL)):
+        for kind in {*KINDS, *OVERALL}:
             self.alarms.labels(kind)
 
     def forecast_made(self, forecast: Forecast, seconds: float) -> None:
@@ -81,20 +67,12 @@ class Metrics:
     def watched(self, report: Report) -> None:
         """Show what the watch has seen."""
         overall = report.overall
-        self.rmse.set(_number(overall.rmse))
-        self.skill.set(_number(overall.skill))
-        for level, share in overall.coverage.items():
-            self.coverage.labels(str(level)).set(_number(share))
-        counts = Counted(alarm.kind for alarm in report.alarms)
-        for kind in dict.fromkeys((*KINDS, *OVERALL)):
+        shares = {self.coverage.labels(str(level)): share for level, share in overall.coverage.items()}
+        for gauge, value in {self.rmse: overall.rmse, self.skill: overall.skill, **shares}.items():
+            gauge.set(math.nan if value is None else value)
+        counts = Counter(alarm.kind for alarm in report.alarms)
+        for kind in {*KINDS, *OVERALL}:
             self.alarms.labels(kind).set(counts[kind])
         self.alarm.clear()
         for alarm in report.alarms[:MOST_ALARMS]:
             self.alarm.labels(alarm.sensor or "", alarm.kind).set(1)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

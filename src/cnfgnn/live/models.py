@@ -8,19 +8,20 @@ the new one live. `switches.jsonl` beside it has every switch, one per line.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from cnfgnn.errors import RunError
-from cnfgnn.files import hold_lock, make_folder, read_json, write_whole
+from cnfgnn.errors import CnfgnnError, RunError, StorageError
+from cnfgnn.files import make_folder, read_json, write_whole
 from cnfgnn.runs.events import EventLog
 from cnfgnn.runs.folder import Run
 
@@ -28,7 +29,6 @@ FILE, LOCK, FOLDER, LOG = "models.json", "models.lock", "models", "switches.json
 FORMAT = 1
 KEPT = 5  # models that can be gone back to, the live one included; the first run is kept besides
 REMEMBERED = 50  # switches and trainings; the log has all switches
-LOCKED_WITHIN = 10.0  # seconds: the lock is held for the time it takes to write a small file
 
 log = logging.getLogger(__name__)
 Loaded = TypeVar("Loaded")
@@ -44,6 +44,10 @@ class Switch:
     after: str
     why: str
 
+    def json(self) -> dict[str, str]:
+        """As a service tells it."""
+        return {"time": written(self.time), "from": self.before, "to": self.after, "why": self.why}
+
 
 @dataclass(frozen=True)
 class Training:
@@ -56,6 +60,12 @@ class Training:
     old_error: float | None
     new_error: float | None
     text: str
+
+    def json(self) -> dict[str, Any]:
+        """As a service tells it."""
+        errors = {"oldError": self.old_error, "newError": self.new_error}
+        told = {"time": written(self.time), "outcome": self.outcome, "model": self.model}
+        return {**told, **errors, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -123,17 +133,19 @@ class Models:
                 self.report(error)
         return self.record.live
 
-    def usable(self, load: Callable[[str], Loaded]) -> tuple[str, Loaded]:
-        """The live model, and what `load` makes of it; if it cannot be used, the one before it is live from
-        now on."""
+    def usable(
+        self, load: Callable[[str], Loaded], problems: type[CnfgnnError] = RunError
+    ) -> tuple[str, Loaded]:
+        """The live model, and what `load` makes of it; if that fails with one of these problems, the one
+        before it is live from now on."""
         while True:
             record = self.read()
             try:
                 return record.live, load(record.live)
-            except RunError as error:
+            except problems as error:
                 if len(record.line) == 1:
                     raise
-                log.warning("%s", error)
+                self.report(error)
                 self.rollback(f"{record.live} cannot be loaded ({error})")
 
     # ---- changes ------------------------------------------------------------------------------------
@@ -189,11 +201,13 @@ class Models:
     @contextmanager
     def _changing(self) -> Iterator[Record]:
         """Hold the lock of the file while it is read and replaced: two changes at once would lose one."""
-        handle = _patiently_locked(self.state / LOCK, self.state)
         try:
+            held = (self.state / LOCK).open("a")
+        except OSError as error:
+            raise StorageError(self.state / LOCK, error) from error
+        with held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # for the time it takes to write a small file
             yield self.read()
-        finally:
-            os.close(handle)
 
 
 def trained_at(run: Run) -> float:
@@ -204,15 +218,9 @@ def trained_at(run: Run) -> float:
     return (run.folder / "manifest.json").stat().st_mtime
 
 
-def _patiently_locked(path: Path, folder: Path) -> int:
-    deadline = time.monotonic() + LOCKED_WITHIN
-    while True:
-        try:
-            return hold_lock(path, folder)
-        except RunError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
+def written(seconds: float) -> str:
+    """A time in seconds since 1970 as JSON has it: in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _record(stored: Mapping[str, Any]) -> Record:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
+from pathlib import Path
+from typing import Any
 
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import ConfigError
-from cnfgnn.live.clock import CLOCKS, FEED, SYSTEM
 
+SYSTEM, FEED = CLOCKS = ("system", "feed")
 PORT = 8707
+MOST_BYTES = 4 << 20  # of one upload or message
 LIVE = "live"  # the folder of a service, in that of its run or in the kit of its site
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"  # an environment variable
 
@@ -38,7 +41,7 @@ class ServiceOptions:
         return ReadingOptions(timezone=self.timezone).zone or UTC
 
     def check_options(self, key: Callable[[str], str]) -> None:
-        """Refuse what cannot be meant; `key` is what an option is called where it is set."""
+        """Refuse invalid options; `key` is what an option is called where it is set."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(key("port"), "it must be from 0 to 65535; 0 chooses a free port")
         if not 0.05 <= self.poll <= 3600:
@@ -54,6 +57,44 @@ class ServiceOptions:
             raise ConfigError(key("timezone"), error.problem) from None
 
 
-def command_option(name: str) -> str:
-    """What an option is called on a command line."""
-    return f"--{name.replace('_', '-')}"
+@dataclass(frozen=True)
+class LiveSettings(ServiceOptions):
+    """How a service runs.
+
+    data       a folder or file of readings; None: those that the run was trained on
+    state      the folder of its database; None: `live` in the run's folder
+    latest     the file that always holds the last forecast; None: latest.csv in the state's folder
+    deadline   seconds after a step at which its forecast is made whoever is missing; None: a fifth of a step
+    speed      of a recording
+    client     its name at the broker, which keeps readings for it while the service is away
+    changes    settings of how files are read
+    retrain    seconds between the beginnings of two retrainings; None: nothing is trained
+    retrain_threads  that a trainer may compute with
+    retrain_nice     how much lower its priority is than the service's, on the scale of nice(1)
+    hold_out   days at the end that a retraining does not learn from, but is judged by
+    """
+
+    data: Path | None = None
+    state: Path | None = None
+    latest: Path | None = None
+    deadline: float | None = None
+    speed: float = 1.0
+    client: str = "cnfgnn-live"
+    most_bytes: int = MOST_BYTES
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    retrain: float | None = None
+    retrain_threads: int = 1
+    retrain_nice: int = 10
+    hold_out: float = 3.0
+
+    def check(self) -> None:
+        """Refuse invalid settings."""
+        self.check_options(lambda name: f"--{name.replace('_', '-')}")
+        if self.deadline is not None and not 0 <= self.deadline < 86_400:
+            raise ConfigError("--deadline", f"must be from 0 to a day in seconds, not {self.deadline:g}")
+        if not 0 < self.speed <= 100_000:
+            raise ConfigError("--speed", f"must be above 0 and at most 100000, not {self.speed:g}")
+        if not 0 < self.hold_out <= 365:
+            raise ConfigError("--hold-out", f"must be above 0 and at most 365 days, not {self.hold_out:g}")
+        if self.speed != 1 and not self.feed:
+            raise ConfigError("--speed", "is for a recording: use it with --clock feed")

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.algorithm.server import Server
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.inputs import with_inputs as with_named_inputs
+from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday
 from cnfgnn.data.series import Series
@@ -40,36 +42,61 @@ Bools = npt.NDArray[np.bool_]
 KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
 
 
-class Predictor(Protocol):
-    """What the service needs of whatever makes its forecasts: a run on this machine, or a federation."""
+class Predictor(ABC):
+    """What the service needs of whatever makes its forecasts: a run on this machine, or a federation.
+
+    cleaning  which readings mean "no reading"
+    blurring  how the copy of readings and further inputs is made; None if the copy is the readings
+    """
 
     ids: tuple[str, ...]
     history: int
     horizon: int
+    cleaning: DataConfig
+    blurring: Blurring | None
+    _last: tuple[Readings, TruthAndCopy] | None = None  # the last readings, and what was made of them
 
     @property
+    @abstractmethod
     def key(self) -> str:
-        """Tells this model and its sensors from others: ranges and errors are those of one model."""
+        """Identifies the model and its sensors: ranges and errors are those of one model."""
 
     @property
+    @abstractmethod
     def weekly_profiles(self) -> Floats | None:
         """(n 7 SLOTS): what each sensor usually reads; None if that is unknown."""
 
     @property
+    @abstractmethod
     def about(self) -> Mapping[str, Any]:
         """The run and its round, for /health."""
 
+    @abstractmethod
     def forecast(self, readings: Readings) -> Floats:
         """(n t): the readings that follow these; NaN for a sensor that cannot be forecast."""
 
+    @abstractmethod
     def quality(self, readings: Readings) -> Ints:
         """(n,): how complete the last forecast, of these readings, is, as positions in QUALITIES."""
 
     def cleaned(self, readings: Readings) -> Readings:
         """The readings as forecasts use them: codes for "missing" and outliers are missing."""
+        return self._truth_and_copy(readings).truth
+
+    def _truth_and_copy(self, readings: Readings) -> TruthAndCopy:
+        """That of the last readings is remembered."""
+        last = self._last
+        if last is None or last[0] is not readings or last[1].blurring is not self.blurring:
+            both = TruthAndCopy(self._with_used_inputs(readings), self.cleaning, self.blurring)
+            last = self._last = readings, both
+        return last[1]
+
+    def _with_used_inputs(self, readings: Readings) -> Readings:
+        """The readings with the further inputs that forecasts use."""
+        return readings
 
 
-class RunPredictor:
+class RunPredictor(Predictor):
     """The best round of a run on the sensors of a data set.
 
     copies  where blurred copies come from if the run has a blur; by default they are drawn as in a simulation
@@ -98,8 +125,7 @@ class RunPredictor:
         self.graph = data.graph if run.config.graph.direction == "files" else data.graph.reversed()
         self.has_network = run.config.model.embedding > 0
         source = copies or SimulatedCopies(run.config.seed)
-        self._blurring = Blurring.of(run.config, CopiesOfNewest(source))
-        self._last: tuple[Readings, TruthAndCopy] | None = None
+        self.cleaning, self.blurring = d, Blurring.of(run.config, CopiesOfNewest(source))
         if new and store is not None:
             self._remember(store)
 
@@ -140,19 +166,9 @@ class RunPredictor:
         values: Floats = forecasts.cpu().numpy()
         return values
 
-    def cleaned(self, readings: Readings) -> Readings:
-        """The readings as forecasts use them: codes for "missing" and outliers are missing."""
-        return self._truth_and_copy(readings).truth
-
-    def _truth_and_copy(self, readings: Readings) -> TruthAndCopy:
-        """Of these readings and the further inputs that the run was trained with; that of the last readings
-        is remembered."""
-        if self._last is None or self._last[0] is not readings:
-            used = replace(readings, others=())
-            if self.config.model.takes_inputs:
-                used = with_named_inputs(readings, self.run.data.inputs, str(self.run.folder))
-            self._last = readings, TruthAndCopy(used, self.config.data, self._blurring)
-        return self._last[1]
+    def _with_used_inputs(self, readings: Readings) -> Readings:
+        names = self.run.data.inputs if self.config.model.takes_inputs else NO_NAMES
+        return with_inputs(readings, names, str(self.run.folder))
 
     def _remember(self, store: FolderStore) -> None:
         """Use what was computed for unknown sensors when the service first started, or keep it now."""

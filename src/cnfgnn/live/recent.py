@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnfgnn.data.inputs import Input, in_order
-from cnfgnn.data.readings import LARGEST, Readings
+from cnfgnn.data.readings import LARGEST, Readings, rows_of
 from cnfgnn.live.clock import Clock
 from cnfgnn.live.variables import VariableRows, newest_rows
 
@@ -98,6 +98,7 @@ class RecentReadings:
         self.step = readings.step_seconds
         seconds = readings.seconds
         self.newest = int(seconds[-1])  # the time of the last row
+        self._about = rows_of(replace(readings, others=()), np.array([0]))  # not all readings: it lasts
         self.made: int | None = None
         self._values = np.full((rows, len(self.ids)), np.nan, dtype=np.float32)
         count = min(rows, len(seconds))
@@ -205,7 +206,7 @@ class RecentReadings:
         first = seconds - (count - 1) * self.step
         times = (first + self.step * np.arange(count)).astype("datetime64[s]")
         others = in_order([*(one.input() for one in self.variables.values()), *self.covariates.values()])
-        return Readings(times, self.ids, values, missing, source="live readings", others=others)
+        return replace(self._about, times=times, values=values, missing=missing, others=others)
 
     def present(self, seconds: int) -> Bools:
         """(n,): which sensors have sent something for this step."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,9 @@ from cnfgnn.data.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import ConfigError
 from cnfgnn.files import hold_lock
 from cnfgnn.live.models import Models, Outcome, Training
+from cnfgnn.live.options import LiveSettings
 from cnfgnn.live.predictor import KEPT_ROWS
 from cnfgnn.live.recent import RecentReadings
 from cnfgnn.live.store import FILE as DATABASE
@@ -40,30 +40,11 @@ from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.train import Unwatched, Watcher, begin_from, train_run
 from cnfgnn.runs.training_loop import evaluate
 
-HOLD_OUT = 3.0  # days that both models are judged on
 LEAST_SHARE = 1 / 3  # of them that the live model has not learned from: with fewer, nothing is trained
 DAY_SECONDS = 86_400
 LOCK = "retrain.lock"
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RetrainSettings:
-    """What to train on, and how to judge.
-
-    data      a folder or file of readings; None: those that the run was trained on
-    hold_out  days at the end that nobody learns from
-    changes   settings of how files are read
-    """
-
-    data: Path | None = None
-    hold_out: float = HOLD_OUT
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        if not 0 < self.hold_out <= 365:
-            raise ConfigError("--hold-out", f"must be above 0 and at most 365 days, not {self.hold_out:g}")
 
 
 class Trial(NamedTuple):
@@ -110,7 +91,7 @@ def _judged(trial: Trial, live: str, hold_out: float) -> Training:
     return Training(begun, outcome, new.folder.name, old_error, new_error, text)
 
 
-def retrain(run: Run, models: Models, settings: RetrainSettings, watcher: Watcher | None = None) -> Training:
+def retrain(run: Run, models: Models, settings: LiveSettings, watcher: Watcher | None = None) -> Training:
     """One retraining of the service of a run on this machine.
 
     Raises:
@@ -127,7 +108,7 @@ def retrain(run: Run, models: Models, settings: RetrainSettings, watcher: Watche
         os.close(handle)
 
 
-def _trial(run: Run, models: Models, live: str, settings: RetrainSettings, watcher: Watcher) -> Trial:
+def _trial(run: Run, models: Models, live: str, settings: LiveSettings, watcher: Watcher) -> Trial:
     old, data = Run.open(models.folder(live)), readings_at_hand(run, models.state, settings)
     plan = plan_windows(old, data.readings, settings.hold_out)
 
@@ -149,7 +130,7 @@ def _trial(run: Run, models: Models, live: str, settings: RetrainSettings, watch
 # ---- readings -------------------------------------------------------------------------------------------
 
 
-def readings_at_hand(run: Run, state: Path, settings: RetrainSettings) -> Dataset:
+def readings_at_hand(run: Run, state: Path, settings: LiveSettings) -> Dataset:
     """All that the service knows: the readings of the files, and on top of them those in its database."""
     config = run.config.with_changes(settings.changes)
     data = open_data(config, settings.data)
@@ -169,10 +150,7 @@ def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Reading
     step = readings.step_seconds
     recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
     recent.put_stored(stored, first)
-    known = recent.until(recent.newest)
-    return replace(
-        readings, times=known.times, values=known.values, missing=known.missing, others=known.others
-    )
+    return recent.until(recent.newest)
 
 
 # ---- judging --------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from safetensors import SafetensorError
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.files import hold_lock, make_folder
@@ -67,9 +69,8 @@ class ReadingStore:
             raise
 
     def _open(self) -> None:
-        with self._explained():
+        with explained(self.path):
             self.path.touch(0o600)
-            self._close_to_others()
             self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
@@ -83,13 +84,6 @@ class ReadingStore:
             self._database.close()
             raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
 
-    def _close_to_others(self) -> None:
-        """Let the owner alone read the files. SQLite makes its log with the
-        permissions of the database, but a log that a killed process has left keeps its own."""
-        for file in self.path.parent.glob(f"{FILE}*"):
-            with suppress(PermissionError):  # it belongs to another user, who has shared it
-                file.chmod(0o600)
-
     def close(self) -> None:
         self._database.close()
         os.close(self._lock)  # releases the lock, as the end of the process would
@@ -99,69 +93,56 @@ class ReadingStore:
     def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
         """Store readings, and how far their files have been read; all of it is on disk when this returns."""
         kept = list(cells)
-        with self._explained(), transaction(self._database):
-            self._database.executemany(
-                "INSERT OR REPLACE INTO readings VALUES (?, ?, ?)",
-                ((cell.seconds, ids[cell.column], cell.value) for cell in kept if not cell.variable),
-            )
-            self._database.executemany(
-                "INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)",
-                (
-                    (cell.seconds, cell.variable, ids[cell.column], cell.value)
-                    for cell in kept
-                    if cell.variable
-                ),
-            )
-            self._database.executemany(
-                "INSERT OR REPLACE INTO files VALUES (?, ?)",
-                ((name, json.dumps(state)) for name, state in files.items()),
-            )
+        readings = [(c.seconds, ids[c.column], c.value) for c in kept if not c.variable]
+        variables = [(c.seconds, c.variable, ids[c.column], c.value) for c in kept if c.variable]
+        states = [(name, json.dumps(state)) for name, state in files.items()]
+        with explained(self.path), transaction(self._database):
+            self._database.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?)", readings)
+            self._database.executemany("INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)", variables)
+            self._database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", states)
 
     def stored(self, since: int) -> Stored:
         """What was stored with a time from this one on."""
-        with self._explained():
+        with explained(self.path):
             return _stored(self._database, since)
 
     def newest(self) -> int | None:
         """The time of the newest reading."""
-        with self._explained():
+        with explained(self.path):
             [newest] = self._database.execute("SELECT MAX(time) FROM readings").fetchone()
         return None if newest is None else int(newest)
 
     def files(self) -> dict[str, FileState]:
         """How far each file of the folder has been read."""
-        with self._explained():
+        with explained(self.path):
             rows = self._database.execute("SELECT name, state FROM files").fetchall()
         return {name: FileState(*json.loads(state)) for name, state in rows}
-
-    # -------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors of SQLite as errors that name the file."""
-        try:
-            yield
-        except (sqlite3.OperationalError, OSError) as error:
-            raise StorageError(self.path, str(error)) from error
-        except sqlite3.DatabaseError as error:
-            raise RunError(self.path, f"is damaged ({error}): move it away to begin without it") from error
 
 
 def stored_readings(database: Path) -> Stored:
     """All that a service has stored; it may be running."""
     if not database.exists():
         return Stored((), ())
-    try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as opened:
-            return _stored(opened)
-    except sqlite3.Error as error:
-        raise RunError(database, f"cannot be read ({error})") from error
+    place = f"file:{database}?mode=ro"
+    with explained(database), closing(sqlite3.connect(place, uri=True, timeout=30)) as opened:
+        return _stored(opened)
 
 
 def _stored(database: sqlite3.Connection, since: int = -(2**62)) -> Stored:
     readings = "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time"
     variables = "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time"
     return Stored(*(database.execute(chosen, (since,)).fetchall() for chosen in (readings, variables)))
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors of SQLite as errors that name the file."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        raise StorageError(path, str(error)) from error
+    except (sqlite3.DatabaseError, SafetensorError, ValueError) as error:
+        raise RunError(path, f"is damaged ({error}): move it away to begin without it") from error
 
 
 @contextmanager

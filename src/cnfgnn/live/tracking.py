@@ -17,10 +17,11 @@ import torch
 from cnfgnn.algorithm.intervals import Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, last_rows
+from cnfgnn.live.forecasts import last_readings
 from cnfgnn.live.journal import Journal, State
 from cnfgnn.live.predictor import Predictor, RunPredictor
 from cnfgnn.live.store import ReadingStore
-from cnfgnn.live.watch import LEVELS, Bools, Floats, Ints, Report, Step, Watch
+from cnfgnn.live.watch import LEVELS, Floats, Step, Watch
 from cnfgnn.runs.forecast import adapt_intervals, adapting_steps, with_rows_ahead
 
 STEPS_BETWEEN_STATES = 288  # a restart takes at most so many steps again
@@ -50,7 +51,7 @@ class Tracking:
         forecasts  by the model; NaN where it has none, and then there are no ranges either
         """
         if row <= self.issued:  # made again after a restart: it was learned from before
-            return self._ranges(forecasts)
+            return {} if self.intervals is None else _of_levels(self.intervals.ranges(forecasts))
         steps = self._steps_until(row, readings, forecasts)
         ranges: dict[int, Floats] = {}
         for step in steps:
@@ -92,21 +93,13 @@ class Tracking:
         self.journal.begin(self.state())
         self._due, self._since_state, self._unwritten = None, 0, []
 
-    def report(self, write: Callable[[float], str]) -> Report:
-        return self.watch.report(write)
-
-    def close(self) -> None:
-        self.journal.close()
-
-    def _ranges(self, forecasts: Floats) -> dict[int, Floats]:
-        return {} if self.intervals is None else _of_levels(self.intervals.ranges(forecasts))
-
     def _steps_until(self, row: int, readings: Readings, forecasts: Floats) -> list[Step]:
         """This step, and before it those that passed without a forecast: their readings may be known now."""
         values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
         first = row - len(values) + 1
         known = max(self.watch.row, self.issued)
-        last, last_row = _last_readings(values, first)
+        last, place = last_readings(values, np.isfinite(values))
+        last_row = np.where(place < 0, -1, first + place)
         none = np.full_like(forecasts, np.nan)
         skipped = range(max(known + 1, first), row)
         passed = [
@@ -225,15 +218,6 @@ def adapted_intervals(predictor: RunPredictor, data: Dataset) -> Intervals | Non
     assert intervals is not None
     intervals.renumber(int(readings.seconds[0]) // step)
     return intervals
-
-
-def _last_readings(values: Floats, first: int) -> tuple[Floats, Ints]:
-    """(n,) each: the last reading of each sensor, and its row; NaN and -1 if there is none."""
-    there: Bools = np.isfinite(values)
-    place = len(values) - 1 - np.argmax(there[::-1], axis=0)
-    any_reading = there.any(axis=0)
-    last = values[place, np.arange(values.shape[1])]
-    return np.where(any_reading, last, np.nan), np.where(any_reading, first + place, -1)
 
 
 def _of_levels(bounds: Floats) -> dict[int, Floats]:

@@ -280,33 +280,19 @@ class Watch:
 
     # ---- keeping ------------------------------------------------------------------------------------
 
-    ARRAYS = (
-        "sums",
-        "made",
-        "made_last",
-        "bounds",
-        "run_value",
-        "run_length",
-        "run_since",
-        "longest_run",
-        "last_row",
-        "since",
-        "since_overall",
-    )
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """A copy of everything that later reports depend on."""
-        kept: dict[str, npt.NDArray[Any]] = {name: np.array(getattr(self, name)) for name in self.ARRAYS}
+        kept = {name: array.copy() for name, array in vars(self).items() if isinstance(array, np.ndarray)}
         drift = {f"drift.{name}": array for name, array in self.drift.state().items()}
         return kept | drift | {"row": np.array(self.row)}
 
     def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Go on from a state."""
-        for name in self.ARRAYS:
-            setattr(self, name, np.array(state[name]))
+        self.drift.load({k.removeprefix("drift."): v for k, v in state.items() if k.startswith("drift.")})
+        for name in self.state().keys() - {"row"}:
+            if not name.startswith("drift."):
+                setattr(self, name, np.array(state[name]))
         self.row = int(state["row"])
-        of_drift = {k.removeprefix("drift."): v for k, v in state.items() if k.startswith("drift.")}
-        self.drift.load(of_drift)
 
 
 def _overall_sentence(kind: str, overall: Numbers, since: str) -> str:

@@ -8,7 +8,7 @@ The page asks for everything else as JSON, from where it came from itself:
 /watch      errors and alarms; the page does without if it is not there
 /model      which model is in use since when; the page does without if it is not there
 
-Whoever answers these can serve the page: add `page_routes()` to the routes, and let `PAGE_PATHS` be asked for
+Whoever answers these can serve the page: add `page_routes(ASSETS)` to the routes, and let these be asked for
 without a token. Another page can be made of the `SHARED` files and some of its own.
 """
 
@@ -44,7 +44,6 @@ ASSETS: dict[str, Asset] = {
     **scripts(OF_REPORTS, "colours"),
     **scripts(OWN, "main", "state", "map", "places", "chart", "sensor", "panels"),
 }
-PAGE_PATHS = tuple(ASSETS)
 HEADERS = {
     # Nothing from elsewhere, nothing inline, nothing that is made from text; nobody may frame the page.
     "Content-Security-Policy": "; ".join(
@@ -69,7 +68,7 @@ HEADERS = {
 }
 
 
-def page_routes(assets: Mapping[str, Asset] = ASSETS) -> list[Route]:
+def page_routes(assets: Mapping[str, Asset]) -> list[Route]:
     """A page at `/`, and its files."""
     return [Route(path, _file(source.read_bytes(), kind)) for path, (source, kind) in assets.items()]
 

@@ -13,6 +13,7 @@ from cnfgnn.federation.coverage_sums import COUNT, COVERAGE
 from cnfgnn.federation.operator.live.state import live_state
 
 OF_FEDERATION = {
+    "running": ("running", "Whether the task runs."),
     "steps": ("steps", "Steps since the task began."),
     "exchange_seconds": ("seconds", "Seconds that the server took for the last step, with its exchanges."),
     "exchange_median_seconds": ("median_seconds", "The median of these seconds."),
@@ -20,6 +21,10 @@ OF_FEDERATION = {
     "step_timestamp_seconds": ("made", "When the last step was made."),
     "step_period_seconds": ("every", "Seconds between two steps; of a recording, as fast as it is played."),
     "model_trained_timestamp_seconds": ("trained", "When the model in use was trained."),
+    "model_switches": ("switch_count", "Switches of the model that the server remembers."),
+    "model_switch_timestamp_seconds": ("switched", "When the model was last switched."),
+    "training": ("training", "Whether a training beside the task is under way."),
+    "training_failed": ("failed", "Whether the last training beside the task failed."),
 }
 OF_SITE = {
     "site_reachable": ("reachable", "Whether the site answers."),
@@ -39,11 +44,15 @@ class FederationMetrics(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         state = live_state(self.kit)
-        yield _gauge("running", "Whether the task runs.", state["state"] == "running")
+        known = {key: state[key] for key, _ in OF_FEDERATION.values() if key in state} | {
+            "running": state["state"] == "running",
+            "switched": state["switches"][-1]["time"] if state["switches"] else None,
+            "training": bool(state["training"]),
+            "failed": bool(state["training_problem"]),
+        }
         for name, (key, text) in OF_FEDERATION.items():
-            if state[key] is not None:
-                yield _gauge(name, text, state[key])
-        yield from _learning(state)
+            if known[key] is not None:
+                yield _gauge(name, text, value=float(known[key]))
         for name, (key, text) in OF_SITE.items():
             of_sites = _gauge(name, text, labels=["site"])
             for site, told in state["sites"].items():
@@ -52,18 +61,6 @@ class FederationMetrics(Collector):
             yield of_sites
         told = {site: told[COVERAGE] for site, told in state["sites"].items() if told.get(COVERAGE)}
         yield from _coverage(told)
-
-
-def _learning(state: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    """Switches of the model, and the training beside the task."""
-    switches = state["switches"]
-    yield _gauge("model_switches", "Switches of the model that the server remembers.", state["switch_count"])
-    if switches:
-        text = "When the model was last switched."
-        yield _gauge("model_switch_timestamp_seconds", text, switches[-1]["time"])
-    yield _gauge("training", "Whether a training beside the task is under way.", bool(state["training"]))
-    failed = bool(state["training_problem"])
-    yield _gauge("training_failed", "Whether the last training beside the task failed.", failed)
 
 
 def _coverage(told: dict[str, dict[str, int]]) -> Iterator[GaugeMetricFamily]:
@@ -80,8 +77,5 @@ def _coverage(told: dict[str, dict[str, int]]) -> Iterator[GaugeMetricFamily]:
     yield covered
 
 
-def _gauge(
-    name: str, text: str, value: float | None = None, labels: list[str] | None = None
-) -> GaugeMetricFamily:
-    known = None if value is None else float(value)
-    return GaugeMetricFamily(f"cnfgnn_federation_{name}", text, value=known, labels=labels)
+def _gauge(name: str, text: str, **about: Any) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"cnfgnn_federation_{name}", text, **about)

@@ -19,19 +19,20 @@ from cnfgnn.federation.site.live.predictor import SitePredictor
 from cnfgnn.federation.site.sent_entries import lately
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.files import read_json_or_empty, write_whole
-from cnfgnn.live.learning import FOLLOWED_EVERY, written
-from cnfgnn.live.models import REMEMBERED
+from cnfgnn.live.learning import FOLLOWED_EVERY, ServedModel
+from cnfgnn.live.models import REMEMBERED, Switch
 from cnfgnn.live.service import LiveService
 
 WHY = "the server has put it live"
 SENT_EVERY = 10.0  # seconds between looks at what was sent
 
 
-class SiteModel:
+class SiteModel(ServedModel):
     """The model of the service of a site, and the file in its folder that remembers it."""
 
     def __init__(self, service: LiveService, predictor: SitePredictor, site: str, folder: Path) -> None:
-        self.service, self.predictor, self.site, self.file = service, predictor, site, folder / MODEL
+        super().__init__(service)
+        self.predictor, self.site, self.file = predictor, site, folder / MODEL
         stored = read_json_or_empty(self.file)
         self.name = str(stored.get("model") or "")
         self.kit, self.sent = folder.parent, dict[str, Any]()  # what the site has sent, for its owner
@@ -44,64 +45,47 @@ class SiteModel:
         while True:
             if time.monotonic() - looked > SENT_EVERY:
                 looked = time.monotonic()
-                await self._look_at_sent()
+                try:
+                    self.sent = await asyncio.to_thread(lately, self.kit)
+                except CnfgnnError as error:  # the page does without
+                    self.service.failed("files", error)
             await asyncio.sleep(FOLLOWED_EVERY)
             if self.predictor.key != self.key:
-                try:
+                with self.service.surviving("watch"):
                     await self._switch()
-                except Exception as error:  # forecasts go on
-                    self.service.failed("watch", error)
-
-    async def _look_at_sent(self) -> None:
-        try:
-            self.sent = await asyncio.to_thread(lately, self.kit)
-        except CnfgnnError as error:  # the page does without
-            self.service.failed("files", error)
 
     async def _switch(self) -> None:
         """Go on with the ranges of the model that the server has prepared in the meantime."""
         intervals = await asyncio.to_thread(self.predictor.intervals)
         await self.service.use(self.predictor, intervals)
-        switch = self._begin()
-        if switch is not None:
-            self.service.tell_switch(switch)
+        before = self.name
+        self._begin()
+        if before and before != self.name:
+            self.service.tell_switch(self.switches[-1])
 
-    def _begin(self) -> dict[str, str] | None:
-        """Note the model that is in use from now on; the switch, if it is another one than before."""
-        ready, before, switch = self.predictor.ready, self.name, None
-        self.key, self.loaded, self.trained = self.predictor.key, time.time(), ready.trained()
-        self.model, self.round = ready.run.rpartition("-")[0] or ready.run, _round(ready.tag)
+    def _begin(self) -> None:
+        """Note the model that is in use from now on, and the switch, if it is another one than before."""
+        ready, before = self.predictor.ready, self.name
+        self.begins(ready.trained())
+        found = re.match(r"round-(\d+)", ready.tag)
+        self.key, self.round = self.predictor.key, None if found is None else int(found[1])
+        self.model = ready.run.rpartition("-")[0] or ready.run
         self.name = self.model if self.round is None else f"{self.model}, round {self.round}"
         if before and before != self.name:
-            switch = {"time": written(self.loaded), "from": before, "to": self.name, "why": WHY}
-            self.switches = [*self.switches, switch][-REMEMBERED:]
-        if self.trained is not None:
-            self.service.metrics.model_trained.set(self.trained)
+            switch = Switch(self.loaded, before, self.name, WHY)
+            self.switches = [*self.switches, switch.json()][-REMEMBERED:]
         try:
             content = {"model": self.name, "run": ready.run, "switches": self.switches}
             write_whole(self.file, json.dumps(content).encode())
         except CnfgnnError as error:  # a full disk does not end the service
             self.service.failed("files", error)
-        return switch
 
-    def as_json(self) -> dict[str, Any]:
-        """The model as `GET /model` tells it; a site does not know the name of the method."""
+    def about(self) -> dict[str, Any]:
+        """A site does not know the name of the method."""
         return {
             "site": self.site,
             "run": self.model,
-            "method": None,
             "round": self.round,
-            "trained": None if self.trained is None else written(self.trained),
-            "loaded": written(self.loaded),
-            "rollbackTo": None,
             "switches": self.switches,
-            "retrainEvery": None,
-            "training": False,
-            "trainings": [],
             "sent": self.sent,
         }
-
-
-def _round(tag: str) -> int | None:
-    found = re.match(r"round-(\d+)", tag)
-    return None if found is None else int(found[1])

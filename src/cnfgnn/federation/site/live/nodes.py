@@ -1,8 +1,8 @@
 """A site while the federation is live: its nodes answer for each step, and its owner serves the forecasts.
 
-One process holds both, see `live_service`. The nodes have the blurred copy of the newest readings, which
-their owner hands them, and no way to the readings. The live service of `cnfgnn.live` takes readings in and
-gives forecasts out at the site; `live_predictor` connects it with the server's requests.
+One process holds both. The nodes have the blurred copy of the newest readings, which their owner hands them,
+and no way to the readings. The live service of `cnfgnn.live` takes readings in and gives forecasts out at the
+site; `SitePredictor` connects it with the server's requests.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
-from cnfgnn.data.folder import known_positions, readings_file
+from cnfgnn.data.folder import known_positions
 from cnfgnn.data.input_files import names_of_files
 from cnfgnn.data.readings import Readings, last_rows, rows_of
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
-from cnfgnn.federation.coverage_sums import COVERAGE
+from cnfgnn.federation.coverage_sums import COVERAGE, ToldCoverage
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.live.coverage import ToldCoverage
 from cnfgnn.federation.site.live.model import SiteModel
 from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import State, use
@@ -47,14 +46,9 @@ from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
-from cnfgnn.live.clock import FEED, SYSTEM
-from cnfgnn.live.folder_source import InputFile, state_of
-from cnfgnn.live.options import LIVE, ServiceOptions
+from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
 from cnfgnn.live.predictor import KEPT_ROWS, Floats, window_of
-from cnfgnn.live.recent import RecentReadings
-from cnfgnn.live.start import LiveSettings, Parts, ServiceProcess
-from cnfgnn.live.store import FileState, ReadingStore
-from cnfgnn.live.tracking import Tracking
+from cnfgnn.live.start import Files, Parts, ServiceProcess
 from cnfgnn.models.params import Params
 from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
@@ -82,7 +76,7 @@ class LiveTerms:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> LiveTerms:
-        """As they came with the task; a value that cannot be meant is not used."""
+        """As they came with the task; invalid values are ignored."""
         deadline, speed, feed = fields.get("deadline"), fields.get("speed"), fields.get("feed") is True
         if not isinstance(deadline, int | float) or not 0 <= deadline < 86_400:
             deadline = None
@@ -92,7 +86,7 @@ class LiveTerms:
 
 
 class LiveClients(SiteClients):
-    """The nodes of a live site: a census asks for one window, and from then on they are about it."""
+    """The nodes of a live site: a census also selects the current window."""
 
     turned_to = 0  # the time of the newest row of their window
     _copy: Readings | None = None
@@ -192,8 +186,7 @@ class LiveSiteNodes(SiteNodes):
         self.predictor: SitePredictor | None = None
         self.service: SiteService | None = None
         self._changing = threading.Lock()  # held while the site's sensors change
-        self.begun_with: tuple[str, FileState] = ("", FileState(0, 0, 0))
-        self.input_files: Sequence[InputFile] = ()
+        self.files: Files | None = None
         self.coverage = ToldCoverage()
         super().__init__(kit)
 
@@ -265,20 +258,12 @@ class LiveSiteNodes(SiteNodes):
     def _read(self, plan: SitePlan) -> SiteData:
         self._check_clock(plan)
         more = [sensor.id for sensor in plan.new_sensors]
-        if plan.readings is None:
-            return SiteData(plan, self.kit, more)  # reports that it is not set
-        file = readings_file(self.kit / plan.readings)
-        # Before they are read: what is added meanwhile is read again.
-        self.begun_with = (file.name, state_of(file))
-        files = InputFile.all_in(file.parent, names_of_files(file.parent))
-        data = SiteData(plan, self.kit, more)
-        if Path(data.source) != file:
-            problem = (
-                f"a live service forecasts what {file} holds, and not {plan.reading.target!r}: write that"
-                " variable to a folder of its own, as readings.csv"
-            )
-            raise ConfigError(f"{settings_file(self.kit)}: reading.target", problem)
-        self.input_files = [one for one in files if one.name in data.input_names]
+        files = None if plan.readings is None else Files.at(self.kit / plan.readings, names_of_files)
+        data = SiteData(plan, self.kit, more)  # reports if no readings are set
+        if files is not None:
+            files.check_read(data.source, f"{settings_file(self.kit)}: reading.target", plan.reading.target)
+            inputs = [one for one in files.inputs if one.name in data.input_names]
+            self.files = files._replace(inputs=inputs)
         return data
 
     # ---- new sensors --------------------------------------------------------------------------------
@@ -338,13 +323,14 @@ class LiveSiteNodes(SiteNodes):
 
 
 class SiteService(threading.Thread):
-    """The live service of a site in a thread of its task's process."""
+    """The live service of a site in a thread of its task's process: what `cnfgnn live` serves, for the site's
+    own sensors."""
 
     def __init__(self, site: LiveSiteNodes, predictor: SitePredictor, plan: SitePlan, data: SiteData) -> None:
         super().__init__(name="service", daemon=True)
         self.site, self.predictor, self.plan, self.data = site, predictor, plan, data
         predictor.ids = data.truth.ids
-        self.process: SiteProcess | None = None
+        self.process: ServiceProcess | None = None
         self.stopping = False
         self._ignores = False  # whether the server's last step was ignored
 
@@ -355,10 +341,13 @@ class SiteService(threading.Thread):
             self.site._report("live", error)
 
     async def _serve(self) -> None:
+        state = make_folder(self.site.kit / LIVE)
+        state.chmod(0o700)
+        settings = settings_of(self.plan, self.site.kit, self.site.live)
         until = time.monotonic() + TRIES_FOR
         while not self.stopping:
             try:
-                self.process = process = SiteProcess(self)
+                process = ServiceProcess(settings, state, self._parts)
                 break
             except RunError:  # the port or the database is still in use by the process of an earlier task
                 if time.monotonic() > until:
@@ -366,6 +355,10 @@ class SiteService(threading.Thread):
                 await asyncio.sleep(0.5)
         else:
             return
+        self.process = process
+        clock, deadline = process.service.clock, process.service.schedule.deadline
+        self.predictor.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
+        self.predictor.furthest = partial(clock.furthest, process.service.recent.step)
 
         def started() -> None:
             SiteStatus(self.site.kit).record_live(process.address, process.token_file)
@@ -373,17 +366,35 @@ class SiteService(threading.Thread):
 
         await process.serve(started)
 
+    def _parts(self) -> Parts:
+        """What the service is made of; the graph is not known here."""
+        site, plan, predictor, files = self.site, self.plan, self.predictor, self.site.files
+        assert files is not None
+        readings = counted_readings(self.data)
+        if not predictor.takes_inputs:
+            readings, files = replace(readings, others=()), files._replace(inputs=())
+        return Parts(
+            predictor,
+            replace(readings, positions=_positions(site, plan, files.folder, readings.ids)),
+            plan.reading,
+            intervals=predictor.intervals,
+            model=lambda service: SiteModel(service, predictor, plan.name, site.kit / LIVE),
+            config=plan.cleaning,
+            files=files,
+            report=site._report,  # it may be about true readings: the server must not notice that it failed
+        )
+
     def pass_time(self, step: int) -> None:
         """The server is at this step; a recording may have no reading of this site for it. A step that
         cannot be yet is ignored, and the owner is told once."""
         process = self.process
         if process is None or not hasattr(process, "loop"):
             return
-        ignored, self._ignores = self._ignores, step > process.furthest()
+        ignored, self._ignores = self._ignores, step > self.predictor.furthest()
         if not self._ignores:
             process.loop.call_soon_threadsafe(process.service.pass_time, step)
         elif not ignored:
-            latest = format_time(int(process.furthest()))
+            latest = format_time(int(self.predictor.furthest()))
             problem = f"the server is at {format_time(step)}: steps after {latest} are ignored for now"
             self.site._report("clock", RunError(self.site.kit, problem))
 
@@ -393,49 +404,6 @@ class SiteService(threading.Thread):
         if process is not None and hasattr(process, "loop"):
             process.loop.call_soon_threadsafe(process.service.stopping.set)
         self.join(10.0)
-
-
-class SiteProcess(ServiceProcess):
-    """The service of a site with all its doors: what `cnfgnn live` serves, for the site's own sensors."""
-
-    def __init__(self, of: SiteService) -> None:
-        self.report = of.site._report
-        state = make_folder(of.site.kit / LIVE)
-        state.chmod(0o700)
-        super().__init__(settings_of(of.plan, of.site.kit, of.site.live), state, partial(parts_of_site, of))
-        clock, deadline = self.service.clock, self.service.schedule.deadline
-        of.predictor.patience = lambda step: max(0.0, step + deadline - clock.now()) / clock.speed
-        of.predictor.furthest = self.furthest
-
-    def furthest(self) -> float:
-        """The latest step that the server can be at, by the site's own clock."""
-        return self.service.clock.furthest(self.service.recent.step)
-
-    def _tracking(self, parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
-        try:
-            return super()._tracking(parts, recent, store)
-        except Exception as error:  # it may be about true readings: the server must not notice that it failed
-            self.report("watch", error)
-            return None
-
-
-def parts_of_site(of: SiteService) -> Parts:
-    """What the service of a site is made of; the graph is not known here."""
-    site, plan, predictor = of.site, of.plan, of.predictor
-    folder, readings = site.kit / (plan.readings or ""), counted_readings(of.data)
-    if not predictor.takes_inputs:
-        readings = replace(readings, others=())
-    return Parts(
-        predictor,
-        replace(readings, positions=_positions(site, plan, folder, readings.ids)),
-        plan.reading,
-        intervals=predictor.intervals,
-        model=lambda service: SiteModel(service, predictor, plan.name, site.kit / LIVE),
-        config=plan.cleaning,
-        folder=folder,
-        begun_with=site.begun_with,
-        inputs=site.input_files if predictor.takes_inputs else (),
-    )
 
 
 def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[str]) -> Floats | None:

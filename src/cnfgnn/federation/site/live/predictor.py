@@ -33,9 +33,9 @@ from cnfgnn.federation.site.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site.ranges import live_key
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
-from cnfgnn.live.predictor import Floats, Ints, window_of
+from cnfgnn.live.predictor import Floats, Ints, Predictor, window_of
 from cnfgnn.models.params import Params
-from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
+from cnfgnn.privacy.truth_and_copy import Blurring
 
 ANSWERS_WITHIN = 2.0  # seconds after which the server is told that no step is due yet
 SOON = 0.2  # the same while the server does not count on this site: it should hear soon when it does
@@ -78,11 +78,10 @@ class Embedding(NamedTuple):
     h_G: Tensor | None
 
 
-class SitePredictor:
+class SitePredictor(Predictor):
     """The `Predictor` of a site.
 
     ids      the sensors that the service serves; the server may not know all of them yet
-    blurring how the copy of readings and further inputs is made; None if the copy is the readings
     show     hands the copy to the nodes, and what is computed from it for new sensors
     folder   where what is computed for new sensors is kept
     patience seconds that a step's embedding may still take, given the time of the step
@@ -115,7 +114,6 @@ class SitePredictor:
         self.joined = False  # whether the server counts on this site for the next step
         self._done = 0  # the last step whose embeddings the server has sent
         self._kind: Quality = "full"  # of the last forecast
-        self._last: TruthAndCopy | None = None
 
     def suits(self, ready: Ready) -> bool:
         """Whether forecasts of this run are as long, and need as many readings and the same inputs."""
@@ -156,16 +154,6 @@ class SitePredictor:
     def quality(self, readings: Readings) -> Ints:
         found = quality_of(readings, None, self.history)
         return np.where(found == QUALITIES.index("full"), QUALITIES.index(self._kind), found)
-
-    def cleaned(self, readings: Readings) -> Readings:
-        return self._truth_and_copy(readings).truth
-
-    def _truth_and_copy(self, readings: Readings) -> TruthAndCopy:
-        """That of the last readings is remembered."""
-        last = self._last
-        if last is None or last.readings is not readings or last.blurring is not self.blurring:
-            last = self._last = TruthAndCopy(readings, self.cleaning, self.blurring)
-        return last
 
     def forecast(self, readings: Readings) -> Floats:
         """What the server can notice comes first, from the copy alone; then the true readings are used."""
