@@ -38,7 +38,7 @@ from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.readings import last_rows, rows_of
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.live.predictor import KEPT_ROWS
+from cnfgnn.live.forecasting.predictor import KEPT_ROWS
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from cnfgnn.live.token_file import TOKEN, read_token
+from cnfgnn.live.web.token_file import TOKEN, read_token
 
 
 class Place(NamedTuple):

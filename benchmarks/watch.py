@@ -34,10 +34,10 @@ from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError
-from cnfgnn.live.journal import Journal
-from cnfgnn.live.predictor import KEPT_ROWS
-from cnfgnn.live.tracking import Tracking
-from cnfgnn.live.watch import KINDS, Step, Watch
+from cnfgnn.live.forecasting.journal import Journal
+from cnfgnn.live.forecasting.predictor import KEPT_ROWS
+from cnfgnn.live.forecasting.tracking import Tracking
+from cnfgnn.live.forecasting.watch import KINDS, Step, Watch
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run

@@ -160,6 +160,19 @@ def test_rooms_of_a_federation_import_those_below_them() -> None:
                 assert (own.split(".")[2], name.split(".")[2]) not in APART, f"{own} imports {name}"
 
 
+# The rooms of the live service, from the lowest; its options stand below all, and what starts it above.
+LIVE_ROOMS = ["options", "intake", "forecasting", "learning", "web", "start", "demo"]
+
+
+def test_rooms_of_the_live_service_import_those_below_them() -> None:
+    for path in (PACKAGE / "live").rglob("*.py"):
+        own = module_name(path)
+        for name in imported_modules(path):
+            if name.startswith("cnfgnn.live."):
+                lower, upper = (LIVE_ROOMS.index(module.split(".")[2]) for module in (name, own))
+                assert lower <= upper, f"{own} imports {name}"
+
+
 def test_the_engine_and_the_supervisor_of_a_site_load_neither_pytorch_nor_each_other() -> None:
     """Neither directly nor through another module; the engine's jobs do without NumPy, too."""
     relay = reachable_modules("cnfgnn.federation.engine.carry.executor")
@@ -228,7 +241,7 @@ def needs_live_packages(name: str, seen: set[str]) -> bool:
 
 def test_what_needs_packages_of_the_live_service_is_recognised() -> None:
     assert needs_live_packages("cnfgnn.live.start", set())
-    assert not needs_live_packages("cnfgnn.live.retrain", set())
+    assert not needs_live_packages("cnfgnn.live.learning.retrain", set())
 
 
 # ---- whatever answers a verb has no way to the true readings --------------------------------------------

@@ -12,7 +12,7 @@ from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.status import STATUS, TRAINING
 from cnfgnn.files import write_whole
-from cnfgnn.live.models import Training
+from cnfgnn.live.learning.models import Training
 
 RUN, NEW, STEP = "first", "first-trained-20240131T040012", "2024-01-31T08:20:00"
 VERDICT = "RMSE 4.073 instead of 4.314 of first on 853 windows of the last 3 days"

@@ -17,7 +17,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import rows_of
 from cnfgnn.federation.kits.processes import read_live
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.token_file import read_token
+from cnfgnn.live.web.token_file import read_token
 from tests.commands import COMMAND
 from tests.conftest import network
 from tests.federation.live_federation import ABSENT, qualities, row_of

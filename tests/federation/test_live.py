@@ -19,12 +19,12 @@ from cnfgnn.federation.server import task_context
 from cnfgnn.federation.server.live import task as live_task
 from cnfgnn.federation.site.live import predictor as live_predictor
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.clock import FeedClock
+from cnfgnn.live.intake.clock import FeedClock
 from cnfgnn.models.params import is_personal
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
-from tests.live.test_broker import Device, Mosquitto, needs_mosquitto
+from tests.live.web.test_broker import Device, Mosquitto, needs_mosquitto
 from tests.privacy.test_by_construction import arrays_of, holds
 from tests.waiting import wait_for
 

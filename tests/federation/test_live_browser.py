@@ -13,7 +13,7 @@ from tests.browser import BrowserWindow, needs_browser
 from tests.conftest import network, small
 from tests.federation.live_federation import LiveFederation, wait_for
 from tests.live.small_service import Client
-from tests.live.test_page_browser import STARTING, Page
+from tests.live.web.test_page_browser import STARTING, Page
 
 pytest.importorskip("selenium.webdriver")
 pytestmark = [needs_browser, pytest.mark.slow]

@@ -17,7 +17,7 @@ from cnfgnn.federation.server.status import STATUS, read_status, task_status
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client
-from tests.live.test_web import next_event
+from tests.live.web.test_service_pages import next_event
 
 WIDER_THAN_THE_WINDOW = "return document.documentElement.scrollWidth > innerWidth"
 

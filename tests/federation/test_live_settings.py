@@ -14,8 +14,8 @@ from cnfgnn.federation.project import SiteLive
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms, settings_of
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import read_site_status
-from cnfgnn.live.pages import Door
-from cnfgnn.live.watch import Numbers, Report
+from cnfgnn.live.forecasting.watch import Numbers, Report
+from cnfgnn.live.web.pages import Door
 from tests.waiting import wait_for
 
 TOKEN = "a-token-of-a-live-page"

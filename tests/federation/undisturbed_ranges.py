@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from cnfgnn.algorithm.intervals import Floats, Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.site.store import INTERVALS, OWNER, STATES
+from cnfgnn.live.forecasting.watch import LEVELS, Step
+from cnfgnn.live.intake.store import FILE
 from cnfgnn.live.options import LIVE
-from cnfgnn.live.store import FILE
-from cnfgnn.live.watch import LEVELS, Step
 
 STEP = 300  # seconds between readings
 

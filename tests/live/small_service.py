@@ -25,7 +25,7 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.live.options import LiveSettings
 from cnfgnn.live.start import LiveProcess
-from cnfgnn.live.token_file import read_token
+from cnfgnn.live.web.token_file import read_token
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.conftest import network, small

@@ -19,8 +19,8 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
-from cnfgnn.live.forecasts import QUALITIES
-from cnfgnn.live.metrics import Metrics
+from cnfgnn.live.forecasting.forecasts import QUALITIES
+from cnfgnn.live.forecasting.metrics import Metrics
 from cnfgnn.live.options import FEED, LiveSettings
 from tests.federation.live_kit import LiveKit
 from tests.live.small_service import KNOWN, SmallRun, serving

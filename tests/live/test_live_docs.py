@@ -11,15 +11,15 @@ from prometheus_client import generate_latest
 
 from cnfgnn.cli.main import app
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.live import web
-from cnfgnn.live.clock import Zone
-from cnfgnn.live.forecasts import QUALITIES
-from cnfgnn.live.metrics import MOST_ALARMS, Metrics
-from cnfgnn.live.observations import read_csv, read_json
-from cnfgnn.live.predictor import KEPT_ROWS
-from cnfgnn.live.recent import Arrived, Verdict
-from cnfgnn.live.tracking import STEPS_BETWEEN_STATES
-from cnfgnn.live.watch import KINDS, OVERALL
+from cnfgnn.live.forecasting.forecasts import QUALITIES
+from cnfgnn.live.forecasting.metrics import MOST_ALARMS, Metrics
+from cnfgnn.live.forecasting.predictor import KEPT_ROWS
+from cnfgnn.live.forecasting.tracking import STEPS_BETWEEN_STATES
+from cnfgnn.live.forecasting.watch import KINDS, OVERALL
+from cnfgnn.live.intake.clock import Zone
+from cnfgnn.live.intake.observations import read_csv, read_json
+from cnfgnn.live.intake.recent import Arrived, Verdict
+from cnfgnn.live.web import service_pages as web
 
 PAGE = (Path(__file__).parents[2] / "docs" / "live.md").read_text()
 ZONE = Zone(utc=True)

@@ -65,7 +65,7 @@ def live(
     from cnfgnn.federation.operator.live.retraining import RetrainPlan, retraining
     from cnfgnn.federation.operator.tasks import check_server_kit
     from cnfgnn.federation.server.task import Task
-    from cnfgnn.live.learning import period_of
+    from cnfgnn.live.learning.live_model import period_of
     from cnfgnn.live.options import LiveSettings
 
     check_server_kit(kit)

@@ -157,8 +157,8 @@ def retrain_once(
     held out: both models are judged by them. A service that runs follows within a second.
     """
     check_installed()
-    from cnfgnn.live.models import Models
-    from cnfgnn.live.retrain import retrain
+    from cnfgnn.live.learning.models import Models
+    from cnfgnn.live.learning.retrain import retrain
     from cnfgnn.runs.folder import Run
 
     settings = LiveSettings(data=data, hold_out=hold_out, changes=reading_changes(changes))
@@ -170,7 +170,7 @@ def retrain_once(
 @live_app.command()
 def rollback(run: RunArgument, state: StateOption = None) -> None:
     """Go back to the model that was live before the present one; a service that runs follows in a second."""
-    from cnfgnn.live.models import Models
+    from cnfgnn.live.learning.models import Models
     from cnfgnn.runs.folder import Run
 
     Run.open(run)
@@ -193,7 +193,7 @@ def demo(
     """
     check_installed()
     from cnfgnn.live import demo as live_demo
-    from cnfgnn.live.store import remove_database
+    from cnfgnn.live.intake.store import remove_database
 
     state = out / LIVE
     settings = LiveSettings(state=state, clock=FEED, speed=speed, port=port, mqtt=mqtt)
@@ -226,9 +226,9 @@ def replay(
     from cnfgnn.data.folder import load_readings
     from cnfgnn.data.inputs import InputNames
     from cnfgnn.data.options import ReadingOptions
-    from cnfgnn.live.replay import Player
-    from cnfgnn.live.replay import replay as play
-    from cnfgnn.live.token_file import read_token
+    from cnfgnn.live.intake.replay import Player
+    from cnfgnn.live.intake.replay import replay as play
+    from cnfgnn.live.web.token_file import read_token
 
     if not 0 < speed <= 100_000:
         raise ConfigError("--speed", f"must be above 0 and at most 100000, not {speed:g}")
@@ -276,7 +276,7 @@ def page_link(address: str, token_file: Path) -> str:
     """The address of a page for whoever reads it: with the token on a terminal, without it in a log."""
     from urllib.parse import quote
 
-    from cnfgnn.live.token_file import read_token
+    from cnfgnn.live.web.token_file import read_token
 
     if sys.stdout.isatty():
         with suppress(ConfigError):  # it cannot be read
@@ -295,7 +295,7 @@ def say_where(process: LiveProcess) -> None:
         f"forecasts: {process.address}/forecasts, /events and {service.latest_file}; state: /health, /metrics"
     )
     if process.broker is not None:
-        from cnfgnn.live.broker import topic_of
+        from cnfgnn.live.web.broker import topic_of
 
         broker = process.broker
         print(f"broker: readings from {broker.readings}, forecasts to {topic_of(broker.forecasts, 'SENSOR')}")
@@ -303,7 +303,7 @@ def say_where(process: LiveProcess) -> None:
 
 
 def _period(text: str) -> float | None:
-    from cnfgnn.live.learning import period_of
+    from cnfgnn.live.learning.live_model import period_of
 
     return period_of(text) if text else None
 
@@ -311,7 +311,7 @@ def _period(text: str) -> float | None:
 def _moment(option: str, text: str | None) -> np.datetime64 | None:
     import numpy as np
 
-    from cnfgnn.live.clock import Zone
+    from cnfgnn.live.intake.clock import Zone
 
     if text is None:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cnfgnn.algorithm.intervals import LEVELS as ALL_LEVELS
-from cnfgnn.live.watch import LEAST_COUNT, LEVELS, SUMS, Report
+from cnfgnn.live.forecasting.watch import LEAST_COUNT, LEVELS, SUMS, Report
 
 COVERAGE = "coverage"  # the field of the answer to `due`
 COUNT = "count"  # how many forecasts were compared with a reading; beside it, how many lay within each range

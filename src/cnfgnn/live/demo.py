@@ -18,11 +18,11 @@ from cnfgnn.data.folder import load
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.files import make_folder
-from cnfgnn.live.forecasts import Forecast
+from cnfgnn.live.forecasting.forecasts import Forecast
+from cnfgnn.live.forecasting.watch import Report
+from cnfgnn.live.intake.replay import Player, replay
 from cnfgnn.live.options import LiveSettings
-from cnfgnn.live.replay import Player, replay
 from cnfgnn.live.start import LiveProcess, run_live
-from cnfgnn.live.watch import Report
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Watcher, train_run
 

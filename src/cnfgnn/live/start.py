@@ -25,22 +25,22 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError
 from cnfgnn.files import make_folder
-from cnfgnn.live.broker import Broker
-from cnfgnn.live.clock import FeedClock, SystemClock, Zone
-from cnfgnn.live.folder_source import FolderSource, InputFile, state_of
-from cnfgnn.live.learning import Learning, Loaded, ServedModel
-from cnfgnn.live.models import Models
+from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
+from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP, Schedule
+from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.forecasting.tracking import Tracking, adapted_intervals, open_tracking
+from cnfgnn.live.intake.clock import FeedClock, SystemClock, Zone
+from cnfgnn.live.intake.folder_source import FolderSource, InputFile, state_of
+from cnfgnn.live.intake.recent import RecentReadings
+from cnfgnn.live.intake.store import FileState, ReadingStore
+from cnfgnn.live.learning.live_model import Learning, Loaded, ServedModel
+from cnfgnn.live.learning.models import Models
 from cnfgnn.live.options import LIVE, LiveSettings
-from cnfgnn.live.page.sensors import SensorList
-from cnfgnn.live.pages import Door, QuietServer
-from cnfgnn.live.predictor import KEPT_ROWS, Predictor, RunPredictor
-from cnfgnn.live.recent import RecentReadings
-from cnfgnn.live.schedule import SHARE_OF_STEP, Schedule
-from cnfgnn.live.service import LiveService
-from cnfgnn.live.store import FileState, ReadingStore
-from cnfgnn.live.token_file import TOKEN
-from cnfgnn.live.tracking import Tracking, adapted_intervals, open_tracking
-from cnfgnn.live.web import Web
+from cnfgnn.live.web.broker import Broker
+from cnfgnn.live.web.pages import Door, QuietServer
+from cnfgnn.live.web.sensors import SensorList
+from cnfgnn.live.web.service_pages import Web
+from cnfgnn.live.web.token_file import TOKEN
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 

@@ -37,7 +37,7 @@ from cnfgnn.federation.site.status import MODEL, read_site_status
 from cnfgnn.federation.status import Problem, Status
 from cnfgnn.files import read_json_of_others, read_json_or_empty
 from cnfgnn.live.options import LIVE
-from cnfgnn.live.token_file import TOKEN, read_token
+from cnfgnn.live.web.token_file import TOKEN, read_token
 
 ANSWERS_WITHIN = 5.0  # seconds for a live service on this machine
 SILENT_FOR = 60.0  # seconds after which a server that writes no status is reported as hanging

@@ -20,7 +20,7 @@ from cnfgnn.federation.server.federated_run import federated_data, terms_of
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
 from cnfgnn.federation.spans import Span, training_span
-from cnfgnn.live.retrain import Ints, Trial, WindowPlan, judged_error, plan_rows, train_and_judge
+from cnfgnn.live.learning.retrain import Ints, Trial, WindowPlan, judged_error, plan_rows, train_and_judge
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.training_loop import Result

@@ -9,10 +9,10 @@ import numpy as np
 
 from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.federation.site.settings import read_site
+from cnfgnn.live.forecasting.predictor import key_of
+from cnfgnn.live.forecasting.tracking import learned_intervals
+from cnfgnn.live.intake.store import FILE
 from cnfgnn.live.options import LIVE
-from cnfgnn.live.predictor import key_of
-from cnfgnn.live.store import FILE
-from cnfgnn.live.tracking import learned_intervals
 
 
 def live_key(sensors: Sequence[str], run: str, tag: str) -> str:

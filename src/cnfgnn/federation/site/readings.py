@@ -28,8 +28,8 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import blurring_of, check_least_blur, check_older_copies, site_copies
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
+from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import LIVE
-from cnfgnn.live.retrain import with_stored
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.transports.remote.endpoint import Terms

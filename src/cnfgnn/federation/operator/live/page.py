@@ -26,8 +26,8 @@ from starlette.responses import Response
 
 from cnfgnn.federation.operator.live.metrics import FederationMetrics
 from cnfgnn.federation.operator.live.state import live_state
-from cnfgnn.live.page.routes import HTML, SHARED, STYLE, scripts
-from cnfgnn.live.pages import Door, Handler, Pages, QuietServer, Stream, answer, event
+from cnfgnn.live.web.page_files import HTML, SHARED, STYLE, scripts
+from cnfgnn.live.web.pages import Door, Handler, Pages, QuietServer, Stream, answer, event
 
 PORT = 8708
 TOKEN = "page-token"  # in the server's kit

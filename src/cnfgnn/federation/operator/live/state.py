@@ -15,7 +15,7 @@ from cnfgnn.errors import RunError
 from cnfgnn.federation.operator.tasks import is_active
 from cnfgnn.federation.server.live.models import recorded
 from cnfgnn.federation.server.status import TRAINING, read_status
-from cnfgnn.live.models import Record
+from cnfgnn.live.learning.models import Record
 
 SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
 TOLD_FIELDS = ("step", "present", "forecast", "quality", "coverage")  # of a site, by the live task

@@ -23,7 +23,7 @@ from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.newcomers import Newcomers
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
 from cnfgnn.federation.spans import FURTHEST_ZONE, Span, format_time
-from cnfgnn.live.schedule import SHARE_OF_STEP
+from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP
 from cnfgnn.transports.remote.header import Malformed
 from cnfgnn.transports.remote.link import Lost
 from cnfgnn.transports.remote.live_transport import LiveTransport

@@ -19,9 +19,9 @@ from cnfgnn.federation.site.live.predictor import SitePredictor
 from cnfgnn.federation.site.sent_entries import lately
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.files import read_json_or_empty, write_whole
-from cnfgnn.live.learning import FOLLOWED_EVERY, ServedModel
-from cnfgnn.live.models import REMEMBERED, Switch
-from cnfgnn.live.service import LiveService
+from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.learning.live_model import FOLLOWED_EVERY, ServedModel
+from cnfgnn.live.learning.models import REMEMBERED, Switch
 
 WHY = "the server has put it live"
 SENT_EVERY = 10.0  # seconds between looks at what was sent

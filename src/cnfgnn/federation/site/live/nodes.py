@@ -46,8 +46,8 @@ from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
+from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
-from cnfgnn.live.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.start import Files, Parts, ServiceProcess
 from cnfgnn.models.params import Params
 from cnfgnn.runs.events import EventLog

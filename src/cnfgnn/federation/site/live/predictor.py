@@ -32,8 +32,8 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.federation.site.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site.ranges import live_key
 from cnfgnn.federation.site.readings import columns_of
-from cnfgnn.live.forecasts import QUALITIES, Quality, quality_of
-from cnfgnn.live.predictor import Floats, Ints, Predictor, window_of
+from cnfgnn.live.forecasting.forecasts import QUALITIES, Quality, quality_of
+from cnfgnn.live.forecasting.predictor import Floats, Ints, Predictor, window_of
 from cnfgnn.models.params import Params
 from cnfgnn.privacy.truth_and_copy import Blurring
 

@@ -1,0 +1,179 @@
+"""Readings in: each is judged, written to disk, and counts from then on.
+
+The disk has a thread of its own; everything else runs in one event loop. Readings that arrive together
+share a transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client import Counter as Counts
+
+from cnfgnn.errors import CnfgnnError
+from cnfgnn.live.intake.clock import Clock, Zone
+from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict
+from cnfgnn.live.intake.store import FileState, ReadingStore
+
+PREFIX = "cnfgnn_live"  # of the names of metrics
+REFUSALS_NAMED = 20  # in an answer; the others are only counted
+AT_A_TIME = 2000  # readings that are looked at without a pause
+MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
+
+log = logging.getLogger(__name__)
+
+
+class Busy(Exception):
+    """More readings are waiting for the disk than the service may hold."""
+
+
+@dataclass
+class Receipt:
+    """What became of readings that arrived together; those that were refused are named, up to a number."""
+
+    counts: Counter[Verdict] = field(default_factory=Counter)
+    refusals: list[tuple[Arrived, Verdict]] = field(default_factory=list)
+
+    @property
+    def stored(self) -> int:
+        return sum(count for verdict, count in self.counts.items() if verdict.is_stored)
+
+    @property
+    def refused(self) -> int:
+        return sum(count for verdict, count in self.counts.items() if verdict.is_refused)
+
+
+class Batch(NamedTuple):
+    """Readings that wait for the disk."""
+
+    cells: list[Cell]
+    files: Mapping[str, FileState]
+    done: asyncio.Future[None]
+
+
+class IntakeMetrics:
+    """What is counted, for Prometheus; each service has a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        text = "Readings that arrived, by source and by what became of them."
+        self.readings = self._counter("readings", text, "source", "verdict")
+        text = "Failures that the service survived, by part."
+        self.failures = self._counter("failures", text, "part")
+        for verdict in Verdict:
+            self.readings.labels("http", verdict.value)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counts:
+        return Counts(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+
+class Intake:
+    """Takes readings in.
+
+    problems  what does not work at the moment, in a sentence for each part
+    """
+
+    def __init__(
+        self, recent: RecentReadings, store: ReadingStore, clock: Clock, zone: Zone, metrics: IntakeMetrics
+    ) -> None:
+        self.recent, self.store, self.clock, self.zone, self.metrics = recent, store, clock, zone, metrics
+        self.problems: dict[str, str] = {}
+        self._arrived = asyncio.Event()
+        self._last_arrival = time.perf_counter()
+        self._waiting: list[Batch] = []
+        self._to_write = asyncio.Event()
+        self._disk = ThreadPoolExecutor(1, "disk")  # of the database: readings wait for nothing else
+
+    async def take(
+        self, arrived: Sequence[Arrived], source: str, files: Mapping[str, FileState] | None = None
+    ) -> Receipt:
+        """Take readings in; they are on disk when this returns.
+
+        Raises:
+            Busy: Too many readings are waiting for the disk.
+            StorageError: They cannot be written; none of them is taken.
+        """
+        if sum(len(batch.cells) for batch in self._waiting) > MOST_WAITING:
+            raise Busy
+        receipt, cells = Receipt(), []
+        for number, reading in enumerate(arrived, start=1):
+            if number % AT_A_TIME == 0:
+                await asyncio.sleep(0)  # let others go on during a large upload
+            verdict, cell = self.recent.judge(reading, self.clock)
+            receipt.counts[verdict] += 1
+            if verdict.is_stored and cell is not None:
+                cells.append(cell)
+            elif verdict.is_refused and len(receipt.refusals) < REFUSALS_NAMED:
+                receipt.refusals.append((reading, verdict))
+        for verdict, count in receipt.counts.items():
+            self.metrics.readings.labels(source, verdict.value).inc(count)
+        if cells or files:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(Batch(cells, files or {}, done))
+            self._to_write.set()
+            await done
+        return receipt
+
+    async def _write(self) -> None:
+        """Write what waits, all at once, and let it count."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._to_write.wait()
+            self._to_write.clear()
+            batches, self._waiting = self._waiting, []
+            cells = [cell for batch in batches for cell in batch.cells]
+            files = {name: state for batch in batches for name, state in batch.files.items()}
+            waiting = [batch.done for batch in batches]
+            try:
+                await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, files)
+            except Exception as error:
+                self.failed("disk", error)
+                for done in waiting:
+                    if not done.done():
+                        done.set_exception(error)
+                continue
+            self.problems.pop("disk", None)
+            self._count(cells)
+            for done in waiting:
+                if not done.done():  # the sender may have hung up
+                    done.set_result(None)
+
+    def _count(self, cells: Sequence[Cell]) -> None:
+        """Let readings count that are on disk."""
+        for cell in cells:
+            self.recent.put(cell)
+        if cells:
+            self.clock.heard(max(cell.seconds for cell in cells))
+            self._last_arrival = time.perf_counter()
+            self._arrived.set()
+
+    def failed(self, part: str, error: Exception) -> None:
+        """Note that a part failed; a sentence in /health, a count in /metrics, a line in the log."""
+        self.metrics.failures.labels(part).inc()
+        sentence = str(error) if isinstance(error, CnfgnnError) else f"{type(error).__name__}: {error}"
+        if self.problems.get(part) != sentence:
+            log.warning("%s: %s", part, sentence)
+        self.problems[part] = sentence
+
+    @contextmanager
+    def surviving(self, part: str) -> Iterator[None]:
+        """Inside, an error is noted and goes no further; without one, the part works again."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(part, error)
+        else:
+            self.problems.pop(part, None)

@@ -1,0 +1,153 @@
+"""The service's memory on disk: every reading that was acknowledged.
+
+A SQLite database with a write-ahead log. `synchronous = FULL` flushes the log with every transaction, so that
+an acknowledged reading survives kill -9 and a power cut; readings that arrive together share a flush.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.files import hold_lock, make_folder
+from cnfgnn.live.intake.recent import Cell, Stored
+
+FILE = "live.sqlite"
+FORMAT = "1"
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
+    " PRIMARY KEY (time, sensor)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS variables (time INTEGER NOT NULL, variable TEXT NOT NULL,"
+    " sensor TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (time, variable, sensor)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
+)
+
+
+class FileState(NamedTuple):
+    """How far a file of the folder has been read."""
+
+    size: int
+    modified: int  # nanoseconds
+    read: int  # bytes
+
+
+def remove_database(folder: Path) -> None:
+    """Forget all readings of a service; refused while it runs."""
+    handle = _held(make_folder(folder, 0o700))
+    try:
+        for file in folder.glob(f"{FILE}*"):
+            file.unlink()
+    except OSError as error:
+        raise StorageError(folder, error) from error
+    finally:
+        os.close(handle)
+
+
+def _held(folder: Path) -> int:
+    return hold_lock(folder / "lock", folder, "the live service of process")
+
+
+class ReadingStore:
+    """The database in a folder; one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = make_folder(folder, 0o700) / FILE
+        self._lock = _held(folder)
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> None:
+        with explained(self.path):
+            self.path.touch(0o600)
+            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = FULL")
+            # The journal moves the log into the database now and then; this is for when it cannot.
+            self._database.execute("PRAGMA wal_autocheckpoint = 10000")
+            for table in TABLES:
+                self._database.execute(table)
+            self._database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))
+            [found] = self._database.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
+        if found != FORMAT:
+            self._database.close()
+            raise RunError(self.path, f"was written by a newer version (format {found}): upgrade cnfgnn")
+
+    def close(self) -> None:
+        self._database.close()
+        os.close(self._lock)  # releases the lock, as the end of the process would
+
+    # ---- readings -----------------------------------------------------------------------------------
+
+    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
+        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
+        kept = list(cells)
+        readings = [(c.seconds, ids[c.column], c.value) for c in kept if not c.variable]
+        variables = [(c.seconds, c.variable, ids[c.column], c.value) for c in kept if c.variable]
+        states = [(name, json.dumps(state)) for name, state in files.items()]
+        with explained(self.path), transaction(self._database):
+            self._database.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?)", readings)
+            self._database.executemany("INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)", variables)
+            self._database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", states)
+
+    def stored(self, since: int) -> Stored:
+        """What was stored with a time from this one on."""
+        with explained(self.path):
+            return _stored(self._database, since)
+
+    def newest(self) -> int | None:
+        """The time of the newest reading."""
+        with explained(self.path):
+            [newest] = self._database.execute("SELECT MAX(time) FROM readings").fetchone()
+        return None if newest is None else int(newest)
+
+    def files(self) -> dict[str, FileState]:
+        """How far each file of the folder has been read."""
+        with explained(self.path):
+            rows = self._database.execute("SELECT name, state FROM files").fetchall()
+        return {name: FileState(*json.loads(state)) for name, state in rows}
+
+
+def stored_readings(database: Path) -> Stored:
+    """All that a service has stored; it may be running."""
+    if not database.exists():
+        return Stored((), ())
+    place = f"file:{database}?mode=ro"
+    with explained(database), closing(sqlite3.connect(place, uri=True, timeout=30)) as opened:
+        return _stored(opened)
+
+
+def _stored(database: sqlite3.Connection, since: int = -(2**62)) -> Stored:
+    readings = "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time"
+    variables = "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time"
+    return Stored(*(database.execute(chosen, (since,)).fetchall() for chosen in (readings, variables)))
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors of SQLite as errors that name the file."""
+    try:
+        yield
+    except (sqlite3.OperationalError, OSError) as error:
+        raise StorageError(path, str(error)) from error
+    except (sqlite3.DatabaseError, SafetensorError, ValueError) as error:
+        raise RunError(path, f"is damaged ({error}): move it away to begin without it") from error
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Inside, everything is written, or nothing is."""
+    database.execute("BEGIN IMMEDIATE")
+    with database:
+        yield

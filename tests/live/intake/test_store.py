@@ -1,0 +1,72 @@
+"""What was acknowledged is on disk; a database that cannot be used is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cnfgnn.errors import RunError, StorageError
+from cnfgnn.live.intake.recent import Cell
+from cnfgnn.live.intake.store import FileState, ReadingStore, remove_database
+from tests.commands import said
+
+IDS = ("a", "b")
+
+
+def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    store = ReadingStore(tmp_path)
+    assert store.newest() is None
+    store.write(IDS, [Cell(300, 0, 1.5), Cell(300, 1, 2.5), Cell(600, 0, 3.5)], {"f.csv": FileState(9, 8, 7)})
+    store.write(IDS, [Cell(300, 1, 4.5)], {})  # a correction
+    store.close()
+    store = ReadingStore(tmp_path)
+    assert list(store.stored(0).readings) == [(300, "a", 1.5), (300, "b", 4.5), (600, "a", 3.5)]
+    assert list(store.stored(301).readings) == [(600, "a", 3.5)]
+    assert store.newest() == 600
+    assert store.files() == {"f.csv": FileState(9, 8, 7)}
+    store.close()
+
+
+def test_the_database_of_a_service_that_runs_is_not_removed(tmp_path: Path) -> None:
+    store = ReadingStore(tmp_path)
+    store.write(IDS, [Cell(300, 0, 1.5)], {})
+    with pytest.raises(RunError, match="in use by the live service of process"):
+        remove_database(tmp_path)
+    assert store.newest() == 300
+    store.close()
+    remove_database(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+
+
+def test_a_demo_that_cannot_be_shown_trains_nothing(tmp_path: Path) -> None:
+    assert said("live", "demo", "--out", tmp_path, "--speed", 0, fails=True).startswith("--speed")
+    assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    assert f"{file / 'data'}: cannot be written" in said("live", "demo", "--out", file, fails=True)
+
+
+def test_a_database_that_is_damaged_or_newer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "live.sqlite").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(RunError, match=r"live\.sqlite: is damaged .*: move it away to begin without it"):
+        ReadingStore(tmp_path)
+    store = ReadingStore(tmp_path / "new")
+    store._database.execute("UPDATE about SET value = '2'")
+    store.close()
+    with pytest.raises(RunError, match="was written by a newer version"):
+        ReadingStore(tmp_path / "new")
+
+
+def test_a_state_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(StorageError, match="state"):
+        ReadingStore(tmp_path / "state")
+
+
+def test_only_one_process_uses_a_state(tmp_path: Path) -> None:
+    store = ReadingStore(tmp_path)
+    with pytest.raises(RunError, match="is in use by the live service of process"):
+        ReadingStore(tmp_path)
+    store.close()
+    ReadingStore(tmp_path).close()
