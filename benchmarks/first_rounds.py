@@ -1,6 +1,6 @@
 """The first rounds of a method with its published settings, on real readings, for several seeds.
 
-docs/results.md compares them with what the published code reaches in as many rounds on the same files:
+docs/reproduction.md compares them with what the published code reaches in as many rounds on the same files:
 
     python benchmarks/first_rounds.py metr-la-29.h5 --like metr-la
     python benchmarks/first_rounds.py pems-bay-74.h5 --like pems-bay

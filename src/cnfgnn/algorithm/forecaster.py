@@ -17,7 +17,7 @@ from cnfgnn.models.params import Params, rows
 from cnfgnn.models.plus import PlusModel
 
 # Windows without overlap that count against what the network adds to linear forecasts. With a single one, the
-# network makes forecasts of 8 of 23 kinds of data worse, by up to 9 % (docs/results.md).
+# network makes forecasts of 8 of 23 kinds of data worse, by up to 9 % (docs/notes.md).
 DOUBT = 4.0
 
 

@@ -27,7 +27,7 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.models.params import Params, shared
 
 ROUNDS = "training.rounds"
-SHARE_OF_ROUNDS = 1 / 3  # of a training from the beginning; docs/live.md has the measurement
+SHARE_OF_ROUNDS = 1 / 3  # of a training from the beginning; docs/notes.md has the measurement
 BATCHES = ("training.client_batch", "training.server_batch")
 ARCHITECTURE = ("data.history", "data.horizon", *(key for key in SETTINGS if key.startswith("model.")))
 
