@@ -1,4 +1,4 @@
-"""The exit codes of the command line, in one table; tests compare the docs and the README with it."""
+"""The exit codes of the command line, in one table, which the documentation shows."""
 
 from __future__ import annotations
 
