@@ -39,7 +39,7 @@ from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task, session_when_ready
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
-from cnfgnn.federation.server.task import RUNS, Task, settings_of
+from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate

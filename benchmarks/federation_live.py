@@ -41,8 +41,8 @@ from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import TaskError, run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
-from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.status import read_site_status
+from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.live.options import LIVE as LIVE_FOLDER
 from cnfgnn.process_setup import keep_freed_memory
 

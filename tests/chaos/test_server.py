@@ -10,7 +10,7 @@ import pytest
 
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator.tasks import TaskError
-from cnfgnn.federation.server.task import Task
+from cnfgnn.federation.task import Task
 from tests.federation import fault_injection
 from tests.federation.reference_training import (
     assert_personal_state_is_at_the_site,

@@ -9,7 +9,7 @@ import typer
 
 from cnfgnn.cli import federation_tasks
 from cnfgnn.cli.federation_tasks import _trained
-from cnfgnn.federation.server.task import Task
+from cnfgnn.federation.task import Task
 
 
 @pytest.mark.parametrize("begun", [False, True])

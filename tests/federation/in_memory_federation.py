@@ -20,9 +20,10 @@ from cnfgnn.federation.example import write_example
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status
-from cnfgnn.federation.server.task import Task, serve, settings_of
+from cnfgnn.federation.server.task import serve
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import FORECASTS
+from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import Unreachable
 from tests.federation.known_keys import known_keys

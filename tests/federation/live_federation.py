@@ -15,11 +15,12 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.server.live import task as live_task
-from cnfgnn.federation.server.task import Task, serve
+from cnfgnn.federation.server.task import serve
 from cnfgnn.federation.site.copies import SiteCopies
 from cnfgnn.federation.site.live import predictor as live_predictor
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.task import Task
 from cnfgnn.live.options import LIVE as LIVE_FOLDER
 from cnfgnn.live.start import ServiceProcess
 from cnfgnn.transports.remote import live_transport

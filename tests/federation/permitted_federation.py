@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cnfgnn.federation.server.task import Task
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.permissions import Permissions
 from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.task_verbs import verbs_allowed
 from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.task import Task
 from cnfgnn.transports.remote.endpoint import Endpoint
 from cnfgnn.transports.remote.messages import refused, unpack
 from tests.federation.in_memory_federation import InMemoryFederation

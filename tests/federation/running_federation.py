@@ -30,7 +30,7 @@ from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import run_task
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import read_status, request_stop
-from cnfgnn.federation.server.task import RUNS, Task, settings_of
+from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.federation import fault_injection, message_log
 from tests.federation.in_memory_federation import given_of

@@ -18,10 +18,10 @@ from cnfgnn.data.inputs import InputNames
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.operator.check import _inputs
 from cnfgnn.federation.server.rendezvous import incompatible_sites
-from cnfgnn.federation.server.task import RUNS, check_federated
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.spans import Span
+from cnfgnn.federation.task import RUNS, check_federated
 from cnfgnn.privacy.copies import CopyStore
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate

@@ -13,7 +13,7 @@ from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.retrain import plan_judged
 from cnfgnn.federation.server.status import TRAINING, read_status
-from cnfgnn.federation.server.task import RUNS, Task, serve
+from cnfgnn.federation.server.task import serve
 from cnfgnn.federation.site.live.nodes import SWITCHES
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.old_states import remove_old_states
@@ -21,6 +21,7 @@ from cnfgnn.federation.site.owner import EVALUATIONS
 from cnfgnn.federation.site.status import MODEL
 from cnfgnn.federation.site.store import STATES
 from cnfgnn.federation.spans import Span
+from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint

@@ -20,11 +20,11 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.operator.tasks import TaskError
-from cnfgnn.federation.server.task import RUNS, Task
 from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.nodes import NOT_READ_YET
 from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
 from cnfgnn.federation.site.supervisor import FAILED, STARTING
+from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.transports.remote.codec import Answer, encode_answers
 from tests.federation import fault_injection, wall_log
 from tests.federation.message_log import MESSAGES, digest

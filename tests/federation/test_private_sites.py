@@ -17,12 +17,12 @@ from cnfgnn.cli.settings import resolve
 from cnfgnn.config.presets import BLUR
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.server.status import STATUS
-from cnfgnn.federation.server.task import RUNS, check_federated, settings_of
 from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.owner import EVALUATIONS, SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.federation.site.store import OWNER, STATES, OwnerStore
+from cnfgnn.federation.task import RUNS, check_federated, settings_of
 from cnfgnn.privacy.copies import KEY_FILE
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors

@@ -24,7 +24,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.server.federated_run import check_recordable
-from cnfgnn.federation.server.task import RUNS, Task, settings_of
+from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from tests.attack.small_runs import to_attack
 from tests.federation.in_memory_federation import InMemoryFederation, given_of

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.federation.server.task import Task
+from cnfgnn.federation.task import Task
 from cnfgnn.runs.forecast import forecast_run
 from tests.commands import said
 from tests.federation.reference_training import (

@@ -20,10 +20,10 @@ from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.operator.check import check_site
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import SitePlan, read_project
-from cnfgnn.federation.server.task import check_federated
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.spans import Span, covering_span
+from cnfgnn.federation.task import check_federated
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.transports.remote.endpoint import Endpoint, Terms
 from tests.conftest import network, server, small

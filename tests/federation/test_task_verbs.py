@@ -10,9 +10,9 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.verb import Ask
 from cnfgnn.federation.permission_rules import TASKS
-from cnfgnn.federation.server.task import Task
 from cnfgnn.federation.site.task_verbs import ASKS, VERBS, verbs_allowed
 from cnfgnn.federation.site_task import SiteTask
+from cnfgnn.federation.task import Task
 from tests.conftest import FEDERATED, network, small
 from tests.federation.permitted_federation import PermittedFederation
 

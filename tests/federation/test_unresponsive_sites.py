@@ -16,7 +16,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator import tasks as task_client
 from cnfgnn.federation.operator.tasks import connected_sites, run_task
-from cnfgnn.federation.server.task import Task, settings_of
+from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.runs.training_loop import GONE_AFTER
 from tests.federation.reference_training import config
 from tests.federation.running_federation import (

@@ -16,8 +16,8 @@ from cnfgnn.data.export import write_folder
 from cnfgnn.data.folder import load
 from cnfgnn.data.readings import rows_of
 from cnfgnn.federation.server.federated_run import terms_of
-from cnfgnn.federation.server.task import RUNS, Task, settings_of
 from cnfgnn.federation.site.store import JoinRecord, OwnerStore, SiteStore
+from cnfgnn.federation.task import RUNS, Task, settings_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.train import Unwatched, begin_from, train_run
 from tests.conftest import network, small

@@ -25,8 +25,8 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
-from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.store import OWNER, STATES
+from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.simulation import simulate
 from tests.federation.in_memory_federation import given_of

@@ -16,7 +16,7 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import ConfigError, DataError
-from cnfgnn.federation.server.task import settings_of
+from cnfgnn.federation.task import settings_of
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train

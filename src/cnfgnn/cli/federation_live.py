@@ -12,7 +12,7 @@ from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
 from cnfgnn.cli.live import DeadlineOption, check_installed, page_link
 
 if TYPE_CHECKING:
-    from cnfgnn.federation.server.task import Task
+    from cnfgnn.federation.task import Task
 
 RetrainOption = Annotated[
     str,
@@ -64,7 +64,7 @@ def live(
     from cnfgnn.federation.operator.live.page import LivePage
     from cnfgnn.federation.operator.live.retraining import RetrainPlan, retraining
     from cnfgnn.federation.operator.tasks import check_server_kit
-    from cnfgnn.federation.server.task import Task
+    from cnfgnn.federation.task import Task
     from cnfgnn.live.learning.live_model import period_of
     from cnfgnn.live.options import LiveSettings
 
@@ -104,7 +104,7 @@ def rollback(kit: ServerArgument, run: RunName) -> None:
     """
     from cnfgnn.federation.operator.tasks import check_server_kit
     from cnfgnn.federation.server.live.models import FederatedModels
-    from cnfgnn.federation.server.task import RUNS
+    from cnfgnn.federation.task import RUNS
     from cnfgnn.runs.folder import Run
 
     check_server_kit(kit)

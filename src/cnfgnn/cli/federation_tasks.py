@@ -35,7 +35,7 @@ from cnfgnn.errors import NodeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cnfgnn.federation.server.task import Task
+    from cnfgnn.federation.task import Task
 
 DEFAULT_METHOD = PRIVATE
 RecordOption = Annotated[
@@ -72,10 +72,7 @@ def train(
     `blur`; nothing that the server sends changes it. With --from, a new run goes on from the weights of an
     earlier one with the readings that sites have now, and takes a third of the rounds.
     """
-    from cnfgnn.federation.server.federated_run import check_recordable
-    from cnfgnn.federation.server.task import Task, check_federated, settings_of
-    from cnfgnn.runs.folder import Run
-    from cnfgnn.runs.warm_start import check_same_architecture
+    from cnfgnn.federation.task import Task, check_federated, settings_of
 
     if resume is not None:
         settings_given = {"--method": method, "--like": like, "--config": config, "--set": changes}
@@ -85,6 +82,9 @@ def train(
         task = Task("train", resume, resume=True, wait=wait, record=record)
     elif earlier is not None:
         refuse_with_from({"--size": node_size, "--like": like})
+        from cnfgnn.runs.folder import Run  # loads PyTorch
+        from cnfgnn.runs.warm_start import check_same_architecture
+
         before = Run.open(_folder(kit, earlier)).config
         wanted = changes_to_go_on(before, None, method, config, changes or [], seed, None)
         check_same_architecture(before, wanted)  # here, before any site is asked
@@ -94,6 +94,8 @@ def train(
         settings = resolve(None, method, node_size, like, config, changes or [], seed, None, DEFAULT_METHOD)
         check_federated(settings)
         if record:
+            from cnfgnn.federation.server.federated_run import check_recordable  # loads PyTorch
+
             check_recordable(settings.method, settings.model.levels)
         chosen, given_keys = settings_of(settings), sorted(settings.given)
         run_name = name or _new_name(settings)
@@ -136,7 +138,7 @@ def evaluate(
     The errors are against the blurred copies, unless every owner has set tell_errors. Each site writes its
     true errors to evaluations/ in its own kit.
     """
-    from cnfgnn.federation.server.task import Task
+    from cnfgnn.federation.task import Task
 
     check_split(split)
     result = _run_task(kit, Task("evaluate", run, split=split, wait=wait, record=record))
@@ -162,7 +164,7 @@ def forecast(
     With --intervals, each site adds the bounds of intervals, which it has learned from its own errors.
     """
     from cnfgnn.federation.operator.tasks import TaskError
-    from cnfgnn.federation.server.task import Task
+    from cnfgnn.federation.task import Task
 
     result = _run_task(kit, Task("forecast", run, intervals=levels_of(intervals), wait=wait))
     if result["sites"]:
@@ -237,7 +239,7 @@ def _print_recording(kit: Path, run: str, result: Mapping[str, Any]) -> None:
 
 
 def _folder(kit: Path, run: str) -> Path:
-    from cnfgnn.federation.server.task import RUNS
+    from cnfgnn.federation.task import RUNS
 
     return kit / RUNS / run
 

@@ -63,6 +63,8 @@ def check_split(name: str) -> Split:
 
 def levels_of(intervals: str) -> tuple[int, ...]:
     """The levels of --intervals, ascending; none if it is empty."""
+    if not intervals.strip():
+        return ()
     from cnfgnn.algorithm.intervals import LEVELS, check_levels
 
     words = [word.strip().removesuffix("%").strip() for word in intervals.split(",") if word.strip()]

@@ -25,8 +25,8 @@ from cnfgnn.federation.kits import processes
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.tasks import Watch, run_task
 from cnfgnn.federation.project import read_project
-from cnfgnn.federation.server.task import Task, settings_of
 from cnfgnn.federation.site.owner import EVALUATIONS
+from cnfgnn.federation.task import Task, settings_of
 from cnfgnn.files import make_folder, read_json
 from cnfgnn.runs.scores import Errors
 from cnfgnn.runs.simulation import simulate

@@ -27,7 +27,6 @@ from cnfgnn.federation.kits.ports import closed_ports
 from cnfgnn.federation.kits.process_identity import started_at
 from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, running, supervisor_status
 from cnfgnn.federation.kits.refusals import read_refusals
-from cnfgnn.federation.operator.live.state import live_state
 from cnfgnn.federation.operator.tasks import connected_sites, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
 from cnfgnn.federation.server.status import is_active, read_status, task_status, when_ended
@@ -150,7 +149,11 @@ def _task(kit: Path, server_runs: bool) -> Status | None:
         return None
     if not (server_runs and is_active(task)):
         task = when_ended(task)
-    return task_status({**task, "federation": live_state(kit)} if task.get("do") == "live" else task)
+    if task.get("do") == "live":
+        from cnfgnn.federation.operator.live.state import live_state  # loads PyTorch
+
+        task = {**task, "federation": live_state(kit)}
+    return task_status(task)
 
 
 def site_notices(kit: Path, name: str) -> list[Problem]:

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from cnfgnn.config.settings import Config
+from cnfgnn.config.toml import read_changes
 from cnfgnn.errors import CnfgnnError, ConfigError, NodeError, RunError
 from cnfgnn.federation.engine.carry.jobs import Session, connect, job_folder
 from cnfgnn.federation.kits.engine_files import CONTROLLER, EXECUTOR
@@ -28,9 +30,8 @@ from cnfgnn.federation.server.status import (
     request_stop,
 )
 from cnfgnn.federation.server.status import is_active as is_active
-from cnfgnn.federation.server.task import RUNS, Task
+from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.files import hold_lock, read_json_or_empty, write_whole
-from cnfgnn.runs.folder import Run
 
 POLL_INTERVAL = 0.25  # seconds
 ENGINE_POLL_INTERVAL = 5.0  # seconds
@@ -120,9 +121,17 @@ def _training(kit: Path, task: Task) -> dict[str, Any]:
     method, rounds = task.settings.get("method"), task.settings.get("training.rounds")
     for run in (task.run, task.earlier, task.line):
         if run and (method is None or rounds is None) and run_exists(kit, run):
-            config = Run.open(kit / RUNS / run).config
+            config = _settings(kit / RUNS / run)
             method, rounds = method or config.method, rounds or config.training.rounds
     return {"method": str(method or ""), "rounds": rounds if type(rounds) is int else 0}
+
+
+def _settings(folder: Path) -> Config:
+    """The settings of a run; opening the run would load PyTorch."""
+    try:
+        return Config().with_changes(read_changes(folder / "config.toml"))
+    except CnfgnnError as error:
+        raise RunError(folder, f"its settings cannot be used ({error})") from error
 
 
 @contextmanager

@@ -9,16 +9,18 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.errors import StorageError
 from cnfgnn.federation.kits.process_identity import identity, is_running
 from cnfgnn.federation.status import Problem, Status
 from cnfgnn.files import read_json, write_whole
 from cnfgnn.runs.events import plain
-from cnfgnn.runs.training_loop import Progress, Round
-from cnfgnn.transports.remote.transport import RemoteTransport
+
+if TYPE_CHECKING:  # commands read what a job writes, without loading PyTorch
+    from cnfgnn.algorithm.experiment import Experiment
+    from cnfgnn.runs.training_loop import Progress, Round
+    from cnfgnn.transports.remote.transport import RemoteTransport
 
 STATUS, TRAINING = "status.json", "training.json"  # the second one is of a training beside a live task
 STOP = "stop"  # a file with the token of the task that is to stop

@@ -14,14 +14,10 @@ from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.intervals import check_levels
-from cnfgnn.algorithm.methods import check_method
-from cnfgnn.config.presets import BLUR
 from cnfgnn.config.settings import Config
-from cnfgnn.config.toml import flat
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.windows import Windows
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError, NoSiteAnswered, RunError
-from cnfgnn.federation.project import CLEANING_KEYS
+from cnfgnn.errors import CnfgnnError, DataError, NoSiteAnswered, RunError
 from cnfgnn.federation.server.federated_run import (
     check_recordable,
     check_same_federation,
@@ -37,12 +33,10 @@ from cnfgnn.federation.server.live.models import FederatedModels
 from cnfgnn.federation.server.live.task import LiveLoop
 from cnfgnn.federation.server.retrain import retrain
 from cnfgnn.federation.server.status import STOP, STOP_TRAINING, StatusFile, StatusWatcher, stop_requested
-from cnfgnn.federation.server.task_context import RUNS as RUNS
-from cnfgnn.federation.server.task_context import Task as Task
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
 from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
+from cnfgnn.federation.task import RUNS, Task, check_federated
 from cnfgnn.models.params import part
-from cnfgnn.privacy.inputs import INPUT_BLURS
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict
 from cnfgnn.runs.train import to_go_on, train_run_with
@@ -265,31 +259,3 @@ def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[s
         "told": told,
         "blur": context.blurs,
     }
-
-
-def check_federated(config: Config) -> None:
-    """Refuse settings that need the readings of all sites in one place."""
-    method = check_method(config)
-    if not method.federated:
-        problem = f"{method.name} pools all readings, so it cannot run in a federation: use cnfgnn train"
-        raise ConfigError("--method", problem)
-    of_sites = {BLUR: "each site sets its own blur, in its local/site.toml: leave it out"}
-    of_sites[INPUT_BLURS] = "each site sets this under [inputs] in its local/site.toml: leave it out"
-    for key in ("data.target", "data.inputs"):
-        of_sites[key] = "each site sets this under [reading] in its local/site.toml: leave it out"
-    for name in CLEANING_KEYS:
-        problem = f"each site decides which of its readings are missing: set {name} in its local/site.toml"
-        of_sites[f"data.{name}"] = problem
-    for key, problem in of_sites.items():
-        if key in config.given:
-            raise ConfigError(key, problem)
-    if config.training.seen < 1:
-        problem = "training on a part of the sensors is only possible in the simulator: use cnfgnn train"
-        raise ConfigError("training.seen", problem)
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """A configuration in the form that a task carries."""
-    settings = flat(config.as_dict())
-    del settings[BLUR]  # it may be part of a preset, but each site has its own
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}

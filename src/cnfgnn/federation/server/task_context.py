@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,6 +27,7 @@ from cnfgnn.federation.server.federated_run import inputs_of, memory_plan_of, re
 from cnfgnn.federation.server.rendezvous import incompatible_sites, rejoin_problem, wait_for_sites
 from cnfgnn.federation.server.status import StatusFile
 from cnfgnn.federation.spans import Span, covering_span, reading_warnings, unblurred_warnings
+from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Terms
@@ -36,34 +35,6 @@ from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.live_transport import LiveTransport
 from cnfgnn.transports.remote.messages import Channel
 from cnfgnn.transports.remote.transport import RemoteTransport, Site
-
-RUNS = "runs"
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a job is to do. It travels with the job, so every site can read it."""
-
-    do: str  # train, evaluate, forecast, live, or retrain: train beside a live task and judge
-    run: str  # the name of the run's folder in the server's kit
-    token: str = ""  # identifies the task's status to whoever gave the task
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of a new training
-    given: Sequence[str] = ()  # the settings that somebody chose; the others may adapt to the data
-    resume: bool = False
-    wait: float = 60.0  # seconds to wait for sites that are not connected yet
-    split: str = "test"
-    intervals: Sequence[int] = ()  # levels in per cent that sites write beside their forecasts
-    record: bool = False  # keep the hidden states that sites send, so that they can be attacked
-    earlier: str = ""  # the name of the run that a new training goes on from; `settings` are changes to its
-    live: Mapping[str, Any] = field(default_factory=dict)  # the `LiveTerms` of a live task
-    line: str = ""  # of a retraining: the name of the run that the federation went live with
-    hold_out: float = 3.0  # of a retraining: the days at the end that both models are judged by
-    states: Mapping[str, Any] = field(default_factory=dict)  # of a retraining: what sites keep of others
-
-    @property
-    def forecasts(self) -> bool:
-        """Whether it forecasts for the sites there are, whatever `min_sites` is, and never pauses."""
-        return self.do in ("forecast", "live")
 
 
 class TaskContext:

@@ -11,7 +11,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from cnfgnn.federation.engine.carry.cell import CellChannel
-from cnfgnn.federation.server.task import Task, serve
+from cnfgnn.federation.server.task import serve
+from cnfgnn.federation.task import Task
 from cnfgnn.process_setup import collect_garbage_regularly, make_way
 
 

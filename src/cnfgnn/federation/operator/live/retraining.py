@@ -13,7 +13,7 @@ from typing import Any
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.operator.tasks import is_live, run_beside
 from cnfgnn.federation.server.live.models import FederatedModels
-from cnfgnn.federation.server.task import Task
+from cnfgnn.federation.task import Task
 
 CHECKED_EVERY = 1.0  # seconds
 ENDS_WITHIN = 60.0  # seconds that a training has to stop

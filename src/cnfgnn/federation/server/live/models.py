@@ -15,7 +15,7 @@ from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.kept_states import KeptStates
 from cnfgnn.federation.run_names import OF_LINE, TRAINED
 from cnfgnn.federation.server.federated_run import terms_of
-from cnfgnn.federation.server.task_context import RUNS
+from cnfgnn.federation.task import RUNS
 from cnfgnn.live.learning.models import Models, Record, trained_at
 from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
