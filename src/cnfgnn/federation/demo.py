@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cnfgnn.algorithm.methods import preset
+from cnfgnn.config.presets import BLUR as PRIVACY_BLUR
 from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
 from cnfgnn.data.export import write_folder
@@ -68,7 +69,9 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
             watch(status)
             failure(status)
 
-        result = run_task(kits["server"], Task("train", "demo", settings=settings_of(config)), watched)
+        given = sorted(config.given - {PRIVACY_BLUR})  # each site has its own
+        training = Task("train", "demo", settings=settings_of(config), given=given)
+        result = run_task(kits["server"], training, watched)
         failure.end()
         forecast = run_task(kits["server"], Task("forecast", "demo"), watch)
         span = f"from {forecast['from']} to {forecast['to']}"
@@ -89,7 +92,7 @@ def demonstrate(folder: Path, rounds: int, watch: Watch, say: Callable[[str], No
 
 def demo_settings(rounds: int) -> Config:
     """The settings of the run; the blur is the simulator's, because each site of a federation has its own."""
-    changes = {"training.rounds": rounds, "privacy.blur": BLUR, "compute.device": "cpu"}
+    changes = {"training.rounds": rounds, PRIVACY_BLUR: BLUR, "compute.device": "cpu"}
     return preset(PRIVATE).with_changes(changes)
 
 
@@ -107,7 +110,7 @@ class _SiteFailure:
 
     def __init__(self, kit: Path, say: Callable[[str], None]) -> None:
         self.kit, self.say = kit, say
-        self.killed = self.back = False
+        self.killed = self.away = self.back = False  # away: the server has noticed
 
     def __call__(self, status: Mapping[str, Any]) -> None:
         site, now = dict(status.get("sites") or {}).get(KILLED_SITE), status.get("round", 0)
@@ -120,7 +123,8 @@ class _SiteFailure:
             time.sleep(1.0)  # long enough for the server to notice
             processes.up(self.kit)
         elif self.killed and not self.back and site is not None:
-            self.back = bool(site["reachable"] and site["present"])
+            is_here = bool(site["reachable"] and site["present"])
+            self.away, self.back = self.away or not is_here, self.away and is_here
             if self.back:
                 self.say(f"site {KILLED_SITE} rejoined in round {now} and received the state it missed")
 
