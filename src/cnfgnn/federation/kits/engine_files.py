@@ -30,7 +30,6 @@ SITE_PROGRAM = "cnfgnn.federation.engine.client"  # the engine at a site
 ENGINE_FOLDER = "engine"  # in a site's kit: the engine's scratch workspace, which is emptied at each start
 # What the engine gets of the owner's environment. A password that a service was given is not its business.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "RES_OPTIONS")
-LOGIN_UNANSWERED = 75  # exit code of an engine that could not log in, and begins again
 KEPT = ("log.txt", "refused.json")  # what a new workspace has of the one before
 CONNECTION_FILE = "connection.json"  # in a site's engine folder: how the server sees its connection
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected

@@ -23,7 +23,7 @@ from typing import Any
 
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.frames import END, Frames
-from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED, open_to_engine
+from cnfgnn.federation.kits.engine_files import open_to_engine
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
 from cnfgnn.federation.kits.retention import remove_old_tasks
@@ -110,7 +110,7 @@ class Supervisor:
             if code is None:
                 log.warning("the certificate or the socket is another one: the engine starts again")
                 continue
-            pause = 1.0 if code == LOGIN_UNANSWERED else pauses.after(time.monotonic() - begun)
+            pause = pauses.after(time.monotonic() - begun)
             self.restarts += 1
             self.problem = self._unconfined() or how or f"the engine's process {describe_end(code)}"
             log.error("%s: starting it again in %.0f s", self.problem, pause)

@@ -30,11 +30,12 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
 )
 from cnfgnn.federation.engine.repairs.shared_sockets import share_sockets
-from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, LOGIN_UNANSWERED
+from cnfgnn.federation.kits.engine_files import CONNECTION_FILE
 from cnfgnn.files import write_whole
 
 ASK_INTERVAL = 60.0  # seconds
 ASK_AGAIN_AFTER = 10.0  # seconds, while something is wrong or the server has not heard this process yet
+LOGIN_UNANSWERED = 75  # exit code
 UNANSWERED = f"failed to challenge server: {ReturnCode.TIMEOUT}"  # how the engine says that nobody answered
 SAME_PROBLEM = 60  # two problems that agree in this many characters are the same: times and counts follow
 
