@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -82,3 +83,15 @@ def test_a_running_site_is_left_alone_after_the_clock_was_set(
     finally:
         assert processes.down(kit)
     assert processes.running(kit) is None
+
+
+def test_a_process_of_another_user_that_looks_like_a_kits_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = [sys.executable, "-c", "input()", processes.SUPERVISOR, str(tmp_path)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE) as alike:
+        own = os.geteuid()
+        for user, found in ((own, [alike.pid]), (own + 1, []), (0, [alike.pid])):
+            monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+            assert [each.pid for each in processes._processes_of(tmp_path)] == found
+        alike.kill()

@@ -218,15 +218,18 @@ def _environment(kit: Path) -> dict[str, str]:
 
 
 def _processes_of(kit: Path, programs: tuple[str, ...] = OF_KITS) -> list[Any]:
-    """The processes of this kit that run such programs, recognised by their command lines."""
+    """The processes of this kit that run such programs, recognised by their command lines. Those of other
+    users, who may give theirs any command line, are none of ours; root has the engine run as another user."""
     import psutil
 
     places = {str(kit), str(kit / ENGINE_FOLDER)}
 
-    def is_of_kit(line: list[str]) -> bool:
-        return any(word.startswith(programs) for word in line) and bool(places & set(line))
+    def is_of_kit(line: list[str], users: Any) -> bool:
+        ours = os.geteuid() == 0 or (users is not None and users.effective == os.geteuid())
+        return ours and any(word.startswith(programs) for word in line) and bool(places & set(line))
 
-    return [each for each in psutil.process_iter(["cmdline"]) if is_of_kit(each.info["cmdline"] or [])]
+    found = psutil.process_iter(["cmdline", "uids"])
+    return [each for each in found if is_of_kit(each.info["cmdline"] or [], each.info["uids"])]
 
 
 def read_live(kit: Path) -> dict[str, Any]:
