@@ -150,6 +150,7 @@ def test_lines_of_the_command_tell_each_switch_once(kit: LiveKit, capsys: pytest
     kit.switch()
     for _ in range(2):
         lines(status_of(kit))
+    lines.end()
     assert capsys.readouterr().err.count(f"{NEW} is live instead of {RUN}: {VERDICT}") == 1
 
 

@@ -143,6 +143,7 @@ def test_lines_of_a_task_mention_each_new_problem_once(capsys: pytest.CaptureFix
                 "sites": {"north": site | {"refused": refused}},
             }
         )
+    lines.end()
     assert capsys.readouterr().err.count("No space left on device") == 1
 
 

@@ -123,6 +123,7 @@ def test_a_task_is_given_up_in_time_if_no_site_answers_and_no_resume_is_suggeste
     with suspended(*everyone), pytest.raises(CnfgnnError) as caught:
         run_task(sites.server, task, watch)
     took = time.monotonic() - begun
+    lines.end()
     printed = capsys.readouterr().err
     with capsys.disabled():
         print(f"given up after {took:.1f} s: {caught.value}\n{printed}")

@@ -97,7 +97,11 @@ def engine(
     """
     from cnfgnn.federation.kits.engine_files import SITE_PROGRAM, engine_environment
 
-    if not socket.is_socket():
+    try:
+        found = socket.is_socket()
+    except OSError as error:  # its folder is closed to this user
+        raise RunError(socket, f"cannot be reached ({error.strerror})") from error
+    if not found:
         raise RunError(socket, "there is no socket of a site here: start the site first")
     if not workspace.is_dir():
         raise RunError(workspace, "there is no such folder")

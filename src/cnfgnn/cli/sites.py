@@ -84,7 +84,7 @@ class SiteLines:
         self.switched: float | None = None  # when the last switch was
 
     def __call__(self, recorded: Mapping[str, Any]) -> None:
-        from cnfgnn.federation.server.status import task_status  # late: federations are an optional extra
+        from cnfgnn.federation.server.status import FINAL_STATES, task_status  # late: an optional extra
 
         done = recorded.get("done", 0)
         if recorded.get("token") != self.token:
@@ -97,11 +97,12 @@ class SiteLines:
             self._print(f"warning: {line}")
         self.warned = len(warnings)
         state = "waiting" if recorded.get("waiting") else task.state
-        self.headline = headline(task)
+        line = headline(task)
+        self.headline = "" if state in FINAL_STATES else line  # nothing more is to be said of it
         self.quiet_for = HEARTBEAT_S if recorded.get("live") else QUIET_FOR  # a live task runs for months
         if (state, done) != (self.state, self.done):
             self.state, self.done = state, done
-            self._print(self.headline)
+            self._print(line)
 
     def say(self, line: str) -> None:
         """What the command does before there is a task."""

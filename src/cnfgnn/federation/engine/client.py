@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from cnfgnn.errors import StorageError
+from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.engine.carry import control
 from cnfgnn.federation.engine.confine import (
     LISTABLE,
@@ -29,7 +29,7 @@ from cnfgnn.federation.engine.confine import (
     python_paths,
     usable_by,
 )
-from cnfgnn.federation.kits.engine_files import KEPT
+from cnfgnn.federation.kits.engine_files import KEPT, KNOWN_AS
 
 PROGRAM = "nvflare.private.fed.app.client.client_train"
 ASIDE = ".gone-"  # begins the names of what could not be removed
@@ -39,20 +39,27 @@ NAME_SERVICE = 53  # names may be resolved over TCP
 def main() -> None:
     path, workspace = Path(sys.argv[1]), Path(sys.argv[2])
     close_inherited()
-    connection = control.Control(path)
+    try:
+        connection = control.Control(path)
+    except OSError as error:
+        _end(RunError(path, f"the site does not answer ({error.strerror or error})"))
     settings = connection.frames.receive_json()
     try:
         write_workspace(workspace, settings["files"])
     except OSError as error:
-        problem = StorageError(workspace, error)
-        print(problem, file=sys.stderr)
-        sys.exit(problem.exit_code)
+        _end(StorageError(workspace, error))
     os.chdir(workspace)
     report = confine_to(workspace, settings)
     connection.begin(report)
     control.use(connection)
+    os.environ[KNOWN_AS] = settings["known_as"]
     sys.argv = [PROGRAM, "-m", str(workspace), "-s", "fed_client.json", "--set", *settings["set"]]
     runpy.run_module(PROGRAM, run_name="__main__", alter_sys=True)
+
+
+def _end(problem: CnfgnnError) -> NoReturn:
+    print(problem, file=sys.stderr)
+    sys.exit(problem.exit_code)
 
 
 def close_inherited() -> None:

@@ -31,6 +31,7 @@ ENGINE_FOLDER = "engine"  # in a site's kit: the engine's scratch workspace, whi
 # What the engine gets of the owner's environment. A password that a service was given is not its business.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "RES_OPTIONS")
 KEPT = ("log.txt", "refused.json")  # what a new workspace has of the one before
+KNOWN_AS = "CNFGNN_ENGINE"  # environment variable of an engine: by which name the server tells it from others
 CONNECTION_FILE = "connection.json"  # in a site's engine folder: how the server sees its connection
 HEARTBEAT_TIMEOUT = 30  # seconds without a heartbeat before the server counts a site as disconnected
 MOST_SITES = 450  # two connections each, and the engine's select() takes 1,024 files

@@ -21,7 +21,7 @@ from cnfgnn.federation.engine.guard.handshake import (
     local_time,
 )
 from cnfgnn.federation.kits.certificates import WARN_WITHIN, check_pairs, issued, revoked, validities
-from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, ENGINE_FOLDER
+from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.kits.kit import role
 from cnfgnn.federation.kits.ports import closed_ports
 from cnfgnn.federation.kits.process_identity import started_at
@@ -34,7 +34,7 @@ from cnfgnn.federation.site.approvals import waiting_now
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import MODEL, read_site_status
 from cnfgnn.federation.status import Problem, Status
-from cnfgnn.files import read_json_of_others, read_json_or_empty
+from cnfgnn.files import read_json_or_empty
 from cnfgnn.live.options import LIVE
 from cnfgnn.live.web.token_file import TOKEN, read_token
 
@@ -76,14 +76,15 @@ def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status
         if what := connection_problem(answer) or copied_kit_warning(answer.connection):
             problems.append(Problem(what))
     except CnfgnnError as error:
-        problems.append(Problem(str(error)))
+        other = "; its engine, which runs elsewhere, may reach it" if supervisor.get("elsewhere") else ""
+        problems.append(Problem(f"{error}{other}"))
     state += ", working on a task" if supervisor.get("workers") else ""
     return Status("site", read_site(kit).name, state, since, known, problems)
 
 
 def engine_process(kit: Path) -> str:
-    """The name by which the server knows the site's engine, as the engine wrote it down."""
-    return str(read_json_of_others(kit / ENGINE_FOLDER / CONNECTION_FILE).get("process", ""))
+    """The name by which the server knows the site's engine."""
+    return str(supervisor_status(kit).get("known_as", ""))
 
 
 def live_service(kit: Path, told: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -59,6 +60,7 @@ class EngineProcess:
     def __init__(self, kit: Path, user: str) -> None:
         self.kit, self.user = kit, user
         self.process: subprocess.Popen[bytes] | None = None
+        self.known_as = ""  # how the server tells this engine from one with a copy of the kit
 
     def start(self) -> None:
         """Start the process; it connects by itself."""
@@ -85,7 +87,7 @@ class EngineProcess:
 
     def settings(self) -> dict[str, Any]:
         """What the process gets to know: certificate and key of the site, and the engine's configuration."""
-        port = _free_port()
+        port, self.known_as = _free_port(), secrets.token_hex(8)
         files = {f"startup/{file.name}": file.read_text() for file in (self.kit / "startup").iterdir()}
         files |= {f"local/{name}": (self.kit / "local" / name).read_text() for name in ENGINE_FILES}
         files[CONNECTION_CONFIG] = json.dumps(with_port(json.loads(files[CONNECTION_CONFIG]), port))
@@ -94,6 +96,7 @@ class EngineProcess:
             "set": engine_settings(self.kit),
             "server_port": server_port(self.kit),
             "own_port": port,
+            "known_as": self.known_as,
             "user": self.user,
         }
 
@@ -185,11 +188,15 @@ def let_others_pass(kit: Path) -> None:
     kit.chmod(0o711)
 
 
+def user_of(connection: socket.socket) -> int:
+    """As whom the process at the other end runs."""
+    return _peer(connection)[1]
+
+
 def is_user(connection: socket.socket, user: str) -> bool:
     """Whether the process at the other end runs as this user."""
-    _, uid, _ = _peer(connection)
     try:
-        return uid == (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid)
+        return user_of(connection) == (int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid)
     except KeyError:
         raise ConfigError("engine.user", f"this machine has no user {user!r}") from None
 

@@ -35,6 +35,7 @@ from cnfgnn.federation.site.engine_process import (
     hand_over,
     is_user,
     listen,
+    user_of,
 )
 from cnfgnn.federation.site.permissions import Permissions, RoundsLeft
 from cnfgnn.federation.site.sent import Account
@@ -85,7 +86,8 @@ class Supervisor:
             self.engine.end(self.workers.processes)
             self.workers.end_all()
             self.account.close()
-            (self.kit / STATUS).unlink(missing_ok=True)
+            for file in (STATUS, SOCKET):
+                (self.kit / file).unlink(missing_ok=True)
 
     def end(self) -> None:
         self.ended.set()
@@ -165,6 +167,8 @@ class Supervisor:
         try:
             reported = frames.receive_json()
             self.confinement = {**_checked(reported), "open": self._opened(reported)}
+            if self.plan.engine.elsewhere:
+                self.confinement["other_user"] = user_of(frames.connection) != os.geteuid()
             self.problem = self._unconfined()
             if self.problem:
                 log.error("%s", self.problem)
@@ -301,6 +305,7 @@ class Supervisor:
         status: Mapping[str, Any] = {
             "process": identity(os.getpid()),
             "engine": None if engine is None else identity(engine.pid),
+            "known_as": self.engine.known_as,
             "connected": self._control is not None,
             "confinement": self.confinement,
             "problem": self.problem if self._control is None else "",

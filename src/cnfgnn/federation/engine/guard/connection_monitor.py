@@ -30,7 +30,7 @@ from cnfgnn.federation.engine.guard.handshake import (
     copied_kit_warning,
 )
 from cnfgnn.federation.engine.repairs.shared_sockets import share_sockets
-from cnfgnn.federation.kits.engine_files import CONNECTION_FILE
+from cnfgnn.federation.kits.engine_files import CONNECTION_FILE, KNOWN_AS
 from cnfgnn.files import write_whole
 
 ASK_INTERVAL = 60.0  # seconds
@@ -48,7 +48,7 @@ class ConnectionMonitor(FLComponent):  # type: ignore[misc]
         share_sockets()
         message_checks.install()
         site_commands.install()
-        self.process = secrets.token_hex(8)
+        self.process = os.environ.get(KNOWN_AS) or secrets.token_hex(8)
         self.ended = threading.Event()
         self.logged_problem = ""
 
