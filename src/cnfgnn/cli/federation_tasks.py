@@ -148,7 +148,7 @@ def evaluate(
         about = ("errors_against", "without_personal_weights", "told", "blur")
         print(json.dumps({**scores, **{key: result[key] for key in about}}))
         return
-    progress.out().print(progress.errors_table(scores, f"{run}, {split}", _step_minutes(kit, run)))
+    progress.out().print(progress.errors_table(scores, f"{run}, {split}", result["step"] / 60))
     _print_about_errors(result)
     _print_absent_sites(result)
 
@@ -194,7 +194,7 @@ def _run_task(kit: Path, task: Task) -> Mapping[str, Any]:
 
 def _print_training(kit: Path, run: str, result: Mapping[str, Any]) -> None:
     title = f"{result['method']}, best round {result['best_round']} of {result['rounds']}, test"
-    progress.out().print(progress.errors_table(result["scores"], title, _step_minutes(kit, run)))
+    progress.out().print(progress.errors_table(result["scores"], title, result["step"] / 60))
     _print_about_errors(result)
     _print_absent_sites(result)
     if result["left_out"]:
@@ -242,9 +242,3 @@ def _folder(kit: Path, run: str) -> Path:
     from cnfgnn.federation.task import RUNS
 
     return kit / RUNS / run
-
-
-def _step_minutes(kit: Path, run: str) -> float:
-    from cnfgnn.runs.folder import Run
-
-    return float(Run.open(_folder(kit, run)).data.step_seconds) / 60

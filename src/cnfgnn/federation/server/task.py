@@ -74,7 +74,7 @@ def _train(context: TaskContext) -> dict[str, Any]:
         "scores": scores_as_dict(result.test, context.ids),
         **result.summary(),
         **_recorded(context, run),
-        **about_errors(context, run.config, result.test),
+        **about_errors(context, run, result.test),
         "left_out": [context.ids[row] for row in result.progress.left_out],
         "absent": list(context.absent_sites()),
     }
@@ -171,7 +171,7 @@ def _evaluate(context: TaskContext) -> dict[str, Any]:
     scores = evaluate(experiment, split)
     return {
         "scores": scores_as_dict(scores, context.ids),
-        **about_errors(context, run.config, scores),
+        **about_errors(context, run, scores),
         **_recorded(context, run),
         "absent": list(context.absent_sites()),
     }
@@ -239,13 +239,14 @@ def _live(context: TaskContext) -> dict[str, Any]:
         loop.run()  # until another model is live
 
 
-def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[str, Any]:
+def about_errors(context: TaskContext, run: Run, scores: Scores) -> dict[str, Any]:
     """What the errors of a result are about, and the true errors of the owners who tell them, by site.
 
     errors_against  "readings" if they are errors against true readings, "copies" if some are against blurred
                     copies
     without_personal_weights  whether they are errors of forecasts without what each sensor learned for itself
     told  the true errors of each site whose owner tells them
+    step  seconds between two readings
     """
     all_told = scores.all_told
     blurred = any(span.blur > 0 for span in context.spans.values())
@@ -255,7 +256,8 @@ def about_errors(context: TaskContext, config: Config, scores: Scores) -> dict[s
             told[site] = vars(Errors.of(scores.told[rows]))
     return {
         "errors_against": "copies" if blurred and not all_told else "readings",
-        "without_personal_weights": config.model.personal > 0 and not all_told,
+        "without_personal_weights": run.config.model.personal > 0 and not all_told,
         "told": told,
         "blur": context.blurs,
+        "step": run.data.step_seconds,
     }
