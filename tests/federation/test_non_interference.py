@@ -20,9 +20,9 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER
 from cnfgnn.federation.operator.tasks import TaskError
-from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.nodes import NOT_READ_YET
 from cnfgnn.federation.site.owner import EVALUATIONS, FORECASTS
+from cnfgnn.federation.site.settings import PRIVATE
 from cnfgnn.federation.site.supervisor import FAILED, STARTING
 from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.transports.remote.codec import Answer, encode_answers
@@ -279,7 +279,7 @@ def test_a_server_cannot_tell_two_truths_with_the_same_copy_apart(tmp_path: Path
 
 def copies(sites: RunningFederation, name: str) -> dict[str, bytes]:
     """The key and the copies of a site."""
-    folder = sites.folder / "example" / "data" / name / FOLDER
+    folder = sites.folder / "example" / "data" / name / PRIVATE
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 

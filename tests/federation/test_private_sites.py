@@ -17,9 +17,9 @@ from cnfgnn.cli.settings import resolve
 from cnfgnn.config.presets import BLUR
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.server.status import STATUS
-from cnfgnn.federation.site.copies import FOLDER
 from cnfgnn.federation.site.owner import EVALUATIONS, SiteOwner
 from cnfgnn.federation.site.readings import SiteData
+from cnfgnn.federation.site.settings import PRIVATE
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.federation.site.store import OWNER, STATES, OwnerStore
 from cnfgnn.federation.task import RUNS, check_federated, settings_of
@@ -271,7 +271,7 @@ def test_the_server_does_not_notice_that_an_owner_failed(
 
 
 def test_lost_copies_stop_a_site_and_the_server_is_not_told_more(sites: InMemoryFederation) -> None:
-    folder = sites.folder / "example" / "data" / "north" / FOLDER
+    folder = sites.folder / "example" / "data" / "north" / PRIVATE
     aside = folder.rename(sites.folder / "aside")
     try:
         status = sites.forecast(wait=1.0)
@@ -286,7 +286,7 @@ def test_lost_copies_stop_a_site_and_the_server_is_not_told_more(sites: InMemory
 def test_no_key_is_in_any_other_file(sites: InMemoryFederation, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     sites.forecast()
-    keys = {path: path.read_text().strip() for path in sites.folder.rglob(f"{FOLDER}/{KEY_FILE}")}
+    keys = {path: path.read_text().strip() for path in sites.folder.rglob(f"{PRIVATE}/{KEY_FILE}")}
     assert len(set(keys.values())) == len(SITES)
     assert (sites.server / STATUS).exists()
     for path in sites.folder.rglob("*"):

@@ -267,9 +267,16 @@ def _row_by_row() -> Iterator[Callable[[str], None]]:
 
 def check_installed() -> None:
     """Say in one sentence what to install if the extra is missing."""
-    if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
+    if missing := [package for module, package in NEEDED.items() if _is_missing(module)]:
         problem = f"needs packages that are not installed ({', '.join(missing)})"
         raise ConfigError("cnfgnn live", f"{problem}: pip install 'cnfgnn[live]'")
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:  # of a package that it is in
+        return True
 
 
 def page_link(address: str, token_file: Path) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
 
-from cnfgnn.federation.engine.guard.connection_monitor import ConnectionMonitor
+from cnfgnn.federation.engine.guard.connection_monitor import LOGIN_UNANSWERED, ConnectionMonitor
 from cnfgnn.federation.kits import processes
-from cnfgnn.federation.kits.engine_files import LOGIN_UNANSWERED
 from tests.federation.running_federation import ENGINE_WARNINGS
 from tests.federation.two_site_federation import connected, federation, have_processes_run
 from tests.waiting import wait_for
@@ -27,7 +26,7 @@ class BeganAgain(Exception):
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch, installed: list[str]) -> ConnectionMonitor:
     def end(code: int) -> None:
-        assert code == LOGIN_UNANSWERED  # for which the supervisor starts it again at once
+        assert code == LOGIN_UNANSWERED  # and the supervisor starts it again
         raise BeganAgain
 
     monkeypatch.setattr(os, "_exit", end)
