@@ -146,7 +146,7 @@ def hold_lock(path: Path, folder: Path, holder: str = "process") -> int:
         RunError: Another process holds it; the error names the folder and, after `holder`, the process.
     """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StorageError(path, error) from error
     try:

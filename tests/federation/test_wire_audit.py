@@ -64,6 +64,7 @@ class Audit:
     )  # connections of the site that bypass the recorded wire
     secrets: set[str] = field(default_factory=set)
     commands: set[str] = field(default_factory=set)  # of all processes
+    _suspected: set[object] = field(default_factory=set)
     _again: float = 0.0  # when to look at the processes again
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
@@ -95,7 +96,9 @@ class Audit:
             return
         pids = every_process(self.sites.kits["audited"])
         own = {one.laddr for one in psutil.net_connections("inet") if one.pid in pids} if ends else set()
-        self.elsewhere |= {end for end in ends if end.port != self.wire.port and end not in own}
+        unknown = {end for end in ends if end.port != self.wire.port and end not in own}
+        self.elsewhere |= unknown & self._suspected  # once may be a process that has just ended
+        self._suspected |= unknown
 
     def follow(self, task: Task) -> None:
         self.sites.begin(task)
