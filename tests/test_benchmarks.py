@@ -42,7 +42,7 @@ def ran(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_round_is_measured_part_by_part() -> None:
     tiny = ["--shape", 3, 230, 5, "--device", "cpu", "--rounds", 1, "--minibatches", 1]
     rounds = ["--server-rounds", 2, "--split-epochs", 1]
@@ -123,7 +123,7 @@ def test_products_are_compared_with_a_large_one() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_live_service_is_measured_alone_and_beside_requests() -> None:
     done = ran("live.py", "--shape", 5, 8, "--steps", 12, "--requests", 50, "--naive", 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -251,7 +251,7 @@ def test_the_naive_round_has_every_phase() -> None:
         work()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_benchmark_of_warm_starts_compares_three_models_on_the_same_days(tmp_path: Path) -> None:
     file = tmp_path / "city.npz"  # for a machine that cannot read other formats
     written = ran("warm.py", "--sensors", 3, "--days", 4, "--write-npz", file)
