@@ -12,7 +12,7 @@ PIP := -m pip install --quiet --constraint constraints.txt
 # Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-slow test-lowest trials chaos chaos-quick test-kernels check lint types docs clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos test-kernels check lint types docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -43,9 +43,6 @@ trials: $(READY_DEV)  ## the privacy of random trainings, in more trials than te
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
 	$(BIN)/python -m pytest -m chaos -n 2
-
-chaos-quick: $(READY_DEV)  ## the part of chaos that .ci/run includes: a killed server, a site that leaves for good
-	$(BIN)/python -m pytest -m chaos -k 'killed_server and 3 or never_rejoins' -n 2 tests/chaos
 
 test-all: test test-slow trials chaos  ## all tests
 
