@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.process_setup import Launch
-from tests import commands
 from tests.commands import ENVIRONMENT
 
 # Everything that is set for a whole process and that somebody else may rely on.
@@ -139,40 +137,3 @@ def test_the_command_line_keeps_freed_memory(tmp_path: Path) -> None:
     if maps == "None":
         pytest.skip("this C library does not say how it keeps memory")
     assert maps == "False"
-
-
-TORCHRUN = {
-    "RANK": "1",
-    "WORLD_SIZE": "2",
-    "LOCAL_RANK": "0",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, Launch(1, 2, 0)),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, None),  # one process needs nobody
-        ({"WORLD_SIZE": None}, None),
-        ({"LOCAL_RANK": None}, None),
-        ({"MASTER_ADDR": None}, None),
-        ({"RANK": "first"}, None),
-    ],
-)
-def test_only_torchrun_s_variables_make_a_process_one_of_several(
-    changes: dict[str, str | None], expected: Launch | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {**TORCHRUN, **changes}.items():
-        if value is None:
-            monkeypatch.delenv(name, raising=False)
-        else:
-            monkeypatch.setenv(name, value)
-    assert Launch.of_torchrun() == expected
-
-
-def test_a_command_that_several_processes_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**TORCHRUN, "RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    assert commands.said("runs", fails=True).endswith("run cnfgnn runs by itself")

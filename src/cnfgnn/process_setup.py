@@ -12,29 +12,11 @@ import os
 import signal
 import threading
 import time
-from typing import NamedTuple
 
 # Options of Linux's prctl: the signal that a process gets when its parent dies, and who gets its children.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NICER = 10  # how much lower the priority of a process is that makes way for others, as in nice(1)
 PARENT = "CNFGNN_PARENT"  # environment variable with the process id of the plan that started this process
-
-
-class Launch(NamedTuple):
-    """This process among those that torchrun has started together: its number, on its machine too."""
-
-    rank: int
-    processes: int
-    local_rank: int
-
-    @classmethod
-    def of_torchrun(cls) -> Launch | None:
-        """None unless there are several processes."""
-        numbers = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-        if "MASTER_ADDR" not in os.environ or not all(number.isdigit() for number in numbers):
-            return None
-        launch = cls(*map(int, numbers))
-        return launch if launch.processes > 1 else None
 
 
 def end_with_parent() -> None:

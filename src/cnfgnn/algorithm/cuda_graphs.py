@@ -38,11 +38,8 @@ class RecordingPool:
         self._stream = self._stream or torch.cuda.Stream(self.device)
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(here)
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        # NCCL watches the messages between processes from a thread of its own, which may not be forbidden.
-        mode = "thread_local" if several else "global"
         with _no_collection(), torch.cuda.stream(self._stream):
-            graph.capture_begin(None if self._last is None else self._last.pool(), mode)
+            graph.capture_begin(None if self._last is None else self._last.pool())
             try:
                 yield graph
             finally:

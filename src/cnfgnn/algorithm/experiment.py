@@ -13,7 +13,6 @@ from cnfgnn.algorithm.aggregation import Share, average, each_neighbour, keep, n
 from cnfgnn.algorithm.calls import Transport
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.intervals import Floats
 from cnfgnn.algorithm.learner import GraphLearner
 from cnfgnn.algorithm.ledger import Ledger
 from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
@@ -85,8 +84,6 @@ class Experiment:
     owners: Sequence[tuple[Tensor, Owner]] = ()  # the owners of nodes in this process, with their rows
     memory_plan: MemoryPlan = field(default_factory=MemoryPlan)  # of h_c and h_G of all training windows
     inputs: InputCounts = NO_INPUTS  # other variables and covariates
-    # Of owners in other processes of this training: their rows, and the sums that judge their intervals.
-    elsewhere: Callable[[], Sequence[tuple[Tensor, Floats | None]]] = lambda: ()
 
 
 def federate(

@@ -300,38 +300,8 @@ class Intervals:
         made.made = np.where(new, np.nan, self.made[..., known])
         return made
 
-    @classmethod
-    def joined(cls, parts: Sequence[Intervals]) -> Intervals:
-        """The intervals of all nodes of several groups, which were calibrated together, one after another."""
-        kept = [part.state() for part in parts]
-        state = {}
-        for name, tensor in kept[0].items():
-            axis = {"knots": -2, "sizes": -2}.get(name, -1)  # of the nodes
-            state[name] = torch.cat([one[name] for one in kept], axis) if tensor.dim() else tensor
-        return cls.of(state)
-
 
 _ARRAYS = ("reach", "spread", "usual", "growth", "seen")
-
-
-class Calibration(NamedTuple):
-    """What intervals are calibrated from: the errors of past windows, the number of rows between these, and
-    the lowest reading before them (infinite if there is none)."""
-
-    past: Errors
-    stride: int
-    lowest: float
-
-    def intervals(self) -> Intervals | None:
-        """The bounds that follow. What was never negative until then is taken to be unable to be."""
-        never_negative = np.isfinite(self.lowest) and self.lowest >= 0
-        return Intervals.calibrate(self.past, self.stride, 0.0 if never_negative else -np.inf)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Calibration]) -> Calibration:
-        """That of all nodes of several groups, one after another."""
-        past = Errors(*(torch.cat(arrays) for arrays in zip(*(part.past for part in parts), strict=True)))
-        return cls(past, parts[0].stride, min(part.lowest for part in parts))
 
 
 def _dependence(stride: int, like: Tensor) -> Tensor:

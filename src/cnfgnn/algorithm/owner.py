@@ -21,7 +21,7 @@ from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
-from cnfgnn.algorithm.intervals import Calibration, Errors, Floats, Intervals, Ints, interval_sums
+from cnfgnn.algorithm.intervals import Errors, Floats, Intervals, Ints, interval_sums
 from cnfgnn.algorithm.learning_group import active, rows_of
 from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
 from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
@@ -63,10 +63,6 @@ class Owner:
         self.intervals: Intervals | None = None  # from the errors of the validation split on
         self.interval_sums: Floats | None = None  # (n t r 4): of the test split, if it was evaluated last
         self.bounds: Floats | None = None  # (2 l n t): of the forecasts, if there are intervals
-        # Nodes whose intervals are calibrated together, if some of them are in another process: whoever
-        # divided them takes what this owner knows for it, and sets the intervals.
-        self.calibrated_with: int | None = None
-        self.calibration: Calibration | None = None
         self._lowest: tuple[Series | None, int, float] = None, 0, np.inf
         self._pool = RecordingPool(nodes.compute.device)
         # A minibatch of joint learning, and the optimiser and the recording of the nodes that it goes with.
@@ -276,18 +272,14 @@ class Owner:
         sum up how good they are. They cannot be judged by readings that the model was trained on."""
         self.interval_sums = None
         if split == "validation":
-            found = self._calibration(self.calibrated_with or self.data.nodes)
-            if self.calibrated_with is not None:
-                self.calibration = found
-            else:
-                self.intervals = None if found is None else found.intervals()
+            self.intervals = self._calibrated()
         elif split == "test" and self.intervals is not None:
             self.interval_sums = self.follow_test_split()
 
-    def _calibration(self, nodes: int) -> Calibration | None:
-        """The errors of the validation split, of as many windows as suits so many nodes."""
+    def _calibrated(self) -> Intervals | None:
+        """Intervals from the errors of the validation split; None if it has no windows."""
         count = len(self.data.starts["validation"])
-        most = min(CALIBRATING, MOST_ERRORS // (nodes * self.data.horizon))
+        most = min(CALIBRATING, MOST_ERRORS // (self.data.nodes * self.data.horizon))
         stride = max(1, count // max(1, most))
         past = []
         for chunk in self.data.chunks("validation"):
@@ -297,7 +289,10 @@ class Owner:
         if not past:
             return None
         joined = Errors(*(torch.cat(parts, dim=1) for parts in zip(*past, strict=True)))
-        return Calibration(joined, stride, self._lowest_before(int(self.data.starts["validation"][0])))
+        lowest = self._lowest_before(int(self.data.starts["validation"][0]))
+        # If no reading was negative until then, no bound is.
+        never_negative = np.isfinite(lowest) and lowest >= 0
+        return Intervals.calibrate(joined, stride, 0.0 if never_negative else -np.inf)
 
     def _lowest_before(self, row: int) -> float:
         """The lowest reading before a row; looked up once, because a GPU would wait for it in every round."""

@@ -23,7 +23,7 @@ from cnfgnn.cli.settings import methods, settings
 from cnfgnn.cli.studies import compare, reproduce
 from cnfgnn.cli.train import evaluate, forecast, runs, train
 from cnfgnn.errors import CnfgnnError, ConfigError, MachineError
-from cnfgnn.process_setup import Launch, end_with_parent, keep_freed_memory
+from cnfgnn.process_setup import end_with_parent, keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=cnfgnn.__doc__
@@ -51,20 +51,11 @@ app.add_typer(live_app, name="live")
 
 @app.callback(invoke_without_command=True)
 def options(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         print(f"cnfgnn {cnfgnn.__version__}")
         raise typer.Exit
-    launch = Launch.of_torchrun()
-    if launch is not None and context.invoked_subcommand not in ("train", None):
-        problem = (
-            f"starts {launch.processes} processes, and only cnfgnn train divides its work between several"
-        )
-        if launch.rank == 0:
-            raise ConfigError("torchrun", f"{problem}: run cnfgnn {context.invoked_subcommand} by itself")
-        raise typer.Exit(ConfigError.exit_code)
 
 
 def main() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.scores import Errors
     from cnfgnn.runs.training_loop import Result
-    from cnfgnn.transports.processes import Processes
 
 SHOWN_SENSORS = 5  # in a line that lists some of them
 FORECAST_SUFFIXES = (".csv", ".parquet")
@@ -56,8 +53,6 @@ OtherDataArgument = Annotated[
     Path | None, typer.Argument(help="Readings to use instead of those that the run was trained on.")
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder.")]
-Start = Callable[[], tuple["Dataset", Callable[[], "Run"]]]
-"""Checks what was asked for, reads the readings, and returns them with what opens or begins the run."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -87,11 +82,7 @@ def train(
     --config can change. A resumed run gives the same result as one that was never interrupted. With --from,
     a new run begins with the weights of an earlier one and takes a third of the rounds; without DATA it reads
     the earlier run's file or folder again, which may have grown.
-
-    `torchrun --nproc-per-node 2 -m cnfgnn train` divides the sensors between two processes, on a GPU each if
-    there are GPUs, with the same result.
     """
-    start: Start
     if resume is not None:
         given = {
             "--from": earlier,
@@ -104,81 +95,41 @@ def train(
             "--device": device,
             "--out": out,
         }
-        start = partial(_resumed, resume, data, given)
+        run, readings = _resumed(resume, data, given)
     elif earlier is not None:
         given = {"--size": node_size, "--like": like}
-        start = partial(_begun_from, earlier, data, given, (method, config, changes or [], seed, device), out)
+        run, readings = _begun_from(earlier, data, given, (method, config, changes or [], seed, device), out)
     else:
         chosen = (method, node_size, like, config, changes or [], seed, device)
-        start = partial(_begun, data, chosen, out)
-    _train(start)
+        run, readings = _begun(data, chosen, out)
+    if run.finished:
+        print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
+        return
+    _print_result(run, readings, _trained(run, readings))
 
 
-def _train(start: Start) -> None:
-    """Train a run, in this process or together with the others that torchrun has started."""
-    from cnfgnn.runs.followers import agreement, several_processes
-
-    with several_processes() as processes:
-        if processes is not None and not processes.leads:
-            if code := _followed(start, processes):
-                raise typer.Exit(code)
-            return
-        with agreement(processes):
-            readings, begin = start()
-        run = begin()
-        if run.finished:
-            print(f"{run.folder} is finished; next: cnfgnn evaluate {run.folder}", file=sys.stderr)
-            return
-        _print_result(run, readings, _trained(run, readings, processes))
-
-
-def _followed(start: Start, processes: Processes) -> int:
-    """Hold a part of the sensors until the training ends; returns the exit code. Process 0 prints, and says
-    so if this one has failed."""
-    from cnfgnn.runs.followers import STOPPED, Follower, agreement
-    from cnfgnn.transports.processes import ProcessLost
-
-    logging.getLogger("cnfgnn").addFilter(lambda record: False)  # process 0 warns of the same
-    try:
-        with agreement(processes):
-            readings, _ = start()
-        return Follower(processes, readings).follow()
-    except ProcessLost:
-        if processes.rank == 1:
-            raise
-        return ProcessLost.exit_code
-    except CnfgnnError as problem:
-        return problem.exit_code
-    except KeyboardInterrupt:
-        return STOPPED
-
-
-def _resumed(folder: Path, data: Path | None, given: Mapping[str, Any]) -> tuple[Dataset, Callable[[], Run]]:
+def _resumed(folder: Path, data: Path | None, given: Mapping[str, Any]) -> tuple[Run, Dataset]:
     from cnfgnn.runs.folder import Run
 
     refuse_with_resume(given)
     run = Run.open(folder)
-    return _data_of(run, data, None), lambda: run
+    return run, _data_of(run, data, None)
 
 
-def _begun(data: Path | None, chosen: tuple[Any, ...], out: Path | None) -> tuple[Dataset, Callable[[], Run]]:
+def _begun(data: Path | None, chosen: tuple[Any, ...], out: Path | None) -> tuple[Run, Dataset]:
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.folder import Run
 
     settings = resolve(data, *chosen)
     readings = open_data(settings, data)
-
-    def begin() -> Run:
-        run = Run.create(out or _new_folder(settings, readings), settings, readings)
-        _print_findings(readings, settings)
-        return run
-
-    return readings, begin
+    run = Run.create(out or _new_folder(settings, readings), settings, readings)
+    _print_findings(readings, settings)
+    return run, readings
 
 
 def _begun_from(
     folder: Path, data: Path | None, given: Mapping[str, Any], chosen: tuple[Any, ...], out: Path | None
-) -> tuple[Dataset, Callable[[], Run]]:
+) -> tuple[Run, Dataset]:
     from cnfgnn.data.source import open_data
     from cnfgnn.runs.folder import Run
 
@@ -186,7 +137,7 @@ def _begun_from(
     earlier = Run.open(folder)
     changes = changes_to_go_on(earlier.config, data, *chosen)
     readings = open_data(earlier.config.with_changes(changes), data)
-    return readings, lambda: _going_on(earlier, readings, out, changes)
+    return _going_on(earlier, readings, out, changes), readings
 
 
 def _going_on(earlier: Run, readings: Dataset, out: Path | None, changes: Mapping[str, Any]) -> Run:
@@ -206,7 +157,7 @@ def _going_on(earlier: Run, readings: Dataset, out: Path | None, changes: Mappin
     return run
 
 
-def _trained(run: Run, readings: Dataset, processes: Processes | None) -> Result:
+def _trained(run: Run, readings: Dataset) -> Result:
     """Train a run to its end; Ctrl-C ends the command and says how to resume."""
     from cnfgnn.runs.folder import Run
     from cnfgnn.runs.train import train_run
@@ -215,7 +166,7 @@ def _trained(run: Run, readings: Dataset, processes: Processes | None) -> Result
         print(f"{readings.readings.source}: {'; '.join(readings.readings.notes)}", file=sys.stderr)
     print(f"run {run.folder}", file=sys.stderr, flush=True)
     try:
-        return train_run(run, readings, progress.watcher(), processes)
+        return train_run(run, readings, progress.watcher())
     except KeyboardInterrupt:
         rounds = len(Run.open(run.folder).progress.history)
         saved = "1 round is saved" if rounds == 1 else f"{rounds} rounds are saved"

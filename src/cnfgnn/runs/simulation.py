@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, pool
-from cnfgnn.algorithm.methods import check_method, method_of
+from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.presets import BLUR, PRIVATE
@@ -26,10 +26,7 @@ from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.privacy.copies import Copies
 from cnfgnn.privacy.inputs import INPUT_BLURS, check_input_blurs, read_input_blurs
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
-from cnfgnn.transports.divided import NODES, OWNER, CarriedStore, Divided, Group, Part, divide
-from cnfgnn.transports.divided_state import LEAST_NODES
 from cnfgnn.transports.in_process import InProcess
-from cnfgnn.transports.processes import Processes
 
 HOW_TO_CHOOSE = (
     f"{PRIVATE} needs it, in the readings' unit. A sixteenth of the range that such a sensor can show is a"
@@ -49,7 +46,6 @@ def simulate(
     copies: Copies | None = None,
     tells: bool = True,
     kept_scaler: Scaler | None = None,
-    processes: Processes | None = None,
 ) -> Experiment:
     """Set up `config.method` on a data set, ready for its first round.
 
@@ -61,7 +57,6 @@ def simulate(
     copies   where blurred copies come from; without it, they are drawn with a key that follows from the seed
     tells    whether owners add the sums of true errors to their scores
     kept_scaler  the scale of the training that a new one goes on from
-    processes    the processes that nodes are divided between; this is the first of them
 
     Inductive training puts seen and unseen nodes into separate groups.
     """
@@ -73,13 +68,8 @@ def simulate(
     rows = _grouped(groups, seen, len(data.readings.ids))
     if not method.federated and len(rows) > 1:
         raise ConfigError("method", f"{method.name} pools all readings and cannot run on separate groups")
-    transport: InProcess | Divided
-    if processes is None:
-        owners = _owners(data.readings, config, rows, store, tick, copies, tells)
-        transport = InProcess(owners)
-    else:
-        transport = _divided(data, config, rows, store, tick, processes)
-        owners = [(part.rows, part.owner) for part in transport.own.values()]
+    owners = _owners(data.readings, config, rows, store, tick, copies, tells)
+    transport = InProcess(owners)
     if windows is None:
         d = config.data
         windows = Windows.of(len(data.readings.times), d.history, d.horizon, d.shares, data.readings.source)
@@ -87,12 +77,9 @@ def simulate(
     if not method.federated:
         parties = (transport, owners, graph, windows, config, data.name, store("server"))
         return pool(*parties, scaler, inputs, kept_scaler)
-    all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 and processes is None else None
+    all_nodes = (owners[0][0], owners[0][1].nodes) if len(owners) == 1 else None
     network = (transport, graph, windows, config, seen, data.name, store("server"), tick, scaler, all_nodes)
-    experiment = replace(federate(*network, inputs=inputs, kept_scaler=kept_scaler), owners=owners)
-    if isinstance(transport, Divided):
-        return replace(experiment, elsewhere=transport.interval_sums_elsewhere)
-    return experiment
+    return replace(federate(*network, inputs=inputs, kept_scaler=kept_scaler), owners=owners)
 
 
 def _owners(
@@ -100,87 +87,20 @@ def _owners(
     config: Config,
     rows: Sequence[np.ndarray],
     store: Callable[[str], Store],
-    tick: Callable[[], None] = lambda: None,
-    copies: Copies | None = None,
-    tells: bool = True,
-    name: str = "",
+    tick: Callable[[], None],
+    copies: Copies | None,
+    tells: bool,
 ) -> list[tuple[Tensor, Owner]]:
-    """The owners of the nodes in some rows, and these rows; `name` is that of all nodes, if they share it."""
+    """The owner of each group of rows, and these rows."""
     truth, copy = truth_and_copy(used_inputs(readings, config), config, copies)
     compute = Compute.of(config.compute)
     owners = []
     for k, group in enumerate(rows):
         series = Series.of(copy, group)
         own_series = series if copy is truth else Series.of(truth, group)
-        nodes = Clients(series, compute, store(f"site-{k}"), name or f"site-{k}", tick)
+        nodes = Clients(series, compute, store(f"site-{k}"), f"site-{k}", tick)
         owners.append((torch.from_numpy(group), Owner(nodes, own_series, store(f"owner-{k}"), tells)))
     return owners
-
-
-# ---- several processes ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SetUp:
-    """What process 0 tells the others first: the settings of the training."""
-
-    config: Config
-
-
-def own_parts(
-    data: Dataset, config: Config, processes: Processes, tick: Callable[[], None] = lambda: None
-) -> dict[int, Part]:
-    """The parts of the groups of nodes that this process holds, by the number of the group."""
-    processes.check_device(config.compute.device)
-    groups = _grouped(None, seen_sensors(data, config.training.seen), len(data.readings.ids))
-    divided = [divide(torch.from_numpy(group), processes.count) for group in groups]
-    held = {k: parts[processes.rank] for k, parts in enumerate(divided) if len(parts[processes.rank])}
-    if not held:  # few sensors, and some of them do not train
-        return {}
-    stores: dict[str, CarriedStore] = {}
-
-    def store(name: str) -> CarriedStore:
-        return stores.setdefault(name, CarriedStore(name))
-
-    own_sensors = data.readings.select([data.readings.ids[row] for rows in held.values() for row in rows])
-    places = np.split(np.arange(len(own_sensors.ids)), np.cumsum([len(rows) for rows in held.values()])[:-1])
-    owners = _owners(own_sensors, config, places, store, tick, name=f"process-{processes.rank}")
-    parts = {}
-    for at, (k, rows) in enumerate(held.items()):
-        owner = owners[at][1]
-        owner.calibrated_with = len(groups[k])
-        parts[k] = Part(rows, owner, {who: stores[f"{who}-{at}"] for who in (NODES, OWNER)})
-    return parts
-
-
-def _divided(
-    data: Dataset,
-    config: Config,
-    rows: Sequence[np.ndarray],
-    store: Callable[[str], Store],
-    tick: Callable[[], None],
-    processes: Processes,
-) -> Divided:
-    """The nodes, divided between processes, each of which prepares its own."""
-    n, method = len(data.readings.ids), method_of(config.method)
-    if not method.federated:
-        problem = f"{method.name} pools all readings and cannot be divided between processes"
-        raise ConfigError("method", f"{problem}: train it without torchrun")
-    if n < LEAST_NODES * processes.count:
-        problem = f"{processes.count} processes need at least {LEAST_NODES * processes.count} sensors"
-        raise ConfigError("--nproc-per-node", f"{problem}, and there are {n}: start fewer processes")
-    own = processes.ask([SetUp(config)] * processes.count, lambda: own_parts(data, config, processes, tick))[
-        0
-    ]
-    groups = [
-        Group(
-            f"site-{k}",
-            divide(torch.from_numpy(group), processes.count),
-            {who: store(f"{who}-{k}") for who in (NODES, OWNER)},
-        )
-        for k, group in enumerate(rows)
-    ]
-    return Divided(processes, groups, own)
 
 
 def truth_and_copy(

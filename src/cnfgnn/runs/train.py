@@ -23,12 +23,10 @@ from cnfgnn.errors import CnfgnnError, StorageError
 from cnfgnn.models.params import size
 from cnfgnn.runs.evaluate import check_same_step, weights_of
 from cnfgnn.runs.folder import Run
-from cnfgnn.runs.followers import GoOn, SameData
 from cnfgnn.runs.scores import scores_as_dict
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, Result, Round, evaluate_best, train
 from cnfgnn.runs.warm_start import ROUNDS, Origin, go_on_from, settings_to_go_on
-from cnfgnn.transports.processes import Processes
 from cnfgnn.version import __version__
 
 if TYPE_CHECKING:
@@ -63,22 +61,16 @@ class Unwatched:
     def end(self) -> None: ...
 
 
-def train_run(run: Run, data: Dataset, watcher: Watcher, processes: Processes | None = None) -> Result:
+def train_run(run: Run, data: Dataset, watcher: Watcher) -> Result:
     """Train a run in the simulator to its end and evaluate its best round on the test split.
 
     An interrupted run resumes bit for bit as if it had never stopped. A run with an origin begins with the
-    weights of that run. `processes` are those that the nodes are divided between; this is the first of them.
+    weights of that run.
     """
-    if processes is None:
-        run.check_same_data(data)
-    else:
-        same = SameData(run.config, run.data.fingerprint)
-        _ask_all(processes, same, lambda: run.check_same_data(data))
+    run.check_same_data(data)
 
     def experiment_with(scaler: Scaler | None) -> Experiment:
-        return simulate(
-            data, run.config, store=run.store, tick=watcher.tick, kept_scaler=scaler, processes=processes
-        )
+        return simulate(data, run.config, store=run.store, tick=watcher.tick, kept_scaler=scaler)
 
     def set_up() -> Experiment:
         if run.origin is None:
@@ -87,16 +79,10 @@ def train_run(run: Run, data: Dataset, watcher: Watcher, processes: Processes | 
             return experiment_with(run.scaler)
         weights = weights_of(Run.open(Path(run.origin.run)))
         experiment = experiment_with(weights.scaler)
-        if processes is not None:
-            _ask_all(processes, GoOn(run.origin.run), lambda: None)
         go_on_from(experiment, weights, data.readings.ids)
         return experiment
 
     return train_run_with(run, set_up, lambda: _data_as_dict(data, run.config.data), watcher)
-
-
-def _ask_all(processes: Processes, message: object, own: Callable[[], None]) -> None:
-    processes.ask([message] * processes.count, own)
 
 
 def begin_from(earlier: Run, data: Dataset, folder: Path, changes: Mapping[str, Any] | None = None) -> Run:

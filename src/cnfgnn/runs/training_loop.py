@@ -221,7 +221,6 @@ def _interval_scores(experiment: Experiment) -> IntervalScores | None:
     """How good the intervals of all owners of this training were in the last evaluation; None if there are no
     such owners here, or one of them had no intervals or does not tell errors."""
     parts = [(rows, owner.interval_sums if owner.tells else None) for rows, owner in experiment.owners]
-    parts += experiment.elsewhere()
     n = sum(len(rows) for rows, _ in parts)
     sums: Floats | None = None
     for rows, of_owner in parts:
