@@ -259,5 +259,3 @@ def test_a_plan_comes_back_from_a_run_folder() -> None:
     plan = MemoryPlan("bf16", 12, 34, "north")
     assert plan.as_json() == {"how": "bf16", "takes": 12, "may_take": 34, "site": "north"}
     assert MemoryPlan.from_json(plan.as_json()) == plan
-    without_site = {"how": "recomputed", "takes": 1, "may_take": 2}  # as an earlier version wrote it
-    assert MemoryPlan.from_json(without_site) == MemoryPlan("recomputed", 1, 2)

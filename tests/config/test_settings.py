@@ -155,12 +155,3 @@ def test_a_site_accepts_only_the_declared_type_and_range(
 ) -> None:
     assert all(SETTINGS[key].accepts(value) for value in accepted)
     assert not any(SETTINGS[key].accepts(value) for value in refused)
-
-
-@pytest.mark.parametrize("value", [0.5, True, "no", [0.01], None])
-def test_a_setting_that_is_gone_is_accepted_at_its_former_default_only(value: object) -> None:
-    config = Config().with_changes({"city.dropout": 0.01, "city.noise": 1, "size": "727k"})
-    assert config == Config()
-    assert config.given == frozenset()
-    with pytest.raises(ConfigError, match=r"^city.dropout: is no longer a setting.*cnfgnn.city\(dropout"):
-        Config().with_changes({"city.dropout": value})

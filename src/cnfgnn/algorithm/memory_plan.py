@@ -32,14 +32,8 @@ class MemoryPlan:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> MemoryPlan:
-        """From the first event of a run; runs of earlier versions may lack an entry."""
-        plan = cls()
-        return cls(
-            stored.get("how", plan.state_format),
-            stored.get("takes", plan.needed),
-            stored.get("may_take", plan.limit),
-            stored.get("site", plan.site),
-        )
+        """From the first event of a run."""
+        return cls(stored["how"], stored["takes"], stored["may_take"], stored["site"])
 
     def as_json(self) -> dict[str, Any]:
         """Keys are those of format 1 of a run folder."""

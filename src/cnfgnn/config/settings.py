@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cnfgnn.config.declarations import LARGEST, Setting, setting, settings_of
-from cnfgnn.config.removed import check_removed, fixed_value, is_removed
 from cnfgnn.errors import ConfigError
 
 MOST_UNITS = 1 << 16  # in one layer: a larger number is a typing error that would use up all memory
@@ -380,17 +379,13 @@ class Config:
     def with_changes(self, changes: Mapping[str, Any]) -> Config:
         """Return a copy with other values, such as {"training.rounds": 3, "seed": 2}.
 
-        A setting that existed in an earlier version is accepted at its former default.
-
         Raises:
             ConfigError: A key is unknown, or its value has the wrong type or is out of range.
         """
         config = self
         given = set(self.given)
         for key, value in changes.items():
-            if is_removed(key):
-                check_removed(key, value)
-            elif not _is_empty_section(key, value):
+            if not _is_empty_section(key, value):
                 config = _with_value(config, key, value)
                 given.add(key)
         config = dataclasses.replace(config, given=frozenset(given))
@@ -409,8 +404,6 @@ class Config:
 
     def setting(self, key: str) -> Any:
         """The value of an existing dotted key."""
-        if is_removed(key):
-            return fixed_value(key)
         value: Any = self
         for name in key.split("."):
             value = getattr(value, name)

@@ -104,19 +104,18 @@ class Manifest:
 def _origin(stored: Mapping[str, Any] | None) -> Origin | None:
     if stored is None:
         return None
-    rounds_given = bool(stored.get("rounds_given", False))
+    rounds_given = bool(stored["rounds_given"])
     return Origin(str(stored["run"]), int(stored["round"]), int(stored["cold_rounds"]), rounds_given)
 
 
 def _progress(stored: Mapping[str, Any]) -> Progress:
-    """Entries that earlier versions did not write get their defaults."""
-    phase = stored.get("phase")
+    phase = stored["phase"]
     return Progress(
         history=[_round(item) for item in stored["history"]],
         ledger=stored["ledger"],
         phase=Phase(int(phase["r_g"]), int(phase["done"])) if phase else None,
-        best_errors=[(float(error), float(forecasts)) for error, forecasts in stored.get("best_errors", ())],
-        missed=[int(count) for count in stored.get("missed", ())],
+        best_errors=[(float(error), float(forecasts)) for error, forecasts in stored["best_errors"]],
+        missed=[int(count) for count in stored["missed"]],
     )
 
 
@@ -127,10 +126,10 @@ def _round(stored: Mapping[str, Any]) -> Round:
         validation=Errors.read(stored["validation"]),
         training_bytes=Bytes(**stored["training_bytes"]),
         best=bool(stored["best"]),
-        lowest=bool(stored.get("lowest", stored["best"])),
-        evaluated=int(stored.get("judged", 0)),
-        compared=bool(stored.get("compared", True)),
-        left_out=tuple(int(row) for row in stored.get("without", ())),
+        lowest=bool(stored["lowest"]),
+        evaluated=int(stored["judged"]),
+        compared=bool(stored["compared"]),
+        left_out=tuple(int(row) for row in stored["without"]),
     )
 
 
