@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
@@ -27,6 +26,9 @@ pytestmark = needs_browser
 FIGURES = ("masked_mae", "masked_rmse", "rmse", "mae")
 
 
+MAP = "const { map } = document.getElementById('map');"  # of a page, for scripts
+
+
 class Browser(BrowserWindow):
     """A window that shows a report."""
 
@@ -37,8 +39,12 @@ class Browser(BrowserWindow):
 
     def colours(self) -> list[str]:
         """What the sensors on the map are filled with."""
-        fills = "return [...document.querySelectorAll('#map path.point')].map((p) => p.style.fill)"
-        shown: list[str] = self.js(fills)
+        shown: list[str] = self.js(f"{MAP} return [...map.xs.keys()].map((i) => map.page.look(i).fill)")
+        return shown
+
+    def errors(self) -> list[float | None]:
+        """What they are coloured by."""
+        shown: list[float | None] = self.js(f"{MAP} return map.page.errors()")
         return shown
 
     def measured(self) -> list[float | None]:
@@ -89,19 +95,17 @@ def said(errors: dict[str, float]) -> list[str]:
 
 def test_the_map_shows_every_sensor_and_its_edges(browser: Browser, one: Path, city_data: Dataset) -> None:
     browser.open(one)
-    points = (
-        "return document.querySelectorAll('#map .trace')[arguments[0]].querySelectorAll('path.point').length"
-    )
-    assert browser.js(points, 1) == 6
-    edges = browser.js("return document.getElementById('map').data[0].x")
+    assert len(browser.colours()) == 6
+    edges = browser.js(f"{MAP} return map.edges")
     graph = city_data.graph
     pairs = {frozenset(p) for p in zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)}
-    assert len(edges) == 3 * sum(len(pair) == 2 for pair in pairs)
-    axes = (
-        "const l = document.getElementById('map')._fullLayout; return [l.xaxis._m, l.yaxis._m].map(Math.abs)"
+    assert {frozenset(pair) for pair in edges} == {pair for pair in pairs if len(pair) == 2}
+    spans, drawn_spans, scale = browser.js(
+        f"{MAP} const span = (all) => Math.max(...all) - Math.min(...all);"
+        "const axes = [0, 1].map((axis) => span(map.points.map((point) => point[axis])));"
+        "return [axes, [map.xs, map.ys].map(span), map.scale]"
     )
-    across, up = browser.js(axes)
-    assert across == pytest.approx(up, rel=1e-3)  # true proportions
+    assert drawn_spans == pytest.approx([scale * span for span in spans], abs=0.01)  # true proportions
 
 
 def test_a_click_on_a_sensor_shows_it(
@@ -112,8 +116,10 @@ def test_a_click_on_a_sensor_shows_it(
 
     def click_on_the_fifth() -> None:
         browser.js("document.getElementById('map').scrollIntoView({block: 'center'})")
-        point = browser.driver.find_elements(By.CSS_SELECTOR, "#map .trace:nth-child(2) path.point")[4]
-        ActionChains(browser.driver).move_to_element(point).click().perform()
+        canvas = browser.find("#map")
+        x, y = browser.js(f"{MAP} return [map.xs[4], map.ys[4]]")
+        from_middle = int(x - canvas.size["width"] / 2), int(y - canvas.size["height"] / 2)
+        ActionChains(browser.driver).move_to_element_with_offset(canvas, *from_middle).click().perform()
 
     browser.click_until(click_on_the_fifth, lambda: browser.sensor() == 4)
     assert browser.until(lambda: browser.measured() != before)
@@ -177,14 +183,13 @@ def test_every_sensor_has_the_errors_of_the_evaluation(
     browser.open(one)
     scores = evaluate_run(Run.open(run_folders[0]), city_data)
     per_node = list(events[0][-1]["per_node"].values())
-    colours = "return document.getElementById('map').data[1].marker.color"
     for figure in FIGURES:
         browser.js("document.querySelector(`input[value=${arguments[0]}]`).click()", figure)
         browser.click("#shortcuts [data-step='0']")
-        assert browser.js(colours) == [errors[figure] for errors in per_node]
+        assert browser.errors() == [errors[figure] for errors in per_node]
         browser.click("#shortcuts [data-step='6']")
         at_six = [vars(type(scores)(row[None]).at(6))[figure] for row in scores.sums]
-        assert browser.js(colours) == pytest.approx(at_six, rel=1e-12)
+        assert browser.errors() == pytest.approx(at_six, rel=1e-12)
         browser.js(
             "const s = document.getElementById('sensor'); s.value = 2; s.dispatchEvent(new Event('change'))"
         )
@@ -249,11 +254,10 @@ def test_runs_stand_side_by_side(
         )
     assert browser.texts("#settings table [data-key]")[0].startswith("method")
     assert browser.js("return document.getElementById('ahead').data.length") == 2
-    colours = "return document.getElementById('map').data[1].marker.color"
-    assert browser.js(colours) == [e["masked_mae"] for e in events[0][-1]["per_node"].values()]
+    assert browser.errors() == [e["masked_mae"] for e in events[0][-1]["per_node"].values()]
     Select(browser.find("#run")).select_by_visible_text(run_folders[1].name)
     other = [e["masked_mae"] for e in events[1][-1]["per_node"].values()]
-    browser.until(lambda: browser.js(colours) == other)
+    browser.until(lambda: browser.errors() == other)
     browser.click("#shortcuts [data-step='6']")
     for folder, run in zip(run_folders, events, strict=True):
         shown = browser.texts(f"#errors [data-row='{folder.name}'] td[data-figure]")
@@ -321,10 +325,11 @@ def test_a_sensor_that_nothing_is_known_of_is_grey_and_can_still_be_chosen(
     path = tmp_path / "silent.html"
     path.write_text(page("silent", [view]), encoding="utf-8")
     browser.open(path)
-    placed = "return document.getElementById('map').data.slice(1, 3).map((t) => t.customdata)"
     for step in (0, 6):
         browser.click(f"#shortcuts [data-step='{step}']")
-        browser.until(lambda: browser.js(placed) == [[0, 1, 3], [2]])
+        browser.until(lambda: [v is None for v in browser.errors()] == [False, False, True, False])
+        fills = browser.colours()
+        assert fills[2] not in fills[:2] + fills[3:]
     assert "Grey sensors have no readings" in browser.find("#map-hint").text
     Select(browser.find("#sensor")).select_by_visible_text("400002")
     browser.until(lambda: browser.texts("#sensor-errors dd") == ["–"] * 4)
@@ -335,7 +340,7 @@ def test_325_sensors_are_drawn_and_chosen(browser: Browser, tmp_path: Path) -> N
     path = tmp_path / "large.html"
     path.write_text(page("large", [large_view()]), encoding="utf-8")
     browser.open(path)
-    assert len(browser.colours()) == 325 + 1  # and the ring around the one that is chosen
+    assert len(browser.colours()) == 325
     browser.js(
         "const s = document.getElementById('sensor'); s.value = 324; s.dispatchEvent(new Event('change'))"
     )
@@ -351,28 +356,27 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(browser: Browser) -> str:
-    """The map of many sensors as an image."""
-    image: str = browser.js("return document.getElementById('map-canvas').toDataURL()")
+    """The map as an image."""
+    image: str = browser.js("return document.getElementById('map').toDataURL()")
     return image
 
 
 @pytest.mark.slow
 def test_many_sensors_are_drawn_found_and_chosen(browser: Browser, many: Path) -> None:
     browser.open(many)
-    assert browser.find("#map-canvas").is_displayed()
-    assert not browser.find("#map").is_displayed()
+    assert browser.find("#map").is_displayed()
     assert browser.sensor() == 7  # the one that was asked for
     before = drawn(browser)
     browser.click("#shortcuts [data-step='6']")
     browser.until(lambda: drawn(browser) != before)
 
     def click_in_the_middle() -> None:
-        browser.js("document.getElementById('map-canvas').scrollIntoView({block: 'center'})")
-        ActionChains(browser.driver).move_to_element(browser.find("#map-canvas")).click().perform()
+        browser.js("document.getElementById('map').scrollIntoView({block: 'center'})")
+        ActionChains(browser.driver).move_to_element(browser.find("#map")).click().perform()
 
     browser.click_until(click_in_the_middle, lambda: browser.sensor() != 7)
     chosen = browser.sensor()
-    browser.find("#map-canvas").send_keys(Keys.ARROW_RIGHT)
+    browser.find("#map").send_keys(Keys.ARROW_RIGHT)
     browser.until(lambda: browser.sensor() != chosen)
     browser.find("#search").send_keys("401033")
     browser.until(lambda: browser.sensor() == 1033)

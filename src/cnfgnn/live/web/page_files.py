@@ -41,7 +41,7 @@ SHARED: dict[str, Asset] = {
 ASSETS: dict[str, Asset] = {
     "/": (OWN / "index.html", HTML),
     **SHARED,
-    **scripts(OF_REPORTS, "colours"),
+    **scripts(OF_REPORTS, "colours", "sensor_map"),
     **scripts(OWN, "main", "state", "map", "places", "chart", "sensor", "panels"),
 }
 HEADERS = {

@@ -11,8 +11,6 @@ try {
   settings();
   change({ theme: document.documentElement.dataset.theme, run: 0, sensor: firstSensor(theData()) });
   for (const [, draw] of parts) draw();
-  listenToMap();
-  listenToCanvasMap();
   listenToSensor();
   listenToSearch();
   document.addEventListener("themechange", () => change({ theme: document.documentElement.dataset.theme }));

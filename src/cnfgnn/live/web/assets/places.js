@@ -36,7 +36,7 @@ function grid(sensors) {
   return Array.from({ length: sensors }, (_, i) => [i % columns, Math.floor(i / columns)]);
 }
 
-export function box(points) {
+function box(points) {
   let [left, top, right, bottom] = [Infinity, Infinity, -Infinity, -Infinity];
   for (const [x, y] of points) {
     left = Math.min(left, x);
