@@ -81,7 +81,7 @@ def test_every_file_is_served_and_every_file_that_is_asked_for_is_there() -> Non
             assert f"/page/{name}" in page_files.ASSETS, (source, name)
 
 
-OF_REPORTS = ("page.css", "theme.js", "colours.js")
+OF_REPORTS = ("page.css", "theme.js", "colours.js", "sensor_map.js")
 
 
 def test_nothing_is_loaded_from_elsewhere_and_nothing_is_made_from_text() -> None:
