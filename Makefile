@@ -12,7 +12,7 @@ PIP := -m pip install --quiet --constraint constraints.txt
 # Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-slow test-lowest trials chaos test-kernels check lint types docs clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ trials: $(READY_DEV)  ## the privacy of random trainings, in more trials than te
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length
 	$(BIN)/python -m pytest -m chaos -n 2
+
+fuzz: $(READY_DEV)  ## damaged input for whatever reads messages and files, SECONDS each
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),20)
 
 test-all: test test-slow trials chaos  ## all tests
 
