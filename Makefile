@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 LOWEST := .venv-lowest
+SBOM := .venv-sbom
 # A process gets tests that stand together, so that it sets up what they share once.
 PARALLEL := -n auto --dist worksteal
 PIP := -m pip install --quiet --constraint constraints.txt
 # Tests start hundreds of processes: without cached bytecode, each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs clean
+.PHONY: help demo test test-all test-slow test-lowest trials chaos fuzz test-kernels check lint types docs sbom clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -74,7 +75,12 @@ docs: $(READY_DEV)  ## build the documentation into site/; warnings and broken l
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet -d $(VENV)/doctrees docs site
 	@echo "open site/index.html"
 
+sbom: $(READY_DEV)  ## what the environment holds, with versions and licences, as CycloneDX in sbom.json
+	$(PYTHON) -m venv $(SBOM)
+	$(SBOM)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8'
+	$(SBOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json $(BIN)/python
+
 check: lint types docs test  ## everything that a change must pass
 
 clean:  ## remove what these targets made, except runs/
-	rm -rf $(VENV) $(LOWEST) site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(SBOM) site sbom.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
