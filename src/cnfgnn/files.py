@@ -6,9 +6,10 @@ import fcntl
 import json
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cnfgnn.errors import RunError, StorageError
 
@@ -20,26 +21,35 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
     device or a pipe by a file, those are refused. If two write the same file at the same time, the second
     waits for the first. `mode` is the file's from the beginning, less what the umask takes away.
     """
+    with writing_whole(path, mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """The same for content that is written piece by piece: the file is there when all of it is."""
     if not path.name:  # such as "."
         raise StorageError(path, "it is a folder")
     try:
         _check_is_file(path)
-        _write_aside(path.with_name(f".{path.name}.partial"), path, content, mode)
+        with _writing_aside(path.with_name(f".{path.name}.partial"), path, mode) as file:
+            yield file
         _sync_folder(path.parent)
     except OSError as error:
         raise StorageError(path, error) from error
 
 
-def _write_aside(aside: Path, path: Path, content: bytes, mode: int) -> None:
+@contextmanager
+def _writing_aside(aside: Path, path: Path, mode: int) -> Iterator[BinaryIO]:
     handle = _held_alone(aside, mode)
     try:
         with os.fdopen(os.dup(handle), "wb") as file:
             file.truncate()  # a process that was killed may have left a part of its content
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(handle)
         aside.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             aside.unlink()
         raise

@@ -233,7 +233,7 @@ def test_an_older_backup_of_the_copies_stops_the_site(kit: Path) -> None:
     aside = folder.rename(kit.parent / "aside")
     shutil.copytree(backup, folder)
     older = CopyStore(backup).count()
-    problem = rf"holds copies of {older} readings, and this site has used copies of {made}: .* newer backup"
+    problem = rf"holds copies of {older} readings, and this site has used copies of {made}: .* newest backup"
     with pytest.raises(RunError, match=problem):
         site_data(make_kit(kit, blur=9))
     assert CopyStore(folder).count() == older  # no second copy was made

@@ -117,6 +117,18 @@ def test_every_byte_on_the_wire_is_the_same(tmp_path: Path, name: str) -> None:
     assert is_learned_from_truth((one, other))
 
 
+@pytest.mark.parametrize("retires", [True, False])
+def test_a_restored_site_sends_the_same_whatever_became_of_its_retired_readings(
+    tmp_path: Path, retires: bool
+) -> None:
+    """A training, an evaluation and a forecast after the restore of a backup. Readings without a copy in it
+    differ; the test of the test is that without retiring them, the server sees it."""
+    owners = TwoTruths.restored(tmp_path, brief(PRIVATE), city(), ("plain", "noisy"), retires)
+    one, other = (train_over_wires(truths, truths.one, GROUPS) for truths in owners)
+    assert (differences(one, other) == []) == retires
+    assert is_learned_from_truth((one, other))
+
+
 # ---- other variables and covariates ---------------------------------------------------------------------
 
 INPUTS = {"privacy.inputs": "flow=50, rain=0.5, holiday=public"}

@@ -27,7 +27,7 @@ from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import describe
 from cnfgnn.data.inputs import Input
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.privacy.copies import Copies, CopyStore
 from cnfgnn.privacy.inputs import read_input_blurs
@@ -169,6 +169,33 @@ class TwoTruths:
 
     def __iter__(self) -> Iterator[Dataset]:
         return iter((self.one, self.other))
+
+    @classmethod
+    def restored(
+        cls, folder: Path, config: Config, data: Dataset, kinds: tuple[str, str], retires: bool = True
+    ) -> tuple[TwoTruths, TwoTruths]:
+        """Two owners after a restore from the same backup, each with copies of its own from then on.
+
+        The backup has copies of the first half of the rows, except for a late one. Until three quarters,
+        and in the late row, their readings differ, and so does which of them are missing. The newest
+        quarter, which arrives after the restore, is the same. Nothing is retired unless `retires`.
+        """
+        late, half, until = 10, len(data.readings.times) // 2, 3 * len(data.readings.times) // 4
+        lost = np.zeros(data.readings.values.shape, dtype=np.bool_)
+        lost[[late, *range(half, until)]] = True
+        copied = replace(data.readings, values=np.where(lost, np.nan, data.readings.values))
+        CopyStore(folder / "backup").blur(rows_of(copied, slice(0, half)), config.privacy.blur)
+        owners = []
+        for k, kind in enumerate(kinds):
+            values = np.where(lost, another_truth(data, kind, k).readings.values, data.readings.values)
+            values[half + k] = np.nan
+            CopyStore(folder / "backup").snapshot(folder / f"{k}")
+            copies = CopyStore(folder / f"{k}")
+            if retires:
+                copies.retire({"": int(data.readings.seconds[until - 1])})
+            truth = replace(data, readings=replace(data.readings, values=values))
+            owners.append(cls(truth, truth, copies, config))
+        return owners[0], owners[1]
 
 
 # ---- what a server sees ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import typer
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_kits import check, clean, down, engine, init, renew, request, revoke, sign, up
 from cnfgnn.cli.federation_live import live, rollback
-from cnfgnn.cli.federation_owner import approve, sent
+from cnfgnn.cli.federation_owner import approve, backup, restore, sent
 from cnfgnn.cli.federation_status import status
 from cnfgnn.cli.federation_tasks import evaluate, forecast, train
 from cnfgnn.errors import ConfigError
@@ -62,6 +62,8 @@ for command in (
     check,
     sent,
     approve,
+    backup,
+    restore,
     train,
     evaluate,
     forecast,

@@ -1,4 +1,4 @@
-"""The commands of a site's owner: what was sent, and which trainings may begin."""
+"""The commands of a site's owner: what was sent, which trainings may begin, and backups."""
 
 from __future__ import annotations
 
@@ -70,6 +70,52 @@ def approve(
     else:
         approval = approvals.approve(kit, run)
         print(f"{run} is approved, with {approval.method or 'any method'}")
+
+
+def backup(
+    kit: SiteArgument,
+    file: Annotated[
+        Path | None, typer.Argument(help="By default SITE-DATE.backup in the current folder.")
+    ] = None,
+) -> None:
+    """At a site: back up its key, blurred copies, states, settings and certificate. The site may be running.
+
+    The file is as secret as the readings, which are not in it.
+    """
+    from cnfgnn.federation.site.backup import back_up
+    from cnfgnn.federation.site.settings import read_site
+
+    file = file or Path(f"{read_site(kit).name}-{time.strftime('%Y%m%dT%H%M%S')}.backup")
+    count = back_up(kit, file)
+    print(f"backup: {file}, with the copies of {count:,} readings; keep it secret, on another machine")
+
+
+def restore(
+    kit: Annotated[
+        Path, typer.Argument(metavar="SITE", help="Folder of the site's kit; it is made if it is not there.")
+    ],
+    file: Annotated[Path, typer.Argument(help="A backup, or a copy of the site's private folder.")],
+) -> None:
+    """At a site that does not run: restore what it has lost, on this machine or on a new one.
+
+    Readings that have no copy in the backup are retired: nobody knows what was sent of them.
+    """
+    from cnfgnn.federation.site.backup import restore as restore_site
+    from cnfgnn.federation.spans import format_time
+
+    done = restore_site(kit, file)
+    if done.kit:
+        print(f"kit: {kit}, with settings and certificate as they were")
+    if done.retired is None:
+        print("key and copies: complete, so that they stay as they are")
+    else:
+        print(f"key and copies: restored, with the copies of {done.copies:,} readings")
+        print(
+            f"retired: readings up to {format_time(done.retired)} that have no copy; they are missing for the"
+            " federation from now on, and you keep them"
+        )
+    print(f"states: {', '.join(done.runs) or 'nothing was missing that the backup has'}")
+    print(f"next: cnfgnn federation check {kit}, then cnfgnn federation up {kit}")
 
 
 # ---- what was sent --------------------------------------------------------------------------------------

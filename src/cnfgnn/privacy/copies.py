@@ -4,16 +4,20 @@ A second copy of the same reading, with fresh noise or with the same noise at an
 reading. So the first copy is final: it is on disk before anybody uses it, and a correction of the
 reading, a change of its unit or another sigma does not change it. A new sigma applies to readings that have
 no copy yet.
+
+If copies are lost, nobody knows which readings were corrected after they were copied, and the same noise on
+another value gives both away. So what has no copy in the backup is retired: it never gets one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +33,7 @@ from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, key_of_input
 KEY_FILE = "key"
 UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
 COPIES_FILE = "copies.sqlite"
+KEY, COUNT, RETIRED = "key", "count", "retired"  # names in the table `about`
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
 BLOCK = 1 << 18  # seconds, about three days
@@ -110,12 +115,11 @@ class CopyStore:
     """Copies on an owner's disk: a folder with the owner's key and a database of the copies.
 
     The key is made here, by the owner, and never leaves this folder. Several processes of the owner may use
-    the folder at the same time: the database keeps whichever copy of a reading was first. `drawn` counts the
-    copies that this object has added.
+    the folder at the same time: the database keeps whichever copy of a reading was first.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.drawn = folder, 0
+        self.folder = folder
         self.key = self._open()
 
     @staticmethod
@@ -131,11 +135,42 @@ class CopyStore:
     def count(self) -> int:
         """How many readings have a copy. It only grows: fewer than before means that copies are lost."""
         with self._database() as database:
-            sizes = [
-                database.execute(f"SELECT TOTAL(LENGTH(readings)) FROM {table}").fetchone()[0]
-                for table in ("copies", "copies_of_inputs")
-            ]
-        return int(sum(sizes)) // READING.itemsize
+            return int(_about(database, COUNT) or 0)
+
+    def newest(self, latest: float) -> int | None:
+        """The time of the newest reading that has a copy, of those that are not later than this."""
+        found = [known["time"][known["time"] <= latest] for (name, _), known in self.each() if not name]
+        return max((int(times[-1]) for times in found if len(times)), default=None)
+
+    @property
+    def retired(self) -> Mapping[str, int]:
+        """The time up to which readings without a copy never get one, by the name of the further input; that
+        of the readings counts for inputs that are not named. Empty if no copies were ever lost."""
+        with self._database() as database:
+            return _retired(database)
+
+    def retire(self, until: Mapping[str, int]) -> None:
+        """Let readings up to these times have no copy for ever, unless they have one now. What was retired
+        before stays so."""
+        with self._database() as database, _alone(database):
+            before = _retired(database)
+            latest = {name: max(time, _retired_until(before, name)) for name, time in until.items()}
+            database.execute(
+                "INSERT OR REPLACE INTO about VALUES (?, ?)", (RETIRED, json.dumps({**before, **latest}))
+            )
+
+    def snapshot(self, folder: Path) -> None:
+        """Copy the key and all copies into a new folder, also while other processes add some."""
+        _make_private(folder)
+        path = folder / COPIES_FILE
+        _create(path)
+        with self._database() as database:
+            try:
+                with closing(sqlite3.connect(path)) as snapshot:
+                    database.backup(snapshot)
+            except sqlite3.OperationalError as error:  # the disk is full
+                raise StorageError(path, str(error)) from error
+        write_private(folder / KEY_FILE, self.key.hex().encode() + b"\n")
 
     def has_copies_of(self, name: str) -> bool:
         """Whether any reading has a copy: of the further input of this name, or of what has none."""
@@ -177,7 +212,8 @@ class CopyStore:
     def blur_with_sigmas(
         self, readings: Readings, sigma: float, name: str = ""
     ) -> tuple[Readings, dict[float, int]]:
-        """The copy, and how many of its readings were blurred with each sigma."""
+        """The copy, and how many of its readings were blurred with each sigma. Readings that are retired are
+        missing in it."""
         values, sigmas = np.empty_like(readings.values), Counter[float]()
         seconds = readings.seconds
         with self._database() as database:
@@ -185,11 +221,13 @@ class CopyStore:
                 columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))
                 self._draw_missing(database, readings, columns, seconds, sigma, name)
                 for column in columns:
-                    observed = ~readings.missing[:, column]
                     known = _read(database, (name, readings.ids[column]), seconds)
-                    known = _at(known, seconds[observed])
+                    observed = ~readings.missing[:, column]
+                    copied = observed & _is_in(seconds, known["time"])
+                    known = _at(known, seconds[copied])
                     values[:, column] = _public_gaps(readings, column)
-                    values[observed, column] = known["copy"]
+                    values[observed, column] = np.nan  # what has no copy by now is retired
+                    values[copied, column] = known["copy"]
                     used, counts = np.unique(known["sigma"], return_counts=True)
                     sigmas.update(dict(zip(used.tolist(), counts.tolist(), strict=True)))
         return replace(readings, values=values), dict(sigmas)
@@ -205,10 +243,10 @@ class CopyStore:
     ) -> None:
         """Make copies of all readings of some sensors that have none."""
         drawn: dict[str, Known] = {}
-        key = _key_of(self.key, name)
+        key, later = _key_of(self.key, name), seconds > _retired_until(_retired(database), name)
         for column in columns:
             sensor, observed = readings.ids[column], ~readings.missing[:, column]
-            new = observed & ~_is_in(seconds, _read(database, (name, sensor), seconds)["time"])
+            new = observed & later & ~_is_in(seconds, _read(database, (name, sensor), seconds)["time"])
             if new.any():
                 draws = standard_normal(key, sensor, readings.times[new])
                 drawn[sensor] = made = np.empty(int(new.sum()), dtype=READING)
@@ -222,7 +260,7 @@ class CopyStore:
             return
         with _alone(database):
             added = sum(_add(database, (name, sensor), made) for sensor, made in drawn.items())
-        self.drawn += added
+            database.execute("UPDATE about SET value = value + ? WHERE name = ?", (added, COUNT))
 
     # ---- the folder ---------------------------------------------------------------------------------
 
@@ -232,8 +270,6 @@ class CopyStore:
         if not key_file.exists() and not copies_file.exists():
             _make_private(self.folder)
             _create(copies_file)  # before the key: a key without copies means that they are lost
-        if not copies_file.exists():
-            raise RunError(copies_file, _lost("the blurred copies that were made with the key beside it"))
         self._make_key_once()
         if not key_file.exists():
             raise RunError(key_file, _lost("the key of this owner's blurred copies"))
@@ -248,7 +284,7 @@ class CopyStore:
         if len(key) != KEY_BYTES:
             raise RunError(key_file, _lost("the key of this owner's blurred copies", "damaged"))
         with self._database() as database:
-            known = _key_in(database)
+            known = _about(database, KEY)
         if known != _fingerprint(key):
             raise RunError(key_file, "this is not the key that the blurred copies beside it were made with")
         return key
@@ -264,13 +300,15 @@ class CopyStore:
             with _alone(database):
                 for table in TABLES:
                     database.execute(table)
-                if _key_in(database) is None:
+                if _about(database, COUNT) is None:
+                    database.execute("INSERT INTO about VALUES (?, ?)", (COUNT, _counted(database)))
+                if _about(database, KEY) is None:
                     if key_file.exists():
                         problem = _lost("the file of the blurred copies", "empty")
                         raise RunError(self.folder / COPIES_FILE, problem)
                     key = new_key()
                     write_private(unnamed, key.hex().encode() + b"\n")
-                    database.execute("INSERT INTO about VALUES ('key', ?)", (_fingerprint(key),))
+                    database.execute("INSERT INTO about VALUES (?, ?)", (KEY, _fingerprint(key)))
             with _alone(database):
                 if unnamed.exists() and not key_file.exists():
                     _rename(unnamed, key_file)
@@ -278,8 +316,11 @@ class CopyStore:
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         path = self.folder / COPIES_FILE
+        if not path.exists():
+            raise RunError(path, _lost("the blurred copies that were made with the key beside it"))
+        place = f"{path.absolute().as_uri()}?mode=rw"  # never makes a new one
         try:
-            database = sqlite3.connect(path, timeout=WAITS_FOR, isolation_level=None)
+            database = sqlite3.connect(place, timeout=WAITS_FOR, isolation_level=None, uri=True)
         except sqlite3.Error as error:
             raise StorageError(path, str(error)) from error
         try:
@@ -310,10 +351,29 @@ def _alone(database: sqlite3.Connection) -> Iterator[None]:
         yield
 
 
-def _key_in(database: sqlite3.Connection) -> str | None:
-    """The fingerprint of the key that the copies are made with; None in a new database."""
-    found = database.execute("SELECT value FROM about WHERE name = 'key'").fetchone()
+def _about(database: sqlite3.Connection, name: str) -> str | None:
+    """What is known of all copies, such as the fingerprint of their key; None if it is not."""
+    found = database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
     return None if found is None else str(found[0])
+
+
+def _counted(database: sqlite3.Connection) -> int:
+    """How many readings have a copy, in a database that does not keep count yet."""
+    sizes = [
+        database.execute(f"SELECT TOTAL(LENGTH(readings)) FROM {table}").fetchone()[0]
+        for table in ("copies", "copies_of_inputs")
+    ]
+    return int(sum(sizes)) // READING.itemsize
+
+
+def _retired(database: sqlite3.Connection) -> dict[str, int]:
+    found: dict[str, int] = json.loads(_about(database, RETIRED) or "{}")
+    return found
+
+
+def _retired_until(retired: Mapping[str, int], name: str) -> int:
+    """The time up to which readings, or values of a further input, without a copy never get one."""
+    return retired.get(name, retired.get("", -(1 << 62)))
 
 
 def _rename(path: Path, new: Path) -> None:
@@ -418,6 +478,6 @@ def _fingerprint(key: bytes) -> str:
 
 def _lost(what: str, state: str = "missing") -> str:
     return (
-        f"{what} is {state}: restore this folder from a backup. Copies must not be made again: two copies"
-        " of a reading reveal it"
+        f"{what} is {state}: restore this folder from a backup, as cnfgnn federation restore does. Copies"
+        " must not be made again: two copies of a reading reveal it"
     )

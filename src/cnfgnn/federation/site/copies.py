@@ -17,6 +17,7 @@ from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
+from cnfgnn.federation.spans import format_time
 from cnfgnn.files import read_json
 from cnfgnn.privacy.copies import Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
@@ -58,35 +59,50 @@ class SiteCopies:
         self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
         self.sigmas: Mapping[float, int] = {}
         self._remembered = read_json(self.record)
-        if self._remembered is not None and not CopyStore.exists(self.folder):
-            raise RunError(self.folder, _gone(self._remembered))
         self.warnings: Sequence[str] = _warnings(self.folder, plan, kit)
-        self.store = CopyStore(self.folder)
-        self._before = self.store.count()
-        if self._remembered is not None:
-            self._check_remembered(self._remembered)
+        self.store = open_copies(self.folder, self._remembered)
+        if retired := self.store.retired:
+            self.warnings = [*self.warnings, _retired(retired[READINGS])]
         _check_times(self.store, readings, plan, kit)
         series = _series_names(self.store, readings)
         _check_inputs_with_copies(self.store, readings, series, plan, kit)
         self._names = series | {READINGS: series[readings.variable]}
 
-    def _check_remembered(self, remembered: Mapping[str, Any]) -> None:
-        if remembered.get("key") != self.store.fingerprint:
-            raise RunError(self.folder, f"holds the copies of another key; {_gone(remembered)}")
-        if self._before < (used := remembered.get("readings", 0)):
-            raise RunError(self.folder, _older(self._before, used))
-
     def blur(self, readings: Readings, sigma: float, name: str = READINGS) -> Readings:
+        check_complete(self.store, self._remembered)  # somebody may have put an older backup there since
         copy, sigmas = self.store.blur_with_sigmas(readings, sigma, self._names[name])
         if name == READINGS:
             self.sigmas = sigmas
-        # Counting all copies takes longer the more there are; this is how many there are at least.
-        count = self._before + self.store.drawn
-        record = {"key": self.store.fingerprint, "folder": str(self.folder), "readings": count}
+        record = record_of(self.store)
         if record != self._remembered:
             write_private(self.record, json.dumps(record).encode())
             self._remembered = record
         return copy
+
+
+def record_of(store: CopyStore) -> dict[str, Any]:
+    """What a kit remembers of the copies that it has used."""
+    record = {"key": store.fingerprint, "folder": str(store.folder), "readings": store.count()}
+    return {**record, "retired": retired[READINGS]} if (retired := store.retired) else record
+
+
+def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore:
+    """The copies of a site, which must be all that its kit has used."""
+    if remembered is not None and not CopyStore.exists(folder):
+        raise RunError(folder, _gone(remembered))
+    store = CopyStore(folder)
+    check_complete(store, remembered)
+    return store
+
+
+def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> None:
+    """Refuse copies of another key, and fewer of them than the kit has used."""
+    if remembered is None:
+        return
+    if remembered.get("key") != store.fingerprint:
+        raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
+    if (found := store.count()) < (used := remembered.get("readings", 0)):
+        raise RunError(store.folder, _older(found, used))
 
 
 def site_copies(readings: Readings, plan: SitePlan, kit: Path) -> SiteCopies | None:
@@ -198,15 +214,23 @@ def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:
 
 def _older(found: int, used: int) -> str:
     return (
-        f"holds copies of {found} readings, and this site has used copies of {used}: it is from an older"
-        " backup, and the newer copies are lost. Restore a newer backup. Copies must not be made again: two"
-        " copies of a reading reveal it"
+        f"holds copies of {found} readings, and this site has used copies of {used}: the newer ones are lost."
+        " Restore the site from its newest backup (cnfgnn federation restore SITE FILE), which retires the"
+        " readings that have no copy in it. Copies must not be made again: two copies of a reading reveal it"
+    )
+
+
+def _retired(until: int) -> str:
+    return (
+        f"the site was restored from a backup: readings up to {format_time(until)} that have no copy in it"
+        " are retired. They are yours to use, and missing for the federation"
     )
 
 
 def _gone(remembered: Mapping[str, object]) -> str:
     return (
         f"the key and the blurred copies that this site has used are not here; they were in"
-        f" {remembered.get('folder')}: move that folder here, restore it from a backup, or set `private` in"
-        " local/site.toml to where it is. Copies must not be made again: two copies of a reading reveal it"
+        f" {remembered.get('folder')}: move that folder here, set `private` in local/site.toml to where it"
+        " is, or restore the site from a backup, the newest one (cnfgnn federation restore SITE FILE). Copies"
+        " must not be made again: two copies of a reading reveal it"
     )

@@ -59,12 +59,8 @@ class SiteData:
     """
 
     def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = (), live: bool = False) -> None:
-        if plan.readings is None:
-            raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
         check_least_blur(plan, kit)
-        found = load_readings(kit / plan.readings, plan.reading)
-        if live:
-            found = with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings))
+        found = load_site(plan, kit, live)
         loaded: Readings = found.select(plan.sensors)
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         if more:
@@ -73,6 +69,7 @@ class SiteData:
         both = TruthAndCopy(loaded, plan.cleaning, blurring_of(plan, self.copies))
         self.copy, self.truth, self.observed = both.copy, both.truth, both.observed
         self.sigmas = {} if self.copies is None else self.copies.sigmas
+        self.retired = {} if self.copies is None else self.copies.store.retired
         self.copy_warnings = () if self.copies is None else self.copies.warnings
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
@@ -80,7 +77,8 @@ class SiteData:
         self.seconds: npt.NDArray[np.int64] = self.copy.seconds
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
-            raise DataError(self.source, "it has no reading for any sensor of this site")
+            older = ", except for those that were retired when it was restored" if self.retired else ""
+            raise DataError(self.source, f"it has no reading for any sensor of this site{older}")
         latest = time.time() + self.step + (0 if self.copy.utc else FURTHEST_ZONE)
         past = self.measured[self.measured <= latest]
         if not len(past):
@@ -194,6 +192,14 @@ class SiteData:
         day = int(DAY.astype(int))
         others = [one.at(seconds) for one in readings.others]
         return Series(values, missing, (seconds % day) / day, weekday(seconds), others, seconds)
+
+
+def load_site(plan: SitePlan, kit: Path, live: bool) -> Readings:
+    """All readings of a site's files; with `live`, those that its live service has received, too."""
+    if plan.readings is None:
+        raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
+    found = load_readings(kit / plan.readings, plan.reading)
+    return with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings)) if live else found
 
 
 def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:

@@ -50,6 +50,7 @@ from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
 from cnfgnn.live.start import Files, Parts, ServiceProcess
 from cnfgnn.models.params import Params
+from cnfgnn.privacy.truth_and_copy import READINGS
 from cnfgnn.runs.events import EventLog
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.messages import Note
@@ -417,9 +418,13 @@ def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[
 
 
 def counted_readings(data: SiteData) -> Readings:
-    """The site's readings without rows in the future and rows that are far from all others."""
-    counted = np.flatnonzero(np.isin(data.seconds, data.counted))
-    return rows_of(data.observed, counted).on_grid()
+    """The site's readings without rows in the future and rows that are far from all others. What is retired
+    is still the owner's."""
+    counted = np.isin(data.seconds, data.counted)
+    if data.retired:
+        known = ~data.observed.missing.all(axis=1)
+        counted |= known & (data.seconds >= data.first) & (data.seconds <= data.retired[READINGS])
+    return rows_of(data.observed, np.flatnonzero(counted)).on_grid()
 
 
 def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:

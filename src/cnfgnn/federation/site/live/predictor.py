@@ -158,24 +158,25 @@ class SitePredictor(Predictor):
     def forecast(self, readings: Readings) -> Floats:
         """What the server can notice comes first, from the copy alone; then the true readings are used."""
         step = int(readings.seconds[-1])
-        asks = self._show_copy(readings)
-        if asks:
-            self._announce(step, int((~readings.missing[-1]).sum()))
+        copy = self._show_copy(readings)
+        asks = copy is not None
+        if copy is not None:
+            self._announce(step, int((~copy.missing[-1]).sum()))
         truth = self.cleaned(readings)
         self._complete_owner(truth)
         h_G = self._embedding_for(step, readings.step_seconds, asks)
         return self._forecast(truth, h_G)
 
-    def _show_copy(self, readings: Readings) -> bool:
-        """Give the nodes the copy of the newest readings; False if it cannot be made."""
+    def _show_copy(self, readings: Readings) -> Readings | None:
+        """Give the nodes the copy of the newest readings, and return it; None if it cannot be made."""
         try:
             copy = self._truth_and_copy(readings).copy
             states = self._computed_for_nodes(copy)
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)
-            return False
+            return None
         self.show(copy, states)
-        return True
+        return copy
 
     @torch.no_grad()
     def _forecast(self, truth: Readings, h_G: Tensor | None) -> Floats:

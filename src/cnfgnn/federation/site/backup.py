@@ -1,0 +1,294 @@
+"""Backing a site up, and restoring it, on the same machine or on another one.
+
+Copies of readings that were made after a backup are lost with the machine, and nobody can know which of these
+readings have been corrected since. The same noise on another value would give both away. So whatever has no
+copy in the backup is retired, up to the moment of the restore: it stays its owner's, and is missing for the
+federation for ever.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cnfgnn.errors import ConfigError, RunError, StorageError
+from cnfgnn.federation.kits.kit import check_is_site, role
+from cnfgnn.federation.kits.processes import read_live, running
+from cnfgnn.federation.project import SitePlan
+from cnfgnn.federation.site.copies import RECORD, open_copies, record_of
+from cnfgnn.federation.site.readings import load_site
+from cnfgnn.federation.site.settings import private_folder, read_site
+from cnfgnn.federation.site.store import STATES
+from cnfgnn.federation.spans import FURTHEST_ZONE, format_time
+from cnfgnn.files import hold_lock, make_folder, read_json, writing_whole
+from cnfgnn.live.options import FEED
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore, write_private
+from cnfgnn.privacy.truth_and_copy import READINGS
+from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
+from cnfgnn.version import __version__
+
+ABOUT = "backup.json"
+PRIVATE = "private"  # the name of the folder of key and copies in a backup
+KIT = ("startup", "local", "start.sh", "stop.sh")  # what makes a folder this site's kit
+SENT = "sent.jsonl"
+RESTORING = ".restoring"
+REPLACED = ".replaced"  # what was there, after its name
+
+
+class Restored(NamedTuple):
+    """What a restore has done.
+
+    made     when the backup was made, in seconds since 1970; None for a copy of the private folder
+    kit      whether the kit itself comes from the backup
+    copies   how many readings have a copy; None if key and copies were complete and have stayed
+    retired  the time up to which readings without a copy are retired
+    runs     whose states come from the backup; those that were there have stayed
+    """
+
+    made: float | None
+    kit: bool
+    copies: int | None
+    retired: int | None
+    runs: tuple[str, ...]
+
+
+# ---- back up --------------------------------------------------------------------------------------------
+
+
+def back_up(kit: Path, file: Path) -> int:
+    """Write a backup of a site, which may be running; returns how many readings have a copy in it.
+
+    Raises:
+        RunError: Key or copies are lost: a backup without them must not replace an earlier one.
+    """
+    check_is_site(kit)
+    plan = read_site(kit)
+    folder, record, count = private_folder(plan, kit), read_json(kit / "local" / RECORD), 0
+    about = {"site": plan.name, "made": time.time(), "version": __version__}
+    with writing_whole(file, 0o600) as out, tarfile.open(fileobj=out, mode="w") as backup:
+        _add(backup, ABOUT, json.dumps(about).encode())
+        for part in (*KIT, SENT, STATES):
+            _add_all(backup, kit / part, part)
+        if record is not None or CopyStore.exists(folder):  # last: they have all that states were made of
+            with TemporaryDirectory(prefix=".", dir=file.absolute().parent) as place:
+                aside = Path(place) / PRIVATE
+                open_copies(folder, record).snapshot(aside)
+                for name in (KEY_FILE, COPIES_FILE):
+                    backup.add(aside / name, f"{PRIVATE}/{name}")
+                count = CopyStore(aside).count()
+    return count
+
+
+def _add_all(backup: tarfile.TarFile, path: Path, name: str) -> None:
+    """Add a file, or all files in a folder. One that is gone by now was removed by the running site."""
+    try:
+        about = path.lstat()
+        if stat.S_ISDIR(about.st_mode):
+            for inside in sorted(path.iterdir()):
+                if not inside.name.startswith("."):  # a file that is being written
+                    _add_all(backup, inside, f"{name}/{inside.name}")
+        elif stat.S_ISREG(about.st_mode):
+            _add(backup, name, path.read_bytes(), about.st_mode & 0o700)
+    except FileNotFoundError:
+        return
+
+
+def _add(backup: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = len(content), mode, int(time.time())
+    backup.addfile(entry, io.BytesIO(content))
+
+
+# ---- restore --------------------------------------------------------------------------------------------
+
+
+def restore(kit: Path, file: Path) -> Restored:
+    """Restore a site from a backup, or from a copy of its private folder. What the site still has stays as it
+    is: its kit, states of a run, and key and copies, if no copy is lost.
+
+    Raises:
+        RunError: The site runs, the backup is another site's or damaged, or its key is not the site's.
+        CnfgnnError: The readings cannot be read: which of them are retired depends on their times.
+    """
+    if file.is_dir():
+        check_is_site(kit)
+        with _stopped(kit):
+            return Restored(None, False, *_restore_private(kit, None, lambda to: _copy(file, to)), ())
+    with _opened(file) as backup:
+        about = _about(backup, file)
+        new = _make_kit(backup, kit)
+        check_is_site(kit)
+        if (name := read_site(kit).name) != about["site"]:
+            raise RunError(file, f"this is the backup of site {about['site']}, and the kit is that of {name}")
+        with _stopped(kit):
+            has_copies = any(member.name.startswith(f"{PRIVATE}/") for member in backup.getmembers())
+            found: tuple[int | None, int | None] = (None, None)
+            if has_copies:
+                found = _restore_private(kit, about["made"], lambda to: _extract(backup, PRIVATE, to))
+            return Restored(about["made"], new, *found, _restore_rest(backup, kit))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(file, "r:") as backup:
+            yield backup
+    except (tarfile.TarError, EOFError) as error:
+        raise RunError(file, "this is not the backup of a site, or it is damaged") from error
+    except FileNotFoundError as error:
+        raise RunError(file, "there is no such backup") from error
+
+
+def _about(backup: tarfile.TarFile, file: Path) -> dict[str, Any]:
+    try:
+        content = backup.extractfile(ABOUT)
+        about = json.loads(b"" if content is None else content.read())
+        return {"site": str(about["site"]), "made": float(about["made"])}
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunError(file, "this is not the backup of a site") from error
+
+
+@contextmanager
+def _stopped(kit: Path) -> Iterator[None]:
+    """Inside, the site cannot start."""
+    if running(kit) is not None or read_live(kit):
+        raise RunError(kit, f"the site runs: stop it first (cnfgnn federation down {kit})")
+    lock = hold_lock(kit / ".supervisor.lock", kit)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:
+    """Make the kit, if there is none; returns whether there was none. It remembers which key it has used, so
+    that it refuses to begin without it."""
+    if kit.exists() and (not kit.is_dir() or any(kit.iterdir())):
+        role(kit)  # refuses a folder that is not a kit
+        return False
+    aside = kit.absolute().with_name(f".{kit.absolute().name}{RESTORING}")
+    shutil.rmtree(aside, ignore_errors=True)
+    for part in KIT:
+        _extract(backup, part, aside / part)
+    try:
+        aside.replace(kit)
+    except OSError as error:
+        raise StorageError(kit, error) from error
+    return True
+
+
+def _restore_rest(backup: tarfile.TarFile, kit: Path) -> tuple[str, ...]:
+    """Put back the states of runs that the kit has none of, and the account of what was sent."""
+    aside = kit / RESTORING
+    shutil.rmtree(aside, ignore_errors=True)
+    _extract(backup, STATES, aside)
+    states = make_folder(kit / STATES, 0o700)
+    runs = []
+    for run in sorted(aside.iterdir()) if aside.exists() else ():
+        if not (states / run.name).exists():
+            run.replace(states / run.name)
+            runs.append(run.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    if not (kit / SENT).exists():
+        _extract(backup, SENT, kit / SENT)
+    return tuple(runs)
+
+
+def _restore_private(
+    kit: Path, made: float | None, unpack: Callable[[Path], None]
+) -> tuple[int | None, int | None]:
+    """Put key and copies back, unless they are complete, and retire what has no copy. Returns how many
+    readings have one, and until when others are retired."""
+    plan, record = read_site(kit), read_json(kit / "local" / RECORD)
+    folder = private_folder(plan, kit)
+    if record is not None and _is_complete(folder, record):
+        return None, None
+    aside = make_folder(folder, 0o700) / RESTORING
+    shutil.rmtree(aside, ignore_errors=True)
+    unpack(aside)
+    store = CopyStore(aside)
+    if record is not None and record.get("key") != store.fingerprint:
+        shutil.rmtree(aside)
+        raise RunError(kit, "this backup has another key than the one that this site has used")
+    try:
+        store.retire(_retired_until(plan, kit, store, record or {}, made))
+    except BaseException:
+        shutil.rmtree(aside)
+        raise
+    remembered = {**record_of(store), "folder": str(folder)}
+    # First the record: a kit that remembers a key never makes another one.
+    write_private(kit / "local" / RECORD, json.dumps(remembered).encode())
+    for ending in ("-journal", "-wal", "-shm"):  # they belong to the file that is replaced
+        (folder / f"{COPIES_FILE}{ending}").unlink(missing_ok=True)
+    for name in (COPIES_FILE, KEY_FILE):
+        if (folder / name).exists():
+            (folder / name).replace(folder / f"{name}{REPLACED}")
+        (aside / name).replace(folder / name)
+    shutil.rmtree(aside)
+    return remembered["readings"], remembered["retired"]
+
+
+def _is_complete(folder: Path, record: Mapping[str, Any]) -> bool:
+    """Whether all copies that the kit has used are there, with their key."""
+    try:
+        open_copies(folder, record)
+    except RunError:
+        return False
+    return True
+
+
+def _retired_until(
+    plan: SitePlan, kit: Path, store: CopyStore, record: Mapping[str, Any], made: float | None
+) -> dict[str, int]:
+    """The latest time of which a copy may be lost: of readings and of covariates, which are known ahead.
+
+    Readings may have been copied until now, by the site's clock; of a recording, the newest one at hand
+    counts. Times without a time zone may be ahead of UTC.
+    """
+    now = time.time()
+    if made is not None and now < made:
+        raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
+    found = load_site(plan, kit, live=True)
+    latest = int(now + MOST_CLOCK_DIFFERENCE + (0 if found.utc else FURTHEST_ZONE))
+    measured = found.seconds[~found.missing.all(axis=1)]
+    newest = [int(record.get("retired", 0)), store.newest(latest) or 0, *measured[measured <= latest][-1:]]
+    until = max(map(int, newest)) if plan.live.clock == FEED else max(latest, newest[0])
+    ahead = {one.name: int(np.max(one.readings.seconds)) for one in found.others if one.known_ahead}
+    return {READINGS: until, **{name: max(until, last) for name, last in ahead.items()}}
+
+
+def _extract(backup: tarfile.TarFile, part: str, to: Path) -> None:
+    """Write a file of a backup, or all those of a folder, for their owner alone."""
+    for member in backup.getmembers():
+        path = PurePosixPath(member.name)
+        if not member.isfile() or path.parts[:1] != (part,) or ".." in path.parts:
+            continue
+        target = to.joinpath(*path.parts[1:])
+        make_folder(target.parent, 0o700)
+        content = backup.extractfile(member)
+        assert content is not None
+        with writing_whole(target, 0o700 & member.mode | 0o600) as file:
+            shutil.copyfileobj(content, file)
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """The key and the copies of a copy of the private folder."""
+    for name in (KEY_FILE, COPIES_FILE):
+        if not (folder / name).is_file():
+            raise ConfigError(str(folder), f"this is no copy of a private folder: it has no {name}")
+    make_folder(to, 0o700)
+    for name in (KEY_FILE, COPIES_FILE):
+        with (folder / name).open("rb") as content, writing_whole(to / name, 0o600) as file:
+            shutil.copyfileobj(content, file)

@@ -1,0 +1,266 @@
+"""A site is backed up while it runs, and restored: what has no copy in the backup is retired for ever."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.federation.kits.process_identity import identity
+from cnfgnn.federation.kits.processes import PROCESS_FILE
+from cnfgnn.federation.site import backup as backups
+from cnfgnn.federation.site.backup import back_up, restore
+from cnfgnn.federation.site.copies import RECORD
+from cnfgnn.federation.site.live.nodes import counted_readings
+from cnfgnn.federation.site.readings import SiteData
+from cnfgnn.federation.site.settings import private_folder, read_site
+from cnfgnn.federation.site.store import STATES, OwnerStore, SiteStore
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
+from tests.commands import said
+from tests.conftest import network
+from tests.federation.test_site_copies import digest_of, make_kit, site_data, write_readings
+
+BEFORE, LOST, ROWS = 150, 180, 200  # rows that the backup has copies of, rows that were copied, all rows
+LATE = 100  # a row that arrives after the backup
+RECORDING = {"live": {"clock": "feed"}}  # the readings are from the past
+
+
+def write_rows(folder: Path, rows: int, without: int | None = None, plus: float = 0.0) -> None:
+    """The first rows, perhaps without a late one; `plus` is added to those from the backup on, and to it."""
+    write_readings(folder)
+    frame = pd.read_csv(folder / "readings.csv", index_col=0)
+    frame.iloc[BEFORE:LOST] += plus
+    frame.iloc[LATE] += plus
+    if without is not None:
+        frame.iloc[without] = np.nan
+    frame.iloc[:rows].to_csv(folder / "readings.csv")
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    kit = make_kit(tmp_path / "kit", **RECORDING)
+    (kit / "startup").mkdir()
+    (kit / "startup" / "fed_client.json").touch()
+    (kit / "start.sh").touch(0o755)
+    write_rows(tmp_path / "readings", BEFORE, LATE)
+    return kit
+
+
+def folder_of(kit: Path) -> Path:
+    return private_folder(read_site(kit), kit)
+
+
+def use_more(kit: Path) -> SiteData:
+    """Readings arrive after the backup, a late one among them, and have copies."""
+    write_rows(kit.parent / "readings", LOST)
+    return site_data(kit)
+
+
+def test_a_restored_site_never_copies_what_has_no_copy_in_the_backup(kit: Path) -> None:
+    first = site_data(kit)
+    back_up(kit, kit.parent / "file")
+    lost = use_more(kit)
+    assert not lost.copy.missing[BEFORE:].all()
+    shutil.rmtree(folder_of(kit))
+    write_rows(kit.parent / "readings", LOST, plus=3.0)  # corrected since: the same noise would give it away
+    done = restore(kit, kit.parent / "file")
+    assert done.retired == int(lost.seconds[-1])
+    told = []
+    for plus in (3.0, 9.0):
+        write_rows(kit.parent / "readings", LOST, plus=plus)
+        data = site_data(kit)
+        told.append((data.describe(), data.copy.values.tobytes()))
+        assert data.copy.missing[BEFORE:].all()
+        assert data.copy.missing[LATE].all()
+        np.testing.assert_array_equal(data.copy.values[:BEFORE], first.copy.values)
+        assert digest_of(data) == digest_of(first)  # a run goes on with the copy it began with
+        assert not data.truth.missing[BEFORE:].all()  # it is still the owner's
+        assert not data.truth.missing[LATE].all()
+        assert data.last == first.last
+        assert counted_readings(data).seconds[-1] == data.seconds[-1]
+        assert [line for line in data.warnings() if "are retired" in line]
+    assert told[0] == told[1]
+    write_rows(kit.parent / "readings", ROWS, plus=3.0)
+    data = site_data(kit)
+    assert data.copy.missing[BEFORE:LOST].all()
+    np.testing.assert_array_equal(data.copy.missing[LOST:], data.truth.missing[LOST:])
+    assert data.last == int(data.seconds[-1])
+    back_up(kit, kit.parent / "newer")
+    assert restore(kit, kit.parent / "file").retired is None  # nothing is lost: all stays as it is
+    np.testing.assert_array_equal(site_data(kit).copy.values, data.copy.values)
+
+
+def test_each_restore_retires_more_and_never_less(kit: Path) -> None:
+    site_data(kit)
+    older = shutil.copytree(folder_of(kit), kit.parent / "older")  # as people made backups before
+    use_more(kit)
+    back_up(kit, kit.parent / "newer")
+    write_rows(kit.parent / "readings", ROWS)
+    site_data(kit)
+    for source, copied in ((kit.parent / "newer", LOST), (older, BEFORE)):
+        shutil.rmtree(folder_of(kit))
+        done = restore(kit, source)
+        data = site_data(kit)
+        assert done.retired == int(data.seconds[-1])
+        assert data.copy.missing[copied:].all()
+        assert not data.copy.missing[copied - 10 : copied].all()
+    write_rows(kit.parent / "readings", BEFORE)  # the newest reading at hand is an earlier one
+    shutil.rmtree(folder_of(kit))
+    assert restore(kit, older).retired == done.retired
+    store = CopyStore(folder_of(kit))
+    store.retire({"": 5})
+    assert store.retired == {"": done.retired}
+
+
+def test_by_the_machines_clock_all_until_now_is_retired(kit: Path) -> None:
+    site_data(make_kit(kit))
+    back_up(kit, kit.parent / "file")
+    shutil.rmtree(folder_of(kit))
+    retired = restore(kit, kit.parent / "file").retired
+    assert retired is not None
+    assert 0 <= time.time() + 300 + 14 * 3600 - retired < 60  # times without a zone may be ahead of UTC
+
+
+def test_a_site_is_restored_on_a_new_machine(kit: Path) -> None:
+    first = site_data(kit)
+    states = {"theta.w": torch.arange(4.0)}
+    SiteStore(kit, "run", first.truth.ids).write("best", states, ())
+    OwnerStore(kit, "run", first.truth.ids).write("best", states, ())
+    (kit / "sent.jsonl").write_text("{}\n")
+    file = kit.parent / "file"
+    back_up(kit, file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not [path for path in kit.parent.iterdir() if path.name.startswith(".")]
+    use_more(kit)
+    shutil.rmtree(folder_of(kit))
+    shutil.rmtree(kit)
+    shown = said("federation", "restore", kit, file)
+    assert f"kit: {kit}" in shown
+    assert "states: run" in shown
+    assert "retired: readings up to " in shown
+    np.testing.assert_array_equal(site_data(kit).copy.values[:BEFORE], first.copy.values)
+    assert torch.equal(SiteStore(kit, "run").read("best")["theta.w"], states["theta.w"])
+    assert torch.equal(OwnerStore(kit, "run").read("best")["theta.w"], states["theta.w"])
+    assert (kit / "sent.jsonl").read_text() == "{}\n"
+    assert (kit / "start.sh").stat().st_mode & 0o777 == 0o700
+    files = [path for path in (*kit.rglob("*"), *folder_of(kit).iterdir()) if path.is_file()]
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+def test_a_site_that_has_lost_its_states_gets_them_back_and_keeps_its_copies(kit: Path) -> None:
+    site_data(kit)
+    for run in ("one", "two"):
+        SiteStore(kit, run).write("best", {"theta.w": torch.zeros(1)}, ())
+    back_up(kit, kit.parent / "file")
+    newer = use_more(kit)
+    shutil.rmtree(kit / STATES / "one")
+    SiteStore(kit, "two").write("best", {"theta.w": torch.ones(1)}, ())
+    done = restore(kit, kit.parent / "file")
+    assert (done.runs, done.copies, done.retired) == (("one",), None, None)
+    assert SiteStore(kit, "two").read("best")["theta.w"] == 1
+    np.testing.assert_array_equal(site_data(kit).copy.values, newer.copy.values)
+
+
+def test_a_restore_that_cannot_be_is_refused_and_changes_nothing(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site_data(kit)
+    file, other = kit.parent / "file", kit.parent / "other"
+    back_up(kit, file)
+    use_more(kit)
+    shutil.rmtree(folder_of(kit))
+
+    def refused(problem: str, source: Path = file) -> None:
+        with pytest.raises(CnfgnnError, match=problem):
+            restore(kit, source)
+        assert not CopyStore.exists(folder_of(kit))
+
+    (kit / PROCESS_FILE).write_text(json.dumps(identity(threading.get_native_id())))
+    refused("the site runs: stop it first")
+    (kit / PROCESS_FILE).unlink()
+    whole = file.read_bytes()
+    other.write_bytes(whole[: len(whole) // 2])
+    refused("not the backup of a site, or it is damaged", other)
+    refused("there is no such backup", kit.parent / "nothing")
+    refused("it has no key", kit.parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(backups.time, "time", lambda: 0.0)
+        refused("this machine's clock is wrong: the backup was made at 20")
+    readings = (kit.parent / "readings" / "readings.csv").rename(kit.parent / "aside.csv")
+    refused("readings")
+    readings = readings.rename(kit.parent / "readings" / "readings.csv")
+    record = kit / "local" / RECORD
+    before = record.read_text()
+    record.write_text(json.dumps({**json.loads(before), "key": "another"}))
+    refused("another key than the one that this site has used")
+    record.write_text(before)
+    make_kit(kit, name="south", **RECORDING)
+    refused("this is the backup of site north, and the kit is that of south")
+
+
+def test_a_backup_without_the_copies_does_not_replace_an_earlier_one(kit: Path) -> None:
+    site_data(kit)
+    file = kit.parent / "file"
+    said("federation", "backup", kit, file)
+    before = file.read_bytes()
+    shutil.copytree(folder_of(kit), kit.parent / "older")
+    use_more(kit)
+    (folder_of(kit) / KEY_FILE).unlink()
+    with pytest.raises(RunError, match="key"):
+        back_up(kit, file)
+    shutil.rmtree(folder_of(kit))
+    with pytest.raises(RunError, match="are not here"):
+        back_up(kit, file)
+    shutil.copytree(kit.parent / "older", folder_of(kit))
+    with pytest.raises(RunError, match="newest backup"):
+        back_up(kit, file)
+    assert file.read_bytes() == before
+    assert sorted(path.name for path in kit.parent.iterdir() if path.name[0] in ".f") == ["file"]
+
+
+def test_a_backup_is_consistent_while_copies_are_made(tmp_path: Path) -> None:
+    store, readings = CopyStore(tmp_path / "own"), network(n=3, rows=400).readings
+    over = threading.Event()
+
+    def copy_on() -> None:
+        for sensor in (*readings.ids, *readings.ids):
+            store.blur(readings.select([sensor]), 5.0)
+        over.set()
+
+    thread = threading.Thread(target=copy_on)
+    thread.start()
+    counts = []
+    while not over.is_set() or not counts:
+        store.snapshot(tmp_path / f"{len(counts)}")
+        taken = CopyStore(tmp_path / f"{len(counts)}")
+        counts.append(taken.count())
+        assert sum(len(known) for _, known in taken.each()) == counts[-1]
+    thread.join()
+    assert counts == sorted(counts)
+
+
+def test_older_copies_that_somebody_puts_there_are_refused_while_the_site_runs(kit: Path) -> None:
+    data = site_data(kit)
+    older = (folder_of(kit) / COPIES_FILE).read_bytes()
+    running = use_more(kit)
+    assert running.copies is not None
+    file = folder_of(kit) / COPIES_FILE
+    newer = file.read_bytes()
+    for content in (older, None):
+        file.unlink() if content is None else file.write_bytes(content)
+        with pytest.raises(RunError, match=r"(r|R)estore .* backup"):
+            running.copies.blur(running.observed, 5.0)
+        assert file.exists() == (content is not None)  # no new one is made
+    file.write_bytes(newer)
+    copy = running.copies.blur(running.observed, 5.0)  # without a restart
+    np.testing.assert_array_equal(
+        copy.values[:BEFORE][~data.copy.missing], data.copy.values[~data.copy.missing]
+    )
