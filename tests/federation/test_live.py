@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,10 +18,13 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.operator.status import live_service
 from cnfgnn.federation.server import task_context
 from cnfgnn.federation.server.live import task as live_task
+from cnfgnn.federation.site.backup import back_up, restore
 from cnfgnn.federation.site.live import predictor as live_predictor
+from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.live.intake.clock import FeedClock
 from cnfgnn.models.params import is_personal
+from cnfgnn.privacy.copies import CopyStore
 from tests.conftest import network, small
 from tests.federation.live_federation import LIVE_FOLDER, LiveFederation, row_of
 from tests.federation.undisturbed_ranges import assert_same_ranges, undisturbed
@@ -432,6 +436,42 @@ def test_the_server_sees_the_same_whatever_the_readings_are_if_their_copies_are_
         assert told["coverage"] == shown["coverage"]
         assert told["coverage"]["count"] >= told["coverage"]["95"] >= told["coverage"]["80"] > 0
     assert len({json.dumps(told | {"coverage": None}) for told in next(iter(found.values()))}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retires", [True, False])
+def test_a_restored_live_site_sends_the_same_whatever_became_of_its_retired_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retires: bool
+) -> None:
+    """Four rows had copies that are lost, and are perhaps corrected. The test of the test: without retiring
+    them, the server sees it."""
+    data, known = network(rows=ROWS, dropout=0), KNOWN + 4
+    sites = LiveFederation(tmp_path, data, KNOWN, blur=5.0)
+    assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+    kit, file = sites.kits["west"], tmp_path / "backup"
+    back_up(kit, file)
+    if not retires:
+        monkeypatch.setattr(CopyStore, "retire", lambda store, until: None)
+        monkeypatch.setattr(CopyStore, "retired", {"": 0})
+    corrected = data.readings.values.copy()
+    corrected[KNOWN:known, sites.sites["west"]] += 7
+    said = []
+    for values in (data.readings.values, corrected):
+        truth = replace(data, readings=replace(data.readings, values=values))
+        sites.begin_again(truth, known)
+        for name, columns in sites.sites.items():
+            before = sites.readings(name)
+            times = pd.DatetimeIndex(data.readings.times[:known])
+            sites.write(name, pd.DataFrame(values[:known, columns], times, before.columns))
+        shutil.rmtree(private_folder(read_site(kit), kit))
+        restore(kit, file)
+        with sites.live():
+            for _ in range(3):
+                sites.forecasts(sites.send())
+        said.append(sites.said)
+    assert (different(said[0]["west"], said[1]["west"]) == {}) == retires
+    for name in ("north", "south"):  # their embeddings differ; they answer the same
+        assert different(said[0][name], said[1][name]) == {}
 
 
 def different(one: dict[object, object], two: dict[object, object]) -> dict[object, list[Any]]:
