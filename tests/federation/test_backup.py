@@ -17,16 +17,19 @@ from cnfgnn.errors import CnfgnnError, RunError
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import PROCESS_FILE
 from cnfgnn.federation.site import backup as backups
+from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.backup import back_up, restore
 from cnfgnn.federation.site.copies import RECORD
 from cnfgnn.federation.site.live.nodes import counted_readings
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import private_folder, read_site
-from cnfgnn.federation.site.store import STATES, OwnerStore, SiteStore
+from cnfgnn.federation.site.status import STATES, read_site_status
+from cnfgnn.federation.site.store import OwnerStore, SiteStore
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from tests.commands import said
 from tests.conftest import network
 from tests.federation.test_site_copies import digest_of, make_kit, site_data, write_readings
+from tests.waiting import wait_for
 
 BEFORE, LOST, ROWS = 150, 180, 200  # rows that the backup has copies of, rows that were copied, all rows
 LATE = 100  # a row that arrives after the backup
@@ -245,6 +248,18 @@ def test_a_backup_is_consistent_while_copies_are_made(tmp_path: Path) -> None:
         assert sum(len(known) for _, known in taken.each()) == counts[-1]
     thread.join()
     assert counts == sorted(counts)
+
+
+def test_a_site_takes_up_a_key_that_is_given_back(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_nodes, "LOOKED_EVERY", 0.02)
+    site_data(kit)
+    key = (folder_of(kit) / KEY_FILE).rename(kit.parent / "key")
+    nodes = site_nodes.SiteNodes(kit)
+    wait_for(lambda: nodes.problem == site_nodes.NO_COPIES, "the site to refuse")
+    wait_for(lambda: read_site_status(kit).get("problems"), "the owner to be told")
+    key.rename(folder_of(kit) / KEY_FILE)
+    wait_for(lambda: not nodes.problem, "the site to take part again")
+    wait_for(lambda: not read_site_status(kit)["problems"], "the owner to be told")
 
 
 def test_older_copies_that_somebody_puts_there_are_refused_while_the_site_runs(kit: Path) -> None:

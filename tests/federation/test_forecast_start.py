@@ -154,7 +154,7 @@ def test_only_the_owner_learns_that_a_forecast_cannot_be_written(
     assert all(not site["problem"] and not site["refused"] for site in status["sites"].values())
     for name in failing:
         [*_, entry] = read_site_status(trained.kits[name])["problems"]
-        assert entry["verb"] == FORECASTS
+        assert entry["part"] == FORECASTS
         assert str(trained.kits[name]) in entry["problem"]
         assert "cannot be written" in entry["problem"]
 

@@ -259,7 +259,7 @@ def test_a_server_that_names_steps_in_the_future_costs_no_site_its_readings(
             assert clock.now() < newest + (lead + 1) * recent.step
             np.testing.assert_array_equal(recent.values_at(recent.ids, times), before)
             problems = read_site_status(trained.kits["west"])["problems"]
-            assert [told["problem"] for told in problems if told["verb"] == "clock"]
+            assert [told["problem"] for told in problems if told["part"] == "clock"]
         monkeypatch.undo()
         with trained.server_is_live():
             for name in trained.sites:

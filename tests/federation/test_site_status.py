@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,10 +24,16 @@ from cnfgnn.config.settings import Config
 from cnfgnn.errors import StorageError
 from cnfgnn.federation.engine.guard.handshake import ServerAnswer, connection_problem, copied_kit_warning
 from cnfgnn.federation.operator.make_kits import make_kits
+from cnfgnn.federation.operator.status import status_of
 from cnfgnn.federation.project import read_project
 from cnfgnn.federation.server.status import task_status
-from cnfgnn.federation.site.status import SiteStatus, read_site_status
+from cnfgnn.federation.site.copies import RECORD
+from cnfgnn.federation.site.losses import note_losses
+from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site.status import MODEL, SiteStatus, read_site_status
 from cnfgnn.federation.site.store import JOINED, SiteStore
+from cnfgnn.live.options import LIVE
+from cnfgnn.privacy.copies import KEY_FILE, CopyStore
 from tests.commands import said
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 from tests.federation.two_site_federation import write_project
@@ -55,8 +62,8 @@ def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_part
     status.record_live("http://127.0.0.1:1", tmp_path / "token")
     status.record_forecast("forecasts/latest.csv", "2026-01-01", "2026-01-02")
     threads = [
-        threading.Thread(target=SiteStatus(tmp_path).record_problem, args=("save", f"problem {number}"))
-        for number in range(8)
+        threading.Thread(target=SiteStatus(tmp_path).record_problem, args=(f"part {number}", "problem"))
+        for number in range(12)
     ]
     for thread in threads:
         thread.start()
@@ -65,7 +72,7 @@ def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_part
     known = read_site_status(tmp_path)
     assert known["live"]["address"] == "http://127.0.0.1:1"
     assert known["forecast"]["from"] == "2026-01-01"
-    assert len(known["problems"]) == 5
+    assert len(known["problems"]) == 10
     assert (tmp_path / "site-status.json").stat().st_mode & 0o077 == 0
     (tmp_path / "site-status.json").write_text("[")
     assert read_site_status(tmp_path) == {}
@@ -106,7 +113,61 @@ def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Pa
     assert "last evaluation (test): RMSE 4.250, MAE -; evaluations/one-test.json, made 20" in told
     assert "last forecast: forecasts/latest.csv" in told
     assert "save: states/x: cannot be written (No space left on device)" in told
-    assert json.loads(said("federation", "status", kit, "--json"))["failed"][0]["verb"] == "save"
+    [problem, *_] = json.loads(said("federation", "status", kit, "--json"))["problems"]
+    assert problem["what"].startswith("save: states/x: cannot be written")
+    assert problem["since"] <= time.time()
+
+
+def test_a_status_has_the_present_problem_since_it_began_and_nothing_that_works_again(tmp_path: Path) -> None:
+    def problems() -> list[tuple[str, str]]:
+        return [(item["part"], item["problem"]) for item in read_site_status(tmp_path).get("problems", [])]
+
+    status, of_another_process = SiteStatus(tmp_path), SiteStatus(tmp_path)
+    status.works("copies")
+    assert not (tmp_path / "site-status.json").exists()
+    status.record_problem("copies", "lost", "restore them")
+    [first] = read_site_status(tmp_path)["problems"]
+    status.record_problem("copies", "lost", "restore them")
+    assert read_site_status(tmp_path)["problems"] == [first]  # it began then
+    status.record_problem("save", "the disk is full")
+    status.record_problem("copies", "damaged")
+    assert problems() == [("save", "the disk is full"), ("copies", "damaged")]
+    of_another_process.works("settings", "copies")
+    assert problems() == [("save", "the disk is full")]
+    status.works("save")
+    assert problems() == []
+
+
+def test_lost_states_key_and_copies_are_told_since_when_and_with_what_to_do(tmp_path: Path) -> None:
+    kit = make_kits(read_project(write_project(tmp_path)), tmp_path / "kits")["north"]
+    file = kit / "local" / "site.toml"
+    file.write_text(f'private = "{tmp_path / "own"}"\n' + file.read_text())
+    plan = read_site(kit)
+
+    def told() -> list[str]:
+        found = status_of(kit).problems
+        assert all(one.since and one.to_do for one in found if one.since)
+        return [one.what for one in found if one.since]
+
+    SiteStore(kit, "one").write("best", {"w": torch.zeros(1)}, ())
+    SiteStore(kit, "two").write("best", {"w": torch.zeros(1)}, ())
+    CopyStore(tmp_path / "own")
+    (kit / "local" / RECORD).write_text("{}")
+    (kit / LIVE).mkdir()
+    (kit / LIVE / MODEL).write_text(json.dumps({"run": "two"}))
+    note_losses(kit, plan)
+    shutil.rmtree(kit / "states" / "one")
+    assert told() == []  # an owner may remove the states of a run
+    states = (kit / "states").rename(kit / "aside")
+    [lost] = told()
+    assert lost.startswith(f"states: the states of two are gone from {kit / 'states'}: ")
+    key = (tmp_path / "own" / KEY_FILE).rename(tmp_path / "key")
+    assert told() == [lost, f"key and copies: key is gone from {tmp_path / 'own'}"]
+    shown = said("federation", "status", kit)
+    assert re.search(r"problem since 20.*: states: .*: stop the site and restore them \(cnfgnn", shown)
+    key.rename(tmp_path / "own" / KEY_FILE)
+    states.rename(kit / "states")
+    assert told() == []
 
 
 @pytest.mark.slow
@@ -118,7 +179,7 @@ def test_a_state_that_does_not_fit_on_the_disk_is_reported_to_the_owner(tmp_path
     assert ended.stdout == "states/run/round-1.safetensors: cannot be written (File too large)\n"
     assert f"'save' failed: {tmp_path}/states/run/round-1.safetensors" in ended.stderr
     [problem] = read_site_status(tmp_path)["problems"]
-    assert problem["verb"] == "save"
+    assert problem["part"] == "save"
     assert problem["problem"] == f"{tmp_path}/{ended.stdout.strip()}"
 
 
@@ -191,7 +252,7 @@ def test_training_reports_a_site_whose_disk_is_full(tmp_path: Path) -> None:
         running.until(lambda: bool(running.site("north")["refused"]), "a refused answer")
         assert "cannot be written" in running.site("north")["problem"]
         assert "cannot be written" in said("federation", "status", running.server).replace("\n", " ")
-        assert "failed: " in (told := said("federation", "status", north))
+        assert "problem since " in (told := said("federation", "status", north))
         assert "cannot be written" in told
         assert any("'save' failed" in log.read_text() for log in north.glob("*-*/log.txt"))
         running.stop()

@@ -37,7 +37,8 @@ def status(
     for item in found.known["refused"]:  # with the name in the certificate of whoever tried it
         print(f"refused: {local_time(item['time'])} {item['who']}: {item['what']}")
     for problem in found.problems:
-        print(f"problem: {problem}")
+        since = "" if problem.since is None else f" since {local_time(problem.since)}"
+        print(f"problem{since}: {problem}")
 
 
 def _site_lines(found: Status) -> Iterator[str]:
@@ -68,8 +69,6 @@ def _site_lines(found: Status) -> Iterator[str]:
     for waits in known["waits"]:
         about = f"{waits['method']}, {waits['rounds']} rounds" if waits["rounds"] else waits["method"]
         yield f"{waits['run']} ({about}) waits: cnfgnn federation approve {known['kit']} {waits['run']}"
-    for item in known["failed"]:
-        yield f"failed: {local_time(item.get('time'))} {item.get('verb')}: {item.get('problem')}"
 
 
 def _server_lines(found: Status) -> Iterator[str]:

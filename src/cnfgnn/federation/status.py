@@ -13,10 +13,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and what to do about it, if that is not said already."""
+    """What is wrong, what to do about it, if that is not said already, and since when it is so, if known."""
 
     what: str
     to_do: str = ""
+    since: float | None = None
 
     def __str__(self) -> str:
         return f"{self.what}: {self.to_do}" if self.to_do else self.what

@@ -31,6 +31,7 @@ from cnfgnn.federation.operator.tasks import connected_sites, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
 from cnfgnn.federation.server.status import is_active, read_status, task_status, when_ended
 from cnfgnn.federation.site.approvals import waiting_now
+from cnfgnn.federation.site.losses import note_losses
 from cnfgnn.federation.site.settings import read_site
 from cnfgnn.federation.site.status import MODEL, read_site_status
 from cnfgnn.federation.status import Problem, Status
@@ -54,6 +55,8 @@ def status_of(kit: Path) -> Status:
 
 
 def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status:
+    plan = read_site(kit)
+    note_losses(kit, plan)  # the site may not run
     recorded, supervisor = read_site_status(kit), supervisor_status(kit)
     known: dict[str, Any] = {
         "pid": pid,
@@ -62,7 +65,6 @@ def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status
         "evaluation": recorded.get("evaluation"),
         "live": live_service(kit, recorded.get("live")) if read_live(kit) else None,
         "waits": [asdict(one) for one in waiting_now(kit)],
-        "failed": recorded.get("problems", []),
         "refused": read_refusals(kit / ENGINE_FOLDER),
         "confinement": confinement_lines(supervisor.get("confinement") or {}),
         "heard": None,  # how many seconds ago the server received a heartbeat
@@ -70,6 +72,7 @@ def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status
     problems = _certificate_problems(kit)
     if what := supervisor.get("problem"):
         problems.append(Problem(f"{what}; see {kit / CONSOLE_FILE}"))
+    problems += [_recorded(item) for item in recorded.get("problems", [])]
     try:
         answer = ask_server(kit, engine_process(kit) if pid else "")
         known |= {"server": answer.address, "heard": answer.connection.get("heard")}
@@ -79,7 +82,13 @@ def _site(kit: Path, pid: int | None, state: str, since: float | None) -> Status
         other = "; its engine, which runs elsewhere, may reach it" if supervisor.get("elsewhere") else ""
         problems.append(Problem(f"{error}{other}"))
     state += ", working on a task" if supervisor.get("workers") else ""
-    return Status("site", read_site(kit).name, state, since, known, problems)
+    return Status("site", plan.name, state, since, known, problems)
+
+
+def _recorded(item: Mapping[str, Any]) -> Problem:
+    """A problem that the site's processes have recorded, and that is not over yet."""
+    what = f"{item.get('part')}: {item.get('problem')}"
+    return Problem(what, str(item.get("to_do", "")), item.get("since"))
 
 
 def engine_process(kit: Path) -> str:

@@ -30,7 +30,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import RECORD, open_copies, record_of
 from cnfgnn.federation.site.readings import load_site
 from cnfgnn.federation.site.settings import private_folder, read_site
-from cnfgnn.federation.site.store import STATES
+from cnfgnn.federation.site.status import STATES
 from cnfgnn.federation.spans import FURTHEST_ZONE, format_time
 from cnfgnn.files import hold_lock, make_folder, read_json, writing_whole
 from cnfgnn.live.options import FEED

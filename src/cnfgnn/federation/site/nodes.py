@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,15 +20,17 @@ from cnfgnn.federation.site.errors import for_server
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.run_readings import RunReadings
-from cnfgnn.federation.site.settings import read_site
+from cnfgnn.federation.site.settings import private_folder, read_site, settings_file
 from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.site.store import SiteStore
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.version import __version__
 
 NOT_READ_YET = "it is still reading its data"
 UNUSABLE = "its readings cannot be used; run cnfgnn federation check at the site to see why"
 NO_COPIES = "its blurred copies cannot be used; run cnfgnn federation check at the site to see why"
+LOOKED_EVERY = 1.0  # seconds between looks for copies that are lost
 log = logging.getLogger(__name__)
 
 
@@ -39,11 +42,11 @@ class SiteNodes:
     """
 
     def __init__(self, kit: Path, live: bool = False) -> None:
-        self.kit, self.with_live = kit, live
+        self.kit, self.with_live, self.status = kit, live, SiteStatus(kit)
         self.plan: SitePlan | None = None
         self.data: SiteData | None = None
         self.joined: RunReadings | None = None  # the run that the site joined last
-        self._problem = NOT_READ_YET
+        self._problem, self._tried = NOT_READ_YET, list[tuple[int, int, int] | None]()
         self.memory = 0  # bytes that hidden states and embeddings may use
         threading.Thread(target=self._load, daemon=True).start()
 
@@ -53,14 +56,42 @@ class SiteNodes:
         return self._problem or ("" if self.joined is None else self.joined.problem)
 
     def _load(self) -> None:
+        """Read the data; if copies are lost, again whenever somebody has put them back."""
+        self._try_to_load()
+        while self._problem == NO_COPIES:
+            self._wait_for_copies()
+            self._try_to_load()
+
+    def _wait_for_copies(self) -> None:
+        """Wait until key, copies or settings are others than now, and nobody is writing them any more."""
+        last = self._tried
+        while (now := self._copies()) == self._tried or now != last:
+            last = now
+            time.sleep(LOOKED_EVERY)
+
+    def _copies(self) -> list[tuple[int, int, int] | None]:
+        """What tells whether key, copies and settings have changed."""
+        assert self.plan is not None
+        folder, found = private_folder(self.plan, self.kit), list[tuple[int, int, int] | None]()
+        for path in (folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)):
+            try:
+                about = path.stat()
+                found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+            except OSError:
+                found.append(None)
+        return found
+
+    def _try_to_load(self) -> None:
         try:
             self.plan = read_site(self.kit)
+            self._tried = self._copies()
             compute = Compute.of(ComputeConfig(device=self.plan.device))
             self.memory = self.plan.memory or compute.limit
             self.data = self._read(self.plan)
             for warning in self.data.warnings():
                 log.warning("%s", warning)
             self._problem = ""
+            self.status.works("settings", "copies", "readings")
         except ConfigError as error:
             self._report("settings", error)
             self._problem = str(for_server(error, self.kit))
@@ -84,10 +115,14 @@ class SiteNodes:
         except Exception as error:
             self._report("readings", error)
 
-    def _report(self, verb: str, error: Exception) -> None:
-        """Tell the site's owner what went wrong: in the log, and in `federation status`."""
-        log.error("%r failed: %s", verb, error)
-        SiteStatus(self.kit).record_problem(verb, str(error))
+    def _report(self, part: str, error: Exception | None) -> None:
+        """Tell the site's owner what went wrong, in the log and in `federation status`; or, without an error,
+        that it works."""
+        if error is None:
+            self.status.works(part)
+            return
+        log.error("%r failed: %s", part, error)
+        self.status.record_problem(part, str(error))
 
     def describe(self) -> Mapping[str, Any]:
         """The answer to a hello of the server."""
@@ -111,6 +146,7 @@ class SiteNodes:
         except CnfgnnError as error:
             self._report("join", error)
             raise for_server(error, self.kit, self.data.source) from None
+        self._report("join", None)
         self.joined = RunReadings(current, terms, store, self.data.source)
         return self._owner(self.plan, data, self.joined, compute)
 

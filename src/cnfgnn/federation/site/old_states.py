@@ -17,8 +17,7 @@ from cnfgnn.federation.kits.retention import remove_folder
 from cnfgnn.federation.run_names import TRAINED
 from cnfgnn.federation.site.newcomer_fits import FOLDER as NEW_SENSORS
 from cnfgnn.federation.site.owner import EVALUATIONS
-from cnfgnn.federation.site.status import MODEL
-from cnfgnn.federation.site.store import STATES
+from cnfgnn.federation.site.status import MODEL, STATES
 from cnfgnn.files import read_json_or_empty
 from cnfgnn.live.options import LIVE
 

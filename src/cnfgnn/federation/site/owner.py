@@ -86,6 +86,7 @@ class SiteOwner(Owner):
         self, nodes: SiteClients, data: SiteData, terms: Terms, joined: RunReadings, kit: Path, tells: bool
     ) -> None:
         self.site_data, self.terms, self.kit, self.joined = data, terms, kit, joined
+        self.status = SiteStatus(kit)
         self.own_store = OwnerStore(kit, terms.run, data.truth.ids, len(terms.added))
         self.restored = ""  # the tag of the state that was restored last
         self.current = data.true_series(terms)  # None if nothing is blurred
@@ -94,7 +95,9 @@ class SiteOwner(Owner):
 
     def follow(self, request: Verb, arrays: Params, answer: Params) -> Params:
         try:
-            return super().follow(request, arrays, answer)
+            added = super().follow(request, arrays, answer)
+            self.status.works(request.name)
+            return added
         except (StorageError, RunError) as error:  # it has been reported
             if may_be_told(request, error):
                 raise
@@ -106,7 +109,7 @@ class SiteOwner(Owner):
 
     def _report(self, verb: str, problem: str) -> None:
         log.error("%r failed: %s", verb, problem)
-        SiteStatus(self.kit).record_problem(verb, problem)
+        self.status.record_problem(verb, problem)
 
     # ---- which readings ------------------------------------------------------------------------------------
 
@@ -149,13 +152,14 @@ class SiteOwner(Owner):
         self._write(EVALUATIONS, name, json.dumps(plain(content), indent=1).encode())
         overall, masked = scores.overall, self.nodes.settings.missing == "masked"
         errors = (overall.masked_rmse, overall.masked_mae) if masked else (overall.rmse, overall.mae)
-        SiteStatus(self.kit).record_evaluation(f"{EVALUATIONS}/{name}", split, *errors)
+        self.status.record_evaluation(f"{EVALUATIONS}/{name}", split, *errors)
 
     # ---- intervals -----------------------------------------------------------------------------------------
 
     def evaluate_intervals(self, split: Split) -> None:
         try:
             super().evaluate_intervals(split)
+            self.status.works("intervals")
         except Exception as error:  # an owner who tells errors still does: the server must not notice
             self.intervals, self.interval_sums = None, None
             self._report("intervals", str(error) or type(error).__name__)
@@ -173,6 +177,7 @@ class SiteOwner(Owner):
         found = [Intervals.of(kept)] if kept else []
         try:
             found += filter(None, [self._live_intervals()])
+            self.status.works("intervals")
         except CnfgnnError as error:  # the other ones are good enough, and the server must not notice
             self._report("intervals", str(error))
         if found:
@@ -263,7 +268,7 @@ class SiteOwner(Owner):
         content = frame.to_csv(float_format="%.4f").encode()
         for name in (f"{terms.run}-{times[0]:%Y%m%dT%H%M%S}.csv", "latest.csv"):
             self._write(FORECASTS, name, content)
-        SiteStatus(self.kit).record_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
+        self.status.record_forecast(f"{FORECASTS}/latest.csv", str(times[0]), str(times[-1]))
 
     def _write(self, folder: str, name: str, content: bytes) -> None:
         """Write a file into the kit that only the owner can read."""
@@ -272,6 +277,7 @@ class SiteOwner(Owner):
             make_folder(place).chmod(0o700)
             write_whole(place / name, content)
             (place / name).chmod(0o600)
+            self.status.works(folder)
         except (StorageError, OSError) as error:
             problem = error if isinstance(error, StorageError) else StorageError(place / name, error)
             self._report(folder, str(problem))

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.files import read_json_or_empty, write_whole
 
+STATES = "states"  # the folder of the states of nodes and owners, by run
 MODEL = "model.json"  # in the folder of the live service: its model, and the switches before it
 SITE_STATUS = "site-status.json"
 LOCK = ".site-status.lock"
-MOST_PROBLEMS = 5  # how many of the latest problems the file keeps
+MOST_PROBLEMS = 10  # how many parts with problems the file keeps
 
 
 class SiteStatus:
@@ -29,6 +30,8 @@ class SiteStatus:
 
     def __init__(self, kit: Path) -> None:
         self.kit = kit
+        self._seen: tuple[int, int] | None = None  # what tells whether the file has changed
+        self._failing: frozenset[str] = frozenset()
 
     def record_forecast(self, file: str, first: str, last: str) -> None:
         forecast = {"time": time.time(), "file": file, "from": first, "to": last}
@@ -47,10 +50,36 @@ class SiteStatus:
         live = {"time": time.time(), "address": address, "token_file": str(token_file)}
         self._update(lambda status: {"live": live})
 
-    def record_problem(self, verb: str, problem: str) -> None:
-        """Record something that this site refused or could not do."""
-        entry = {"time": time.time(), "verb": verb, "problem": problem}
-        self._update(lambda status: {"problems": [*status.get("problems", []), entry][-MOST_PROBLEMS:]})
+    def record_states(self, runs: Sequence[str]) -> None:
+        """Record of which runs the site has states."""
+        self._update(lambda status: {"states": list(runs)})
+
+    def record_problem(self, part: str, problem: str, to_do: str = "") -> None:
+        """Record what does not work at present, such as a verb: until `works` is told that it does again."""
+        entry = {"since": time.time(), "part": part, "problem": problem, "to_do": to_do}
+
+        def change(status: dict[str, Any]) -> dict[str, Any]:
+            before = status.get("problems", [])
+            if any((item.get("part"), item.get("problem")) == (part, problem) for item in before):
+                return {}
+            others = [item for item in before if item.get("part") != part]
+            return {"problems": [*others, entry][-MOST_PROBLEMS:]}
+
+        self._update(change)
+
+    def works(self, *parts: str) -> None:
+        """Parts work that may have failed before, perhaps in another process. Cheap unless one has."""
+        with suppress(OSError):
+            about = (self.kit / SITE_STATUS).stat()
+            if (seen := (about.st_ino, about.st_mtime_ns)) != self._seen:
+                self._seen, failing = seen, read_site_status(self.kit).get("problems", [])
+                self._failing = frozenset(str(item.get("part")) for item in failing)
+        if self._failing.intersection(parts):
+            self._update(
+                lambda status: {
+                    "problems": [item for item in status.get("problems", []) if item.get("part") not in parts]
+                }
+            )
 
     def _update(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         with suppress(OSError, CnfgnnError):
@@ -58,10 +87,10 @@ class SiteStatus:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX)
                 status = read_site_status(self.kit)
-                text = json.dumps({**status, **change(status)})
-                path = self.kit / SITE_STATUS
-                write_whole(path, text.encode())
-                path.chmod(0o600)
+                if changed := change(status):
+                    path = self.kit / SITE_STATUS
+                    write_whole(path, json.dumps({**status, **changed}).encode())
+                    path.chmod(0o600)
             finally:
                 os.close(handle)
 

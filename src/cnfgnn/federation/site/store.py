@@ -21,13 +21,12 @@ from cnfgnn.data.prepared_series import LINEAR, PROFILES
 from cnfgnn.data.quality import Ranges
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site.errors import AnyError, for_server
-from cnfgnn.federation.site.status import SiteStatus
+from cnfgnn.federation.site.status import STATES, SiteStatus
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.models.params import part
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.warm_start import InOrder
 
-STATES = "states"
 JOINED = "joined.json"
 OWNER = "owner"
 RANGES = "ranges.json"  # of the owner

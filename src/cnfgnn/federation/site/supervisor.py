@@ -37,6 +37,7 @@ from cnfgnn.federation.site.engine_process import (
     listen,
     user_of,
 )
+from cnfgnn.federation.site.losses import note_losses
 from cnfgnn.federation.site.permissions import Permissions, RoundsLeft
 from cnfgnn.federation.site.sent import Account
 from cnfgnn.federation.site.settings import REQUIRED, private_places, read_site
@@ -132,6 +133,7 @@ class Supervisor:
             if self._files() != before:
                 return None
             self._write_status()
+            note_losses(self.kit, self.plan)
         return 0
 
     def _files(self) -> tuple[int, int]:

@@ -43,7 +43,6 @@ from cnfgnn.federation.site.owner import SiteClients, SiteOwner
 from cnfgnn.federation.site.readings import SiteData, columns_of
 from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.settings import read_site, settings_file
-from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
@@ -243,6 +242,7 @@ class LiveSiteNodes(SiteNodes):
         log.warning("model: %s instead of %s", after, before)
         try:
             EventLog(self.kit / LIVE / SWITCHES).append("switch", **{"from": before, "to": after})
+            self._report("switch", None)
         except StorageError as error:  # a full disk does not keep a better model away
             self._report("switch", error)
 
@@ -290,6 +290,7 @@ class LiveSiteNodes(SiteNodes):
                 if now != seen:
                     seen = now
                     self._take_new_sensors(read_site(self.kit))
+                    self._report("new sensors", None)
             except Exception as error:  # the owner may be in the middle of writing it
                 self._report("new sensors", error)
 
@@ -362,13 +363,15 @@ class SiteService(threading.Thread):
         self.predictor.furthest = partial(clock.furthest, process.service.recent.step)
 
         def started() -> None:
-            SiteStatus(self.site.kit).record_live(process.address, process.token_file)
+            self.site.status.record_live(process.address, process.token_file)
+            self.site.status.works("live", "clock")
             log.info("live on %s", process.address)
 
         await process.serve(started)
 
     def _parts(self) -> Parts:
         """What the service is made of; the graph is not known here."""
+        self.site.status.works("watch")  # whether ranges and watch can begin is reported next
         site, plan, predictor, files = self.site, self.plan, self.predictor, self.site.files
         assert files is not None
         readings = counted_readings(self.data)
@@ -393,6 +396,7 @@ class SiteService(threading.Thread):
             return
         ignored, self._ignores = self._ignores, step > self.predictor.furthest()
         if not self._ignores:
+            self.site._report("clock", None)
             process.loop.call_soon_threadsafe(process.service.pass_time, step)
         elif not ignored:
             latest = format_time(int(self.predictor.furthest()))
@@ -411,7 +415,9 @@ def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[
     """Where the sensors are, for the site's page, if the site knows it."""
     chosen = plan.live.positions
     try:
-        return known_positions(folder, ids, site.kit / chosen if chosen else None)
+        found = known_positions(folder, ids, site.kit / chosen if chosen else None)
+        site._report("positions", None)
+        return found
     except CnfgnnError as error:  # the page can do without
         site._report("positions", error)
         return None

@@ -95,7 +95,7 @@ class SitePredictor(Predictor):
         cleaning: DataConfig,
         blurring: Blurring | None,
         show: Callable[[Readings, Sequence[State]], None],
-        report: Callable[[str, Exception], None],
+        report: Callable[[str, Exception | None], None],
         folder: Path,
     ) -> None:
         self.ready, self.cleaning, self.blurring, self.show = ready, cleaning, blurring, show
@@ -175,6 +175,7 @@ class SitePredictor(Predictor):
         except Exception as error:  # a full disk, a key that is gone: forecasts go on without the server
             self.report("copies", error)
             return None
+        self.report("copies", None)
         self.show(copy, states)
         return copy
 
@@ -230,6 +231,7 @@ class SitePredictor(Predictor):
             if fits.update(new, truth, ready.data, ready.settings) or self._completed is not ready.data:
                 use(ready.data, fits.of(new))
                 self._completed = ready.data
+            self.report("new sensors", None)
         except Exception as error:  # the forecasts of these sensors are fallbacks for now
             self.report("new sensors", error)
 
