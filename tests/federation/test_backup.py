@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from tests.commands import said
 from tests.conftest import network
 from tests.federation.test_site_copies import digest_of, make_kit, site_data, write_readings
+from tests.privacy.two_truths import with_inputs
 from tests.waiting import wait_for
 
 BEFORE, LOST, ROWS = 150, 180, 200  # rows that the backup has copies of, rows that were copied, all rows
@@ -130,6 +132,25 @@ def test_by_the_machines_clock_all_until_now_is_retired(kit: Path) -> None:
     retired = restore(kit, kit.parent / "file").retired
     assert retired is not None
     assert 0 <= time.time() + 300 + 14 * 3600 - retired < 60  # times without a zone may be ahead of UTC
+
+
+def test_what_is_known_ahead_is_retired_as_far_as_it_is_known(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = site_data(kit)
+    back_up(kit, kit.parent / "file")
+    shutil.rmtree(folder_of(kit))
+    with_rain = with_inputs(data.observed)
+    monkeypatch.setattr(backups, "load_site", lambda plan, kit, live: with_rain)
+    restore(kit, kit.parent / "file")
+    store = CopyStore(folder_of(kit))
+    flow, _, rain = (one.readings for one in with_rain.others)
+    assert store.retired["rain"] == int(rain.seconds[-1]) > store.retired[""] == int(data.seconds[-1])
+    assert "flow" not in store.retired  # variables are measured with the readings
+    for name, readings in (("flow", flow), ("rain", rain)):
+        assert np.isnan(store.blur(readings, 5.0, name).values).all()
+    later = replace(flow, times=flow.times + np.timedelta64(1, "D"))
+    assert np.isfinite(store.blur(later, 5.0, "flow").values[~later.missing]).any()
 
 
 def test_a_site_is_restored_on_a_new_machine(kit: Path) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import shutil
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cnfgnn.data.export import write_folder
+from cnfgnn.data.readings import rows_of
+from cnfgnn.errors import RunError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.processes import read_live
-from cnfgnn.federation.site.settings import settings_file
+from cnfgnn.federation.site.backup import restore
+from cnfgnn.federation.site.settings import private_folder, read_site, settings_file
+from cnfgnn.privacy.copies import CopyStore
 from tests.commands import said
 from tests.federation.live_federation import ABSENT
 from tests.federation.live_processes import FULL, SITES, TELLS, TIMEOUT, LiveProcesses, live_processes
@@ -85,6 +93,40 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
 
         assert live.end() == 130
         wait_for(lambda: not any(read_live(live.federation.kits[name]) for name in SITES), "services end")
+
+
+def test_a_site_whose_machine_has_died_is_restored_from_its_backup(tmp_path: Path) -> None:
+    """The backup is made while the site is live; its copies are older than what was sent."""
+    with live_processes(tmp_path) as live:
+        kit, file = live.federation.kits["south"], tmp_path / "south.backup"
+        private = private_folder(read_site(kit), kit)
+        said("federation", "backup", kit, file)
+        for _ in range(3):
+            live.next_forecasts()
+        with pytest.raises(RunError, match="the site runs: stop it first"):
+            restore(kit, file)
+        lost = CopyStore(private)
+        before, newest, retired = lost.count(), lost.newest(math.inf), live.row
+        processes.down(kit)
+        shutil.rmtree(kit)
+        shutil.rmtree(private)
+        known = live.data.select([live.data.readings.ids[column] for column in SITES["south"]])
+        known = replace(known, readings=rows_of(known.readings, slice(0, retired)))
+        write_folder(known, private.parent)  # the owner's readings, from wherever they are kept
+        assert "retired: readings up to " in said("federation", "restore", kit, file)
+        restored = CopyStore(private)
+        assert restored.retired == {"": newest}
+        backed_up = restored.count()
+        assert backed_up < before
+        processes.up(kit)
+        live.until_full()
+        times = live.data.readings.seconds
+        for _, copies in restored.each():
+            assert times[retired] in copies["time"]
+            assert not set(times[retired - 3 : retired]) & set(copies["time"])
+        assert restored.count() == backed_up + 2 * (live.row - retired)
+        assert "problem since" not in said("federation", "status", kit)
+        assert live.client("south").get("/forecasts").status == 200
 
 
 @pytest.mark.chaos
