@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -123,6 +124,47 @@ def test_each_restore_retires_more_and_never_less(kit: Path) -> None:
     store = CopyStore(folder_of(kit))
     store.retire({"": 5})
     assert store.retired == {"": done.retired}
+
+
+def test_copies_from_before_a_restore_are_refused(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old disk may turn up again; and a restore may be killed before it has put the folder in place."""
+    site_data(kit)
+    back_up(kit, kit.parent / "file")
+    use_more(kit)
+    old = folder_of(kit).rename(kit.parent / "old")
+    restore(kit, kit.parent / "file")
+    write_rows(kit.parent / "readings", ROWS)
+    site_data(kit)
+    shutil.rmtree(folder_of(kit))
+    shutil.copytree(old, folder_of(kit))
+    with pytest.raises(RunError, match="holds copies"):
+        site_data(kit)
+    assert restore(kit, kit.parent / "file").copies is not None
+    assert sorted(path.name for path in folder_of(kit).iterdir()) == [
+        COPIES_FILE,
+        f"{COPIES_FILE}.replaced",
+        KEY_FILE,
+    ]
+
+    def killed(path: Path, to: Path) -> None:
+        if to == folder_of(kit) / COPIES_FILE:
+            raise KeyboardInterrupt
+        os.replace(path, to)
+
+    shutil.rmtree(folder_of(kit))
+    shutil.copytree(old, folder_of(kit))
+    (kit / "local" / RECORD).unlink()  # of a kit that was issued anew
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        restore(kit, kit.parent / "file")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="restore"):
+        site_data(kit)
+    shutil.copy(old / COPIES_FILE, folder_of(kit) / COPIES_FILE)
+    with pytest.raises(RunError, match="before this site was restored"):
+        site_data(kit)
+    restore(kit, kit.parent / "file")
+    assert site_data(kit).copy.missing[BEFORE:].all()
 
 
 def test_by_the_machines_clock_all_until_now_is_retired(kit: Path) -> None:

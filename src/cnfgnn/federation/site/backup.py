@@ -8,6 +8,7 @@ federation for ever.
 
 from __future__ import annotations
 
+import filecmp
 import io
 import json
 import os
@@ -233,8 +234,9 @@ def _restore_private(
     for ending in ("-journal", "-wal", "-shm"):  # they belong to the file that is replaced
         (folder / f"{COPIES_FILE}{ending}").unlink(missing_ok=True)
     for name in (COPIES_FILE, KEY_FILE):
-        if (folder / name).exists():
-            (folder / name).replace(folder / f"{name}{REPLACED}")
+        before = folder / name
+        if before.exists() and not (name == KEY_FILE and filecmp.cmp(before, aside / name, shallow=False)):
+            before.replace(folder / f"{name}{REPLACED}")
         (aside / name).replace(folder / name)
     shutil.rmtree(aside)
     return remembered["readings"], remembered["retired"]
@@ -262,9 +264,12 @@ def _retired_until(
         raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
     found = load_site(plan, kit, live=True)
     latest = int(now + MOST_CLOCK_DIFFERENCE + (0 if found.utc else FURTHEST_ZONE))
-    measured = found.seconds[~found.missing.all(axis=1)]
-    newest = [int(record.get("retired", 0)), store.newest(latest) or 0, *measured[measured <= latest][-1:]]
-    until = max(map(int, newest)) if plan.live.clock == FEED else max(latest, newest[0])
+    until = max(latest, int(record.get("retired", 0)))
+    if plan.live.clock == FEED:
+        measured = (found, *(one.readings for one in found.others if not one.known_ahead))
+        times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in measured])
+        at_hand = int(times[times <= latest].max(initial=0))
+        until = max(at_hand, store.newest(latest) or 0, int(record.get("retired", 0)))
     ahead = {one.name: int(np.max(one.readings.seconds)) for one in found.others if one.known_ahead}
     return {READINGS: until, **{name: max(until, last) for name, last in ahead.items()}}
 

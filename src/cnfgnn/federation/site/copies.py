@@ -96,13 +96,19 @@ def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore
 
 
 def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> None:
-    """Refuse copies of another key, and fewer of them than the kit has used."""
+    """Refuse copies of another key, fewer of them than the kit has used, and those before a restore."""
     if remembered is None:
         return
     if remembered.get("key") != store.fingerprint:
         raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
     if (found := store.count()) < (used := remembered.get("readings", 0)):
         raise RunError(store.folder, _older(found, used))
+    if "retired" in remembered and store.retired.get(READINGS, 0) < remembered["retired"]:
+        problem = (
+            "holds copies from before this site was restored: put back the folder that the restore made, or"
+            " restore the site again (cnfgnn federation restore SITE FILE)"
+        )
+        raise RunError(store.folder, problem)
 
 
 def site_copies(readings: Readings, plan: SitePlan, kit: Path) -> SiteCopies | None:
