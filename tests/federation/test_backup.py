@@ -205,11 +205,18 @@ def test_a_site_is_restored_on_a_new_machine(kit: Path) -> None:
     back_up(kit, file)
     assert file.stat().st_mode & 0o777 == 0o600
     assert not [path for path in kit.parent.iterdir() if path.name.startswith(".")]
+    older = shutil.copytree(folder_of(kit), kit.parent / "older")
     use_more(kit)
     shutil.rmtree(folder_of(kit))
     shutil.rmtree(kit)
+    readings = (kit.parent / "readings").rename(kit.parent / "elsewhere")
+    with pytest.raises(CnfgnnError, match="readings"):  # put them back first
+        restore(kit, file)
+    readings.rename(kit.parent / "readings")
+    shutil.copytree(older, folder_of(kit))  # by hand: the kit is as old, and cannot tell that copies are lost
+    with pytest.raises(RunError, match="has not come to its end: repeat it"):
+        site_data(kit)
     shown = said("federation", "restore", kit, file)
-    assert f"kit: {kit}" in shown
     assert "states: run" in shown
     assert "retired: readings up to " in shown
     np.testing.assert_array_equal(site_data(kit).copy.values[:BEFORE], first.copy.values)
@@ -217,6 +224,7 @@ def test_a_site_is_restored_on_a_new_machine(kit: Path) -> None:
     assert torch.equal(OwnerStore(kit, "run").read("best")["theta.w"], states["theta.w"])
     assert (kit / "sent.jsonl").read_text() == "{}\n"
     assert (kit / "start.sh").stat().st_mode & 0o777 == 0o700
+    assert site_data(kit).copy.missing[BEFORE:].all()
     files = [path for path in (*kit.rglob("*"), *folder_of(kit).iterdir()) if path.is_file()]
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 

@@ -388,8 +388,7 @@ def test_check_tells_the_owner_what_is_protected(tmp_path: Path) -> None:
     said = collected()
     assert "blur: 4; readings that have a copy: 400 with a blur of 4" in said
     assert (
-        f"key and copies: {tmp_path / PRIVATE} (back it up with cnfgnn federation backup: it cannot be made again)"
-        in said
+        f"key and copies: {tmp_path / PRIVATE} (cnfgnn federation backup: they cannot be made again)" in said
     )
     assert [line for line in said if line.startswith("note: tell_errors is true")]
     assert not [line for line in said if "tell_coverage" in line]

@@ -56,7 +56,7 @@ def told_with(truths: TwoTruths, truth: Dataset, folder: Path) -> Told:
         DataConfig(),
         Blurring.of(truths.config, CopiesOfNewest(truths.copies)),
         show,
-        lambda what, error: told.problems.add(what),
+        lambda what, error: told.problems.add(what) if error else None,
         folder,
     )
     for rows in range(HISTORY + 1, len(truth.readings.times) + 1):

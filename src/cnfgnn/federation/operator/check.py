@@ -101,7 +101,7 @@ def _blur(data: SiteData, plan: SitePlan, kit: Path) -> Iterator[str]:
             " they are, which is right for corrections. If you have not corrected that many: were sensors"
             " renamed, was a clock or a time zone changed, or does the file hold another quantity?"
         )
-    yield f"key and copies: {private_folder(plan, kit)} (back it up with cnfgnn federation backup: it cannot be made again)"
+    yield f"key and copies: {private_folder(plan, kit)} (cnfgnn federation backup: they cannot be made again)"
     if plan.tell_errors:
         yield "note: tell_errors is true: the server also gets the sums of this site's true errors"
     if plan.live.tell_coverage:

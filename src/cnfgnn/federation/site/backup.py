@@ -29,11 +29,12 @@ from cnfgnn.federation.kits.kit import check_is_site, role
 from cnfgnn.federation.kits.processes import read_live, running
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.copies import RECORD, open_copies, record_of
+from cnfgnn.federation.site.copies import RESTORING as COPIES_RESTORING
 from cnfgnn.federation.site.readings import load_site
 from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES
 from cnfgnn.federation.spans import FURTHEST_ZONE, format_time
-from cnfgnn.files import hold_lock, make_folder, read_json, writing_whole
+from cnfgnn.files import hold_lock, make_folder, read_json, read_json_or_empty, writing_whole
 from cnfgnn.live.options import FEED
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore, write_private
 from cnfgnn.privacy.truth_and_copy import READINGS
@@ -117,39 +118,45 @@ def _add(backup: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600) 
 
 def restore(kit: Path, file: Path) -> Restored:
     """Restore a site from a backup, or from a copy of its private folder. What the site still has stays as it
-    is: its kit, states of a run, and key and copies, if no copy is lost.
+    is: its kit, states of a run, and key and copies, if its record of them says that none is lost.
 
     Raises:
         RunError: The site runs, the backup is another site's or damaged, or its key is not the site's.
         CnfgnnError: The readings cannot be read: which of them are retired depends on their times.
     """
-    if file.is_dir():
-        check_is_site(kit)
-        with _stopped(kit):
-            return Restored(None, False, *_restore_private(kit, None, lambda to: _copy(file, to)), ())
-    with _opened(file) as backup:
-        about = _about(backup, file)
-        new = _make_kit(backup, kit)
-        check_is_site(kit)
-        if (name := read_site(kit).name) != about["site"]:
-            raise RunError(file, f"this is the backup of site {about['site']}, and the kit is that of {name}")
-        with _stopped(kit):
-            has_copies = any(member.name.startswith(f"{PRIVATE}/") for member in backup.getmembers())
-            found: tuple[int | None, int | None] = (None, None)
-            if has_copies:
-                found = _restore_private(kit, about["made"], lambda to: _extract(backup, PRIVATE, to))
-            return Restored(about["made"], new, *found, _restore_rest(backup, kit))
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[tarfile.TarFile]:
     try:
+        if file.is_dir():
+            return _restore_from_folder(kit, file)
+        if not file.exists():
+            raise RunError(file, "there is no such backup")
         with tarfile.open(file, "r:") as backup:
-            yield backup
+            return _restore_from(backup, kit, file)
     except (tarfile.TarError, EOFError) as error:
         raise RunError(file, "this is not the backup of a site, or it is damaged") from error
-    except FileNotFoundError as error:
-        raise RunError(file, "there is no such backup") from error
+    except OSError as error:
+        raise StorageError(error.filename or kit, error) from error
+
+
+def _restore_from_folder(kit: Path, folder: Path) -> Restored:
+    check_is_site(kit)
+    with _stopped(kit):
+        return Restored(None, False, *_restore_private(kit, None, lambda to: _copy(folder, to)), ())
+
+
+def _restore_from(backup: tarfile.TarFile, kit: Path, file: Path) -> Restored:
+    about, found = _about(backup, file), tuple[int | None, int | None]((None, None))
+    new = _make_kit(backup, kit)
+    check_is_site(kit)
+    if (name := read_site(kit).name) != about["site"]:
+        raise RunError(file, f"this is the backup of site {about['site']}, and the kit is that of {name}")
+    with _stopped(kit):
+        if _has_copies(backup) and not _is_complete(kit):
+            found = _restore_private(kit, about["made"], lambda to: _extract(backup, PRIVATE, to))
+        return Restored(about["made"], new, *found, _restore_rest(backup, kit))
+
+
+def _has_copies(backup: tarfile.TarFile) -> bool:
+    return f"{PRIVATE}/{COPIES_FILE}" in backup.getnames()
 
 
 def _about(backup: tarfile.TarFile, file: Path) -> dict[str, Any]:
@@ -174,8 +181,8 @@ def _stopped(kit: Path) -> Iterator[None]:
 
 
 def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:
-    """Make the kit, if there is none; returns whether there was none. It remembers which key it has used, so
-    that it refuses to begin without it."""
+    """Make the kit, if there is none; returns whether there was none. It refuses to begin before its copies
+    are restored: its record of them is as old as the backup."""
     if kit.exists() and (not kit.is_dir() or any(kit.iterdir())):
         role(kit)  # refuses a folder that is not a kit
         return False
@@ -183,10 +190,10 @@ def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:
     shutil.rmtree(aside, ignore_errors=True)
     for part in KIT:
         _extract(backup, part, aside / part)
-    try:
-        aside.replace(kit)
-    except OSError as error:
-        raise StorageError(kit, error) from error
+    if _has_copies(backup):
+        record = {**read_json_or_empty(aside / "local" / RECORD), COPIES_RESTORING: True}
+        write_private(aside / "local" / RECORD, json.dumps(record).encode())
+    aside.replace(kit)
     return True
 
 
@@ -210,17 +217,15 @@ def _restore_rest(backup: tarfile.TarFile, kit: Path) -> tuple[str, ...]:
 def _restore_private(
     kit: Path, made: float | None, unpack: Callable[[Path], None]
 ) -> tuple[int | None, int | None]:
-    """Put key and copies back, unless they are complete, and retire what has no copy. Returns how many
-    readings have one, and until when others are retired."""
+    """Put key and copies back, and retire what has no copy. Returns how many readings have one, and until
+    when others are retired."""
     plan, record = read_site(kit), read_json(kit / "local" / RECORD)
     folder = private_folder(plan, kit)
-    if record is not None and _is_complete(folder, record):
-        return None, None
     aside = make_folder(folder, 0o700) / RESTORING
     shutil.rmtree(aside, ignore_errors=True)
     unpack(aside)
     store = CopyStore(aside)
-    if record is not None and record.get("key") != store.fingerprint:
+    if record is not None and record.get("key", store.fingerprint) != store.fingerprint:
         shutil.rmtree(aside)
         raise RunError(kit, "this backup has another key than the one that this site has used")
     try:
@@ -242,13 +247,15 @@ def _restore_private(
     return remembered["readings"], remembered["retired"]
 
 
-def _is_complete(folder: Path, record: Mapping[str, Any]) -> bool:
-    """Whether all copies that the kit has used are there, with their key."""
+def _is_complete(kit: Path) -> bool:
+    """Whether the kit knows that all copies which it has used are there, with their key."""
+    record = read_json(kit / "local" / RECORD)
     try:
-        open_copies(folder, record)
+        if record is not None:
+            open_copies(private_folder(read_site(kit), kit), record)
     except RunError:
         return False
-    return True
+    return record is not None
 
 
 def _retired_until(
@@ -294,6 +301,7 @@ def _copy(folder: Path, to: Path) -> None:
         if not (folder / name).is_file():
             raise ConfigError(str(folder), f"this is no copy of a private folder: it has no {name}")
     make_folder(to, 0o700)
-    for name in (KEY_FILE, COPIES_FILE):
+    journal = f"{COPIES_FILE}-journal"  # of a process that was killed while it wrote
+    for name in (KEY_FILE, COPIES_FILE, *([journal] if (folder / journal).is_file() else [])):
         with (folder / name).open("rb") as content, writing_whole(to / name, 0o600) as file:
             shutil.copyfileobj(content, file)

@@ -23,6 +23,7 @@ from cnfgnn.privacy.copies import Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
+RESTORING = "restoring"  # in the record: the kit is from a backup, and does not know which copies were used
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
 
 
@@ -99,6 +100,9 @@ def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> No
     """Refuse copies of another key, fewer of them than the kit has used, and those before a restore."""
     if remembered is None:
         return
+    if remembered.get(RESTORING):
+        problem = "the restore of this site has not come to its end: repeat it (cnfgnn federation restore)"
+        raise RunError(store.folder, problem)
     if remembered.get("key") != store.fingerprint:
         raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
     if (found := store.count()) < (used := remembered.get("readings", 0)):

@@ -133,7 +133,8 @@ class Supervisor:
             if self._files() != before:
                 return None
             self._write_status()
-            note_losses(self.kit, self.plan)
+            with suppress(OSError):  # a folder may be closed to this user for now
+                note_losses(self.kit, self.plan)
         return 0
 
     def _files(self) -> tuple[int, int]:
