@@ -95,6 +95,7 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         wait_for(lambda: not any(read_live(live.federation.kits[name]) for name in SITES), "services end")
 
 
+@pytest.mark.chaos
 def test_a_site_whose_machine_has_died_is_restored_from_its_backup(tmp_path: Path) -> None:
     """The backup is made while the site is live; its copies are older than what was sent."""
     with live_processes(tmp_path) as live:

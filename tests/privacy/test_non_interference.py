@@ -117,6 +117,7 @@ def test_every_byte_on_the_wire_is_the_same(tmp_path: Path, name: str) -> None:
     assert is_learned_from_truth((one, other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retires", [True, False])
 def test_a_restored_site_sends_the_same_whatever_became_of_its_retired_readings(
     tmp_path: Path, retires: bool
