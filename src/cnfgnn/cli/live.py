@@ -21,7 +21,7 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.settings import READING_KEYS, ReadingOption, reading_changes
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import check_can_be_written
-from cnfgnn.live.options import FEED, LIVE, MQTT_PASSWORD, PORT, SYSTEM, LiveSettings
+from cnfgnn.live.options import FEED, LATEST, LIVE, MQTT_PASSWORD, PORT, SYSTEM, LiveSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +42,10 @@ class RunsByDefault(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help",):
             args = ["run", *args]
+        elif args and (Path(args[0]) / "manifest.json").exists():
+            name = args[0]
+            said = f"`{name}` is a command here; to serve the run folder {name}, write cnfgnn live ./{name}"
+            print(said, file=sys.stderr)
         return super().parse_args(ctx, args)
 
 
@@ -176,6 +180,35 @@ def rollback(run: RunArgument, state: StateOption = None) -> None:
     Run.open(run)
     switch = Models(run, state or run / LIVE).rollback("rollback").switches[-1]
     print(f"{switch.after} is live instead of {switch.before}")
+
+
+@live_app.command()
+def reset(
+    run: RunArgument,
+    state: StateOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """Forget the readings of a service and what it learned from them; refused while it runs.
+
+    The next start reads the files of readings again. Readings that came by HTTP or MQTT alone are lost. The
+    token and the models stay.
+    """
+    from cnfgnn.live.intake.store import FILE, remove_database
+    from cnfgnn.runs.folder import Run
+
+    Run.open(run)
+    folder = state or run / LIVE
+    database = folder / FILE
+    if not database.exists():
+        print(f"nothing to remove: there is no {database}")
+        return
+    told = f"{database}: the service's readings, and what ranges and the watch have learned"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("--yes", f"is needed without a terminal, because this removes {told}")
+        typer.confirm(f"remove {told}?", abort=True)
+    remove_database(folder, LATEST)
+    print(f"removed {told}")
 
 
 @live_app.command()

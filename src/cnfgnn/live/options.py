@@ -15,6 +15,7 @@ SYSTEM, FEED = CLOCKS = ("system", "feed")
 PORT = 8707
 MOST_BYTES = 4 << 20  # of one upload or message
 LIVE = "live"  # the folder of a service, in that of its run or in the kit of its site
+LATEST = "latest.csv"  # the last forecast, in that folder
 MQTT_PASSWORD = "CNFGNN_MQTT_PASSWORD"  # an environment variable
 
 

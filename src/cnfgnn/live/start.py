@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from datetime import UTC
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,13 +29,13 @@ from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
 from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.forecasting.tracking import Tracking, adapted_intervals, open_tracking
-from cnfgnn.live.intake.clock import FeedClock, SystemClock, Zone
+from cnfgnn.live.intake.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource, InputFile, state_of
 from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.live.intake.store import FileState, ReadingStore
 from cnfgnn.live.learning.live_model import Learning, Loaded, ServedModel
 from cnfgnn.live.learning.models import Models
-from cnfgnn.live.options import LIVE, LiveSettings
+from cnfgnn.live.options import LATEST, LIVE, LiveSettings
 from cnfgnn.live.web.broker import Broker
 from cnfgnn.live.web.pages import Door, QuietServer
 from cnfgnn.live.web.sensors import SensorList
@@ -122,19 +122,23 @@ class ServiceProcess(Door):
 
     def _build(self, parts: Parts, store: ReadingStore, state: Path) -> None:
         settings, readings, files = self.settings, parts.readings, parts.files
-        recent = recent_readings(readings, store, files is not None and zeros_are_missing(files.folder))
-        clock = SystemClock(UTC if readings.utc else settings.zone)
-        feed = FeedClock(recent.newest, recent.step, settings.speed)
+        zone, step = Zone(readings.utc, settings.zone), readings.step_seconds
+        system = SystemClock(zone.zone)
+        latest = FeedClock.latest_after if settings.feed else lambda _: system.now() + step
+        zeros_missing = files is not None and zeros_are_missing(files.folder)
+        recent = recent_readings(readings, store, zeros_missing, latest)
+        clock = FeedClock(recent.newest, step, settings.speed) if settings.feed else system
+        _say_if_old(clock, zone, recent, parts.predictor.history)
         deadline = SHARE_OF_STEP * recent.step if settings.deadline is None else settings.deadline
         self.service = service = LiveService(
             parts.predictor,
             recent,
             store,
-            feed if settings.feed else clock,
-            Zone(readings.utc, settings.zone),
+            clock,
+            zone,
             Schedule(recent.step, deadline, parts.predictor.history),
-            settings.latest or state / "latest.csv",
-            _tracking(parts, recent, store),
+            settings.latest or state / LATEST,
+            _tracking(parts, recent, store, clock.furthest(step)),
         )
         self.model = parts.model(service)
         shown = SensorList(recent, service.clock, service.zone, parts.graph, readings.positions, parts.config)
@@ -174,10 +178,24 @@ class ServiceProcess(Door):
             await asyncio.gather(http, serving, *others, return_exceptions=True)
 
 
-def _tracking(parts: Parts, recent: RecentReadings, store: ReadingStore) -> Tracking | None:
-    """The ranges and the watch."""
+def _say_if_old(clock: Clock, zone: Zone, recent: RecentReadings, history: int) -> None:
+    """Say that forecasts begin without a recent reading; a recording is always too old by the machine's
+    clock."""
+    age = clock.now() - recent.newest
+    if age > history * recent.step:
+        passed = f"{age / 86_400:,.0f} days" if age > 2 * 86_400 else f"{age / 3600:.1f} hours"
+        log.warning(
+            "the newest reading is of %s, %s ago: forecasts are fallbacks until new readings arrive;"
+            " for a recording, let its times set the clock (--clock feed)",
+            zone.write(recent.newest),
+            passed,
+        )
+
+
+def _tracking(parts: Parts, recent: RecentReadings, store: ReadingStore, latest: float) -> Tracking | None:
+    """The ranges and the watch; what they learned after the time `latest` is of another clock."""
     try:
-        return open_tracking(parts.predictor, parts.intervals, recent.until(recent.newest), store)
+        return open_tracking(parts.predictor, parts.intervals, recent.until(recent.newest), store, latest)
     except Exception as error:
         if parts.report is None:
             raise
@@ -276,9 +294,25 @@ def run_live(run: Run, settings: LiveSettings, started: Callable[[LiveProcess], 
     raise KeyboardInterrupt
 
 
-def recent_readings(readings: Readings, store: ReadingStore, zeros_missing: bool) -> RecentReadings:
-    """The newest readings: those of the files, and on top of them those that the service has stored."""
+def recent_readings(
+    readings: Readings,
+    store: ReadingStore,
+    zeros_missing: bool,
+    latest: Callable[[int], float] = lambda newest: math.inf,
+) -> RecentReadings:
+    """The newest readings: those of the files, and on top of them those that the service has stored.
+
+    latest  the time up to which readings can follow those of another time. Later ones were stored while the
+            clock was wrong, or not that of the recording; one of them would push all others out
+    """
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
-    oldest = max(recent.newest, store.newest() or 0) - KEPT_ROWS * recent.step
-    recent.put_stored(store.stored(oldest), oldest)
+    newest = recent.newest
+    while (found := store.newest(latest(newest)) or newest) > newest:
+        newest = found
+    oldest, until = newest - KEPT_ROWS * recent.step, latest(newest)
+    recent.put_stored(store.stored(oldest, until), oldest)
+    if (store.newest() or newest) > until:
+        after = Zone(readings.utc).write(until)
+        problem = f"readings after {after} are not used: by the service's clock they are from the future"
+        log.warning("%s: %s; cnfgnn live reset removes all", store.path, problem)
     return recent

@@ -130,7 +130,7 @@ class DriftWatch:
             common = np.nanmedian(middle, axis=1, keepdims=True)
         with_others = np.isfinite(middle).sum(axis=1, keepdims=True) > FEWEST_OTHERS
         scores = np.nan_to_num(middle - np.where(with_others, common, 0.0))
-        distance = np.where(np.isfinite(self.spread), scores[-1] * self.spread, 0.0)
+        distance = scores[-1] * np.where(np.isfinite(self.spread), self.spread, 0.0)
         return distance, scores
 
     # ---- keeping ------------------------------------------------------------------------------------

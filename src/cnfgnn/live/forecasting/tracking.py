@@ -6,9 +6,11 @@ the ranges, errors and alarms that an undisturbed one would have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -130,24 +132,30 @@ class Tracking:
 
 
 def open_tracking(
-    predictor: Predictor, intervals: Callable[[], Intervals | None], readings: Readings, store: ReadingStore
+    predictor: Predictor,
+    intervals: Callable[[], Intervals | None],
+    readings: Readings,
+    store: ReadingStore,
+    latest: float = math.inf,
 ) -> Tracking:
     """What was learned before, or a beginning.
 
     intervals  finds the first ones of the model, if it has any
     readings   the newest ones that the service holds, as they arrived
+    latest     the time of the last step that can have been; what was learned later is of no use
     """
     step = readings.step_seconds
-    watch = Watch(predictor.ids, predictor.horizon, step, predictor.history, has_ranges=False)
+    new_watch = partial(Watch, predictor.ids, predictor.horizon, step, predictor.history, has_ranges=False)
     journal = Journal(store.path, predictor.key, len(predictor.ids), predictor.horizon)
-    tracking = Tracking(None, watch, journal)
+    tracking = Tracking(None, new_watch(), journal)
     try:
         kept = journal.read()
         if kept is not None:
             tracking.resume(*kept)
-        else:
+        if kept is None or tracking.issued * step > latest:
+            tracking = Tracking(None, new_watch(), journal)
             tracking.intervals = intervals()
-            watch.has_ranges = tracking.intervals is not None
+            tracking.watch.has_ranges = tracking.intervals is not None
             _begin(tracking, predictor.cleaned(readings), step)
             journal.begin(tracking.state())
     except BaseException:

@@ -90,7 +90,12 @@ class FeedClock:
             self._time, self._since = seconds, time.monotonic()
 
     def latest(self, step: int) -> float:
-        return self._time + self.LONGEST_GAP
+        return self.latest_after(self._time)
+
+    @classmethod
+    def latest_after(cls, seconds: float) -> float:
+        """The same for a recording that is at this time."""
+        return seconds + cls.LONGEST_GAP
 
     def furthest(self, step: int) -> float:
         return self._newest + self.LEAD * step

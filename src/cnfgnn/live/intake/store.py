@@ -7,6 +7,7 @@ an acknowledged reading survives kill -9 and a power cut; readings that arrive t
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,12 +41,12 @@ class FileState(NamedTuple):
     read: int  # bytes
 
 
-def remove_database(folder: Path) -> None:
-    """Forget all readings of a service; refused while it runs."""
+def remove_database(folder: Path, *others: str) -> None:
+    """Forget all readings of a service, and remove other files of its folder; refused while it runs."""
     handle = _held(make_folder(folder, 0o700))
     try:
-        for file in folder.glob(f"{FILE}*"):
-            file.unlink()
+        for file in [*folder.glob(f"{FILE}*"), *(folder / name for name in others)]:
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(folder, error) from error
     finally:
@@ -101,15 +102,16 @@ class ReadingStore:
             self._database.executemany("INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)", variables)
             self._database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", states)
 
-    def stored(self, since: int) -> Stored:
-        """What was stored with a time from this one on."""
+    def stored(self, since: float, until: float = math.inf) -> Stored:
+        """What was stored with a time from one to another, both included."""
         with explained(self.path):
-            return _stored(self._database, since)
+            return _stored(self._database, since, until)
 
-    def newest(self) -> int | None:
-        """The time of the newest reading."""
+    def newest(self, until: float = math.inf) -> int | None:
+        """The time of the newest reading up to a time."""
+        chosen = "SELECT MAX(time) FROM readings WHERE time <= ?"
         with explained(self.path):
-            [newest] = self._database.execute("SELECT MAX(time) FROM readings").fetchone()
+            [newest] = self._database.execute(chosen, (until,)).fetchone()
         return None if newest is None else int(newest)
 
     def files(self) -> dict[str, FileState]:
@@ -128,10 +130,11 @@ def stored_readings(database: Path) -> Stored:
         return _stored(opened)
 
 
-def _stored(database: sqlite3.Connection, since: int = -(2**62)) -> Stored:
-    readings = "SELECT time, sensor, value FROM readings WHERE time >= ? ORDER BY time"
-    variables = "SELECT time, variable, sensor, value FROM variables WHERE time >= ? ORDER BY time"
-    return Stored(*(database.execute(chosen, (since,)).fetchall() for chosen in (readings, variables)))
+def _stored(database: sqlite3.Connection, since: float = -math.inf, until: float = math.inf) -> Stored:
+    chosen = "WHERE time BETWEEN ? AND ? ORDER BY time"
+    readings = f"SELECT time, sensor, value FROM readings {chosen}"
+    variables = f"SELECT time, variable, sensor, value FROM variables {chosen}"
+    return Stored(*(database.execute(text, (since, until)).fetchall() for text in (readings, variables)))
 
 
 @contextmanager

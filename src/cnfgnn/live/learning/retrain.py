@@ -42,6 +42,7 @@ from cnfgnn.runs.training_loop import evaluate
 
 LEAST_SHARE = 1 / 3  # of them that the live model has not learned from: with fewer, nothing is trained
 DAY_SECONDS = 86_400
+LONGEST_PAUSE = 366 * DAY_SECONDS  # between readings that are learned from
 LOCK = "retrain.lock"
 
 Ints = npt.NDArray[np.int64]
@@ -141,12 +142,17 @@ def readings_at_hand(run: Run, state: Path, settings: LiveSettings) -> Dataset:
 
 
 def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
-    """Readings of files, and on top of them those that a service has stored in its folder since."""
+    """Readings of files, and on top of them those that a service has stored in its folder since; not those
+    after a pause of more than a year, which only a wrong clock explains."""
     stored = stored_readings(state / DATABASE)
     if not stored.readings:
         return readings
-    first = int(readings.seconds[0])
-    newest = max(int(readings.seconds[-1]), stored.readings[-1][0])
+    first, newest = int(readings.seconds[0]), int(readings.seconds[-1])
+    for count, (seconds, _, _) in enumerate(stored.readings):
+        if seconds > newest + LONGEST_PAUSE:
+            stored = stored._replace(readings=stored.readings[:count])
+            break
+        newest = max(newest, seconds)
     step = readings.step_seconds
     recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
     recent.put_stored(stored, first)
