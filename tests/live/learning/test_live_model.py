@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, RunError
-from cnfgnn.live.learning.live_model import period_of
+from cnfgnn.live.learning import live_model
+from cnfgnn.live.learning.live_model import Learning, period_of
 from cnfgnn.live.learning.models import KEPT, Models
 from cnfgnn.live.learning.retrain import error_on, plan_windows, readings_at_hand, retrain
 from cnfgnn.live.options import FEED, LiveSettings
@@ -93,6 +96,53 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "models.json").write_text(content)
     with pytest.raises(RunError, match=r"models\.json: is damaged"):
         Models(tmp_path / "mine", tmp_path).read()
+
+
+def test_periods_pass_with_the_readings_and_across_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_model, "FOLLOWED_EVERY", 0.0)
+    trained: list[float] = []
+
+    class Until:
+        """A clock that shows these moments one after another, and then ends the service."""
+
+        speed = 1.0
+
+        def __init__(self, *moments: float) -> None:
+            self.moments = list(moments)
+
+        def now(self) -> float:
+            if not self.moments:
+                raise asyncio.CancelledError
+            self.moment = self.moments.pop(0)
+            return self.moment
+
+    def run(*moments: float) -> None:
+        service = Learning.__new__(Learning)
+        models = Models(tmp_path / "mine", tmp_path / "state")
+        models.live()
+
+        async def train() -> None:
+            trained.append(clock.moment)
+
+        clock = Until(*moments)
+        vars(service).update(
+            models=models,
+            settings=LiveSettings(retrain=3600),
+            service=SimpleNamespace(clock=clock),
+            _train=train,
+        )
+        with suppress(asyncio.CancelledError):
+            asyncio.run(service._retrain())
+
+    run(10_000, 13_599)
+    assert not trained
+    run(13_600)  # the first period has begun before the restart
+    run(13_700, 17_199, 21_000)
+    assert trained == [13_600, 21_000]
+    run(5_000, 8_600)  # the recording has begun again
+    assert trained == [13_600, 21_000, 8_600]
 
 
 def test_periods() -> None:

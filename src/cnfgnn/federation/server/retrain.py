@@ -48,6 +48,7 @@ def retrain(context: TaskContext, begin: Begin, train: Train) -> dict[str, Any]:
 
         return Trial(old, plan, trained, errors)
 
+    models.note_try()
     training = train_and_judge(models, task.earlier, task.hold_out, trial)
     return {"outcome": training.outcome, "model": training.model, "text": training.text}
 

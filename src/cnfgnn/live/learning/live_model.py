@@ -109,7 +109,7 @@ class Learning(ServedModel):
         settings: LiveSettings,
     ) -> None:
         super().__init__(service)
-        self.models, self.load, self.settings, self.started = models, load, settings, time.time()
+        self.models, self.load, self.settings = models, load, settings
         models.report = self._failed
         models.live()  # reads the record
         self.trainer: asyncio.subprocess.Process | None = None
@@ -166,17 +166,22 @@ class Learning(ServedModel):
     # ---- training -----------------------------------------------------------------------------------
 
     async def _retrain(self) -> None:
-        """Start a trainer when it is due; the next one is due a period after the last one began."""
+        """Start a trainer when it is due: a period after the last one began, or after the first start, in
+        the readings' time, however fast it passes."""
         assert self.settings.retrain is not None
-        period = self.settings.retrain / self.service.clock.speed
-        since = self.models.record.tried or self.started
+        clock, since = self.service.clock, self.models.record.tried
         while True:
-            await asyncio.sleep(max(0.0, since + period - time.time()))
-            since = time.time()
+            now = clock.now()
+            is_due = since is not None and now >= since + self.settings.retrain
             try:
-                await self._train()
+                if since is None or since > now or is_due:  # a recording may have begun again
+                    since = now
+                    await asyncio.to_thread(self.models.note_try, now)
+                if is_due:
+                    await self._train()
             except Exception as error:  # the next period is another chance
                 self._failed(error)
+            await asyncio.sleep(FOLLOWED_EVERY)
 
     async def _train(self) -> None:
         threads, file = str(self.settings.retrain_threads), self.models.state / LOG

@@ -75,7 +75,7 @@ class Record:
     line       the models that went live, in this order; the last one is live, and a rollback removes it
     switches   the last ones
     trainings  the last ones
-    tried      when the last retraining began; None if there was none
+    tried      when the last retraining began, or the first period; by the clock that periods are counted with
     """
 
     line: tuple[str, ...]
@@ -166,10 +166,10 @@ class Models:
                 raise RunError(self.run, f"no model was live before {record.live}: nothing to go back to")
             return self._switched(record, record.line[:-1], why)
 
-    def note_try(self) -> None:
-        """Record that a retraining begins now."""
+    def note_try(self, moment: float | None = None) -> None:
+        """Record when a retraining begins; now, unless another clock counts the periods."""
         with self._changing() as record:
-            self._write(replace(record, tried=time.time()))
+            self._write(replace(record, tried=time.time() if moment is None else moment))
 
     def note_training(self, training: Training) -> None:
         """Record how a retraining has ended."""

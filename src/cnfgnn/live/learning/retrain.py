@@ -65,7 +65,6 @@ class Trial(NamedTuple):
 
 def train_and_judge(models: Models, live: str, hold_out: float, begin: Callable[[], Trial]) -> Training:
     """Train once, judge the new model against the live one, and make it live if it is better."""
-    models.note_try()
     models.remove_others()  # of a training that was killed
     training = _judged(begin(), live, hold_out)
     if training.outcome == "better":

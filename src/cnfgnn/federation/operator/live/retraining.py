@@ -59,8 +59,12 @@ def retraining(plan: RetrainPlan | None, terms: Mapping[str, Any], say: Say) -> 
 
 
 def _repeat(plan: RetrainPlan, speed: float, stopping: threading.Event, say: Say) -> None:
-    """Train when a period has passed since the last training began, also across restarts."""
-    since = FederatedModels(plan.kit, plan.run).read().tried or time.time()
+    """Train when a period has passed since the last training began, or since the federation first went live
+    with a period; also across restarts."""
+    models = FederatedModels(plan.kit, plan.run)
+    if models.read().tried is None:
+        models.note_try()
+    since = models.read().tried or time.time()
     while not stopping.wait(CHECKED_EVERY):
         if time.time() < since + plan.period / speed or not is_live(plan.kit, plan.run):
             continue
