@@ -18,6 +18,7 @@ import pytest
 from cnfgnn.errors import RunError
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import LiveProcess
+from cnfgnn.live.web import pages
 from cnfgnn.live.web.service_pages import Rate
 from cnfgnn.runs.forecast import forecast_run
 from tests.conftest import HORIZON
@@ -255,6 +256,38 @@ def test_an_upload_is_bounded_in_size(small_run: SmallRun, tmp_path: Path) -> No
             raw.sendall("\r\n".join(["POST /readings HTTP/1.1", *lines, "", ""]).encode())
             raw.sendall(b"3e9\r\n" + b" " * 1001 + b"\r\n0\r\n\r\n")
             assert raw.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_connections_without_a_request_are_bounded_in_time_and_number(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, port = client.host.split(":")
+    head = b"POST /readings HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+
+    def closed(raw: socket.socket, drip: bytes) -> bool:
+        try:
+            raw.sendall(drip)
+            return not raw.recv(1000)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def opened(sent: bytes) -> socket.socket:
+        raw = socket.create_connection((host, int(port)), timeout=240)
+        raw.sendall(sent)
+        raw.setblocking(False)
+        return raw
+
+    monkeypatch.setattr(pages, "MOST_WITHOUT_HEAD", 5)
+    slow = [opened(head) for _ in range(12)]
+    wait_for(lambda: sum(closed(raw, b"") for raw in slow) == 7, "all but five to be closed")
+    assert client.get("/health").status == 200
+    monkeypatch.setattr(pages, "HEAD_WITHIN", 0.2)
+    slow += [opened(head), opened(head + b"\r\n")]  # the second gets its answer, and sends on
+    wait_for(lambda: all(closed(raw, b"a") for raw in slow[-2:]), "one that sends a byte at a time")
+    for raw in slow:
+        raw.close()
 
 
 def test_uploads_are_bounded_in_rate(

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import json
 import logging
+import math
 import re
 import socket
 import time
@@ -19,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from starlette.applications import Starlette
@@ -27,6 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cnfgnn.errors import RunError
 from cnfgnn.live.web.page_files import Asset, page_routes
@@ -36,6 +39,8 @@ JSON, METRICS = "application/json", "text/plain; version=0.0.4; charset=utf-8"
 NOT_STORED = {"Cache-Control": "no-store"}
 KEEP_ALIVE = 15.0  # seconds between lines of an idle stream, so that proxies do not close it
 MOST_CONNECTIONS = 1000
+MOST_WITHOUT_HEAD = 100  # connections whose request has not begun
+HEAD_WITHIN = 10.0  # seconds for the head of a request, its first line and headers
 MOST_STREAMS = 200  # listeners to events at the same time
 MOST_WAITING = 20  # events that wait for one reader
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -134,7 +139,8 @@ class Pages(ABC):
                     said = time.monotonic()
                     yield news or b": still there\n\n"
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(stream.changed.wait(), stream.every)
+                    async with asyncio.timeout(stream.every):
+                        await stream.changed.wait()
         finally:
             self.streams.discard(stream)
 
@@ -274,6 +280,55 @@ def listening(host: str, port: int) -> socket.socket:
     return found
 
 
+class HeadersInTime(H11Protocol):
+    """A connection that is closed if the head of a request does not come in time. If too many are waited for,
+    the one that has had the most time is closed: an honest client needs milliseconds."""
+
+    _timer: asyncio.TimerHandle | None = None  # while the head of a request is waited for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is not h11.IDLE:  # the answer came before the end of the body
+            self._look()
+
+    def _look(self) -> None:
+        """Wait for the rest of a head, or of a body that nobody reads; a body that is read takes its time."""
+        is_answered = self.conn.our_state in (h11.DONE, h11.MUST_CLOSE)
+        if self.conn.their_state is h11.IDLE or (self.conn.their_state is h11.SEND_BODY and is_answered):
+            self._wait()
+        else:
+            self._stop_waiting()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            return
+        self._timer = self.loop.call_later(HEAD_WITHIN, self._give_up)
+        waiting = [one for one in self.connections if isinstance(one, HeadersInTime) and one._timer]
+        if len(waiting) > MOST_WITHOUT_HEAD:
+            min(waiting, key=lambda one: one._timer.when() if one._timer else math.inf)._give_up()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._stop_waiting()
+        self.transport.abort()
+
+
 class QuietServer(uvicorn.Server):
     """uvicorn that leaves signals alone: the service ends as a whole."""
 
@@ -281,6 +336,7 @@ class QuietServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=HeadersInTime,
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -44,6 +44,7 @@ CSV = "text/csv"
 MOST_BYTES_AT_ONCE = 64 << 20  # of all uploads that are under way
 UPLOADS_PER_SECOND = 100.0  # in the long run
 UPLOADS_AT_ONCE = 1000  # sensors that each send for themselves do so at the same moment
+BODY_WITHIN = 120.0  # seconds that an upload may take
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
 
 
@@ -157,12 +158,16 @@ class Web(Pages):
         """Read the body of an upload, which is under way until it has been taken."""
         declared = request.headers.get("content-length", "")
         self._check_size(int(declared) if declared.isdecimal() else 0)
-        async for part in request.stream():
-            body += part
-            self._bytes_under_way += len(part)
-            self._check_size(len(body))
-            if self._bytes_under_way > MOST_BYTES_AT_ONCE:
-                raise Busy
+        try:
+            async with asyncio.timeout(BODY_WITHIN):
+                async for part in request.stream():
+                    body += part
+                    self._bytes_under_way += len(part)
+                    self._check_size(len(body))
+                    if self._bytes_under_way > MOST_BYTES_AT_ONCE:
+                        raise Busy
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not arrive within {BODY_WITHIN:g} seconds") from None
 
     def _check_size(self, count: int) -> None:
         if count > self.most_bytes:
