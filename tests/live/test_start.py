@@ -1,4 +1,4 @@
-"""What a service begins with: readings and a state of another clock do not spoil it, and old data are named."""
+"""What a service begins with: readings and a state of another clock do no harm, and old data are named."""
 
 from __future__ import annotations
 

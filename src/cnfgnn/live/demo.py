@@ -105,4 +105,5 @@ def _compared(report: Report | None) -> str:
     if report is None or report.overall.rmse is None or report.overall.skill is None:
         return ""
     rmse, skill = report.overall.rmse, report.overall.skill
-    return f"; RMSE {rmse:.2f} (last value {rmse / (1 - skill):.2f})"
+    of_last = rmse / (1 - skill) if skill >= 0 else rmse * (1 + skill)
+    return f"; RMSE {rmse:.2f} (last value {of_last:.2f})"

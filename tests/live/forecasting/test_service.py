@@ -12,9 +12,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import StorageError
-from cnfgnn.live.forecasting.forecasts import QUALITIES, Forecast
+from cnfgnn.live.forecasting.forecasts import QUALITIES, Forecast, quality_of
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, RunPredictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
@@ -29,6 +30,7 @@ from tests.waiting import WITHIN
 
 T = TypeVar("T")
 STEP, DEADLINE = 300, 60.0
+GAP, FULL = 4, 4  # s4 has a gap before the first row that is sent: it and another one are not full
 
 
 async def come_true(condition: Callable[[], T | None], what: str) -> T:
@@ -133,7 +135,7 @@ def test_the_forecast_is_made_when_the_last_reading_is_there(on_bench: OnBench) 
         assert [made.step for made in bench.made] == [bench.time(KNOWN - 1)]
         await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
         made = await bench.forecast_of(KNOWN)
-        assert made.counts()["full"] == SENSORS
+        assert made.counts()["full"] == FULL
 
     on_bench(test)
 
@@ -146,11 +148,12 @@ def test_at_the_deadline_the_forecast_is_made_with_who_is_there(on_bench: OnBenc
         made = await bench.forecast_of(KNOWN)
         quality = [QUALITIES[made.quality[k]] for k in range(SENSORS)]
         graph = bench.service.predictor.graph
-        neighbours = {int(r) for s, r in zip(graph.senders, graph.receivers, strict=True) if s == 3} - {3}
+        edges = zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True)
+        neighbours = {r for s, r in edges if s in (3, GAP)} - {3, GAP}
         assert neighbours
         for k, found in enumerate(quality):
             others = "neighbours missing" if k in neighbours else "full"
-            assert found == ("own readings missing" if k == 3 else others)
+            assert found == ("own readings missing" if k in (3, GAP) else others)
         values = bench.small.data.readings.values.copy()
         values[KNOWN] = np.nan_to_num(values[KNOWN], nan=50.0)
         values[KNOWN, 3] = np.nan
@@ -232,6 +235,49 @@ def test_late_and_corrected_readings_count_from_the_next_forecast_on(on_bench: O
     on_bench(test)
 
 
+def test_late_readings_of_the_newest_step_make_its_forecast_again_but_not_at_once(on_bench: OnBench) -> None:
+    async def test(bench: Bench) -> None:
+        bench.clock.moment = bench.time(KNOWN) + DEADLINE
+        await bench.service.take(bench.cells(KNOWN, leave_out=(3, 4)), "test")
+        first = await bench.forecast_of(KNOWN)
+        assert first.counts()["full"] < FULL
+        await bench.service.take([Arrived("s3", bench.time(KNOWN), 50.0)], "test")
+        await bench.service.take([Arrived("s4", bench.time(KNOWN), 50.0)], "test")
+        assert bench.service._again_at() == bench.time(KNOWN) + 2 * DEADLINE
+        assert bench.service.latest is first
+        bench.clock.moment = bench.time(KNOWN) + 2 * DEADLINE
+        await come_true(lambda: bench.service.latest is not first, "another forecast")
+        assert bench.service.latest is bench.made[-1]
+        assert (bench.made[-1].step, bench.made[-1].counts()["full"]) == (bench.time(KNOWN), FULL)
+        assert bench.service._again_at() is None
+        await bench.service.take([Arrived("s3", bench.time(KNOWN - 1), 50.0)], "test")  # of an earlier step
+        assert bench.service._again_at() is None
+        bench.service.predictor.repeats = False  # as at a site
+        await bench.service.take([Arrived("s3", bench.time(KNOWN), 51.0)], "test")
+        assert bench.service._again_at() is None
+
+    on_bench(test)
+
+
+def test_after_a_gap_a_forecast_is_not_full_before_half_of_its_history_is_there() -> None:
+    values = np.full((2016, 2), 50.0, dtype=np.float32)
+    values[-1728:-1] = np.nan  # six days
+    times = np.datetime64("2024-01-01T00:00:00") + np.arange(len(values)) * np.timedelta64(STEP, "s")
+    graph = Graph(2, np.array([0]), np.array([1]), np.array([1.0]))
+    for known, expected in ((1, "own readings missing"), (5, "own readings missing"), (6, "full")):
+        values[-known:] = 50.0
+        readings = Readings(times, ("a", "b"), values, np.isnan(values), source="test")
+        assert [QUALITIES[k] for k in quality_of(readings, graph, 12)] == [expected] * 2
+
+
+@pytest.mark.parametrize(("ahead", "verdict"), [(20, Verdict.NEW), (30, Verdict.NEW), (31, Verdict.FUTURE)])
+def test_a_reading_may_be_half_a_step_ahead(small_run: SmallRun, ahead: int, verdict: Verdict) -> None:
+    hourly = np.datetime64("2024-01-01T00:00:00") + np.arange(KNOWN) * np.timedelta64(3600, "s")
+    recent = RecentReadings(replace(small_run.until(KNOWN).readings, times=hourly), 20, zeros_missing=False)
+    clock = SetClock(recent.newest + 15 * 60)
+    assert recent.judge(Arrived("s0", clock.now() + ahead * 60, 50.0), clock)[0] is verdict
+
+
 def test_a_forecast_that_has_become_too_old_says_so(on_bench: OnBench, tmp_path: Path) -> None:
     async def test(bench: Bench) -> None:
         service = bench.service
@@ -270,7 +316,7 @@ def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
         bench.clock.moment = bench.time(KNOWN + 1) + 1
         await bench.service.take(bench.cells(KNOWN + 1), "test")
         made = await bench.forecast_of(KNOWN + 1)
-        assert made.counts()["full"] == SENSORS
+        assert made.counts()["full"] == FULL
         assert "model" not in bench.service.problems
 
     on_bench(test)

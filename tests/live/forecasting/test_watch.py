@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.live.forecasting.metrics import MOST_ALARMS, Metrics
-from cnfgnn.live.forecasting.watch import LEVELS, Report, Step, Watch
+from cnfgnn.live.forecasting.watch import LEVELS, Numbers, Report, Step, Watch
 
 STEP, HORIZON, HISTORY = 900, 3, 12
 DAY = 96
@@ -250,3 +250,20 @@ def test_forecasts_that_stay_worse_than_the_last_value_raise_the_alarm_within_a_
         if not began and alarms([watch.report(str)]) == {(None, "skill")}:
             began = row
     assert DAY * 3 // 4 <= began < DAY * 3 // 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("rmse", "of_last", "skill"),
+    [
+        (1.0, 2.0, 0.5),
+        (2.0, 2.0, 0.0),
+        (4.0, 2.0, -0.5),
+        (2.5, 0.0101, -0.996),
+        (2.5, 0.0, None),
+        (0.0, 1.0, 1.0),
+    ],
+)
+def test_skill_has_a_lower_bound(rmse: float, of_last: float, skill: float | None) -> None:
+    """A sensor that hardly changes makes the last value almost perfect."""
+    numbers = Numbers.of(np.array([100, 100 * rmse**2, 100 * of_last**2, 80, 95]), has_ranges=True)
+    assert numbers.skill == (None if skill is None else pytest.approx(skill, abs=1e-4))

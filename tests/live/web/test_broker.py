@@ -146,7 +146,7 @@ def test_observations_go_in_and_forecasts_come_out(
 @needs_mosquitto
 @pytest.mark.slow
 def test_a_broker_that_dies_and_comes_back_is_used_again(
-    small_run: SmallRun, tmp_path: Path, broker: Mosquitto
+    small_run: SmallRun, tmp_path: Path, broker: Mosquitto, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = LiveSettings(data=small_run.folder, state=tmp_path / "state", clock=FEED, mqtt=broker.url)
     with serving(small_run.run, settings) as (_, client):
@@ -154,11 +154,15 @@ def test_a_broker_that_dies_and_comes_back_is_used_again(
         broker.process.kill()
         broker.process.wait()
         wait_for(lambda: client.get("/health").json["status"] == "degraded", "the loss")
-        assert "the connection is lost" in client.get("/health").json["problems"]["broker"]
+        told = client.get("/health").json["problems"]["broker"]
+        assert told.endswith("cannot be reached") or " is lost (" in told
+        assert caplog.text.count("broker: ") == 1
         client.post(small_run.full_row(KNOWN))  # the other ways in and out still work
         client.forecast_after(small_run.row(KNOWN)["time"])
         broker.start()
         wait_for(lambda: client.get("/health").json["status"] == "ok", "the broker again")
+        assert caplog.text.count("broker: ") == 2
+        assert f"broker: 127.0.0.1:{broker.port} is connected again" in caplog.text
         device = Device(broker)
         try:
             device.send_row(small_run.full_row(KNOWN + 1))

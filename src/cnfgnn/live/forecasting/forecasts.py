@@ -194,7 +194,9 @@ def quality_of(readings: Readings, graph: Graph | None, history: int) -> Ints:
 
     graph  whose senders a sensor's forecast depends on; None if each sensor forecasts by itself
     """
-    there, any_in_history = ~readings.missing[-1], (~readings.missing[-history:]).any(axis=0)
+    known = (~readings.missing[-history:]).sum(axis=0)
+    # After a gap the first reading is there, and what the model sees before it is as old as the gap.
+    there, any_in_history = ~readings.missing[-1] & (known >= history / 2), known > 0
     lacking = np.zeros(len(readings.ids), dtype=np.bool_)
     if graph is not None:
         lacking[graph.receivers[~there[graph.senders]]] = True

@@ -47,7 +47,11 @@ class Predictor(ABC):
 
     cleaning  which readings mean "no reading"
     blurring  how the copy of readings and further inputs is made; None if the copy is the readings
+    repeats   whether a step may be forecast again when late readings arrive; not where others are asked for
+              each forecast: when they are asked must not depend on readings
     """
+
+    repeats = False
 
     ids: tuple[str, ...]
     history: int
@@ -103,6 +107,8 @@ class RunPredictor(Predictor):
     store   remembers what was computed from the readings at hand for sensors that the run does not know, so
             that forecasts do not change when the process starts again
     """
+
+    repeats = True
 
     def __init__(
         self, run: Run, data: Dataset, copies: Copies | None = None, store: FolderStore | None = None

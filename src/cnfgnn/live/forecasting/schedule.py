@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cnfgnn.live.intake.recent import RecentReadings
 
 SHARE_OF_STEP = 0.2  # of a step: how long after it the deadline is, unless told
+LEAST_PAUSE = 1.0  # seconds between two forecasts of the same step
 LEAST_GRACE = 2.0  # seconds after a deadline in which the next forecast is still on time
 
 
@@ -32,6 +33,10 @@ class Schedule:
     def next_deadline(self, recent: RecentReadings, now: float) -> float:
         """The time of the next deadline."""
         return self._last_passed(recent, now) + self.step + self.deadline
+
+    def again(self, made: float) -> float:
+        """The time before which a forecast that was made at a time is not made again."""
+        return made + max(self.deadline, LEAST_PAUSE)
 
     def valid_until(self, step: int) -> float:
         """When the forecast after the next step should be there, with a little grace."""

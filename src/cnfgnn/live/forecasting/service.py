@@ -29,7 +29,7 @@ from cnfgnn.live.forecasting.tracking import Tracking
 from cnfgnn.live.forecasting.watch import Alarm, Report
 from cnfgnn.live.intake.clock import Clock, Zone
 from cnfgnn.live.intake.intake import Intake
-from cnfgnn.live.intake.recent import RecentReadings
+from cnfgnn.live.intake.recent import Cell, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
 
 LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
@@ -62,6 +62,7 @@ class LiveService(Intake):
         self.predictor, self.schedule = predictor, schedule
         self.latest_file, self.tracking = latest_file, tracking
         self.latest: Forecast | None = None
+        self._lacked = False  # whether readings of its step came after it was made
         self.report: Report | None = None if tracking is None else tracking.watch.report(zone.write)
         self.listeners: list[Callable[[Forecast], None]] = []
         self.alarm_listeners: list[Callable[[Sequence[Alarm]], None]] = []
@@ -109,8 +110,11 @@ class LiveService(Intake):
             self._arrived.clear()
             now = self.clock.now()
             step = self.schedule.due(self.recent, now)
+            until = self.schedule.next_deadline(self.recent, now)
+            if step is None and (again := self._again_at()) is not None:
+                step, until = (self.recent.made if now >= again else None), min(until, again)
             if step is None:
-                wait = (self.schedule.next_deadline(self.recent, now) - now) / self.clock.speed
+                wait = (until - now) / self.clock.speed
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._arrived.wait(), min(max(wait, 0.01), LONGEST_SLEEP))
                 continue
@@ -118,9 +122,21 @@ class LiveService(Intake):
             with self.surviving("forecast"):  # the next step is another chance
                 await self._make(step, begun)
 
+    def _count(self, cells: Sequence[Cell]) -> None:
+        self._lacked |= any(cell.seconds == self.recent.made and not cell.variable for cell in cells)
+        super()._count(cells)
+
+    def _again_at(self) -> float | None:
+        """When the newest step should be forecast again, because some of its readings came too late."""
+        made = self.latest
+        if made is None or made.step != self.recent.newest or not self.predictor.repeats:
+            return None
+        return self.schedule.again(made.made) if self._lacked else None
+
     async def _make(self, step: int, begun: float) -> None:
         recent = self.recent
-        if recent.made is not None:
+        self._lacked = False
+        if recent.made is not None and step > recent.made:
             self.metrics.skipped.inc((step - recent.made) // recent.step - 1)
         recent.advance(step)
         readings = recent.until(step)

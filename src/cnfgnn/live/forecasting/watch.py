@@ -86,7 +86,7 @@ class Numbers:
             return cls(int(count), None, None, dict.fromkeys(LEVELS))
         rmse, of_last = (squared / count) ** 0.5, (squared_last / count) ** 0.5
         shares = {k: part / count if has_ranges else None for k, part in zip(LEVELS, inside, strict=True)}
-        return cls(int(count), rmse, 1 - rmse / of_last if of_last > 0 else None, shares)
+        return cls(int(count), rmse, _skill(rmse, of_last), shares)
 
     def json(self) -> dict[str, Any]:
         shares = {str(level): _rounded(share) for level, share in self.coverage.items()}
@@ -302,6 +302,14 @@ def _overall_sentence(kind: str, overall: Numbers, since: str) -> str:
         return f"forecasts have been worse than the last value since {since}"
     share = 100 * (overall.coverage[LEVELS[0]] or 0.0)
     return f"since {since}, only {share:.0f} % of a day's readings lie within their ranges of {LEVELS[0]} %"
+
+
+def _skill(rmse: float, of_last: float) -> float | None:
+    """By which share the smaller error is smaller, from -1 (the last value is perfect) to 1; None if both or
+    the last value's are zero. A sensor that hardly changes would have a skill of minus hundreds otherwise."""
+    if of_last == 0:
+        return None
+    return 1 - rmse / of_last if rmse <= of_last else of_last / rmse - 1
 
 
 def _keep(since: Ints, begins: Bools, ends: Bools, row: int) -> None:

@@ -27,7 +27,7 @@ class Verdict(Enum):
 
     NEW = "new"
     CORRECTED = "corrected"  # there was another value for this sensor and step
-    LATE = "late"  # the forecast of its step has been made; it counts from the next one on
+    LATE = "late"  # the forecast of its step has been made
     REPEATED = "repeated"  # the same value is known
     EMPTY = "empty"  # "no reading"
     UNKNOWN_SENSOR = "unknown sensor"
@@ -130,13 +130,13 @@ class RecentReadings:
             return Verdict.NOT_PLAUSIBLE, None
         if reading.seconds is None or not math.isfinite(reading.seconds):
             return Verdict.NO_TIME, None
+        if reading.seconds > clock.latest(self.step):
+            return Verdict.FUTURE, None
         seconds = round(reading.seconds) if variable else self.step_of(reading.seconds)
         cell = Cell(seconds, column, float(np.float32(reading.value)), variable)
-        return self._verdict(cell, clock), cell
+        return self._verdict(cell), cell
 
-    def _verdict(self, cell: Cell, clock: Clock) -> Verdict:
-        if cell.seconds > clock.latest(self.step):
-            return Verdict.FUTURE
+    def _verdict(self, cell: Cell) -> Verdict:
         row = self._row(cell.seconds)
         if row < 0:
             return Verdict.TOO_OLD

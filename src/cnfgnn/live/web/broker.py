@@ -50,6 +50,8 @@ class Broker:
             problem = f"must be like mqtt://localhost:1883 or mqtts://host, not {options.mqtt!r}"
             raise ConfigError("--mqtt", problem)
         self.client = self._client(name)
+        self.address = f"{self.place.hostname}:{self.place.port or PORTS[self.place.scheme]}"
+        self._is_lost = False  # and whoever reads the log knows it
         self._publisher = ThreadPoolExecutor(1, "mqtt")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,6 +68,7 @@ class Broker:
         client.max_inflight_messages_set(AT_ONCE)
         client.max_queued_messages_set(AT_ONCE)
         client.on_connect, client.on_disconnect = self._connected, self._disconnected
+        client.on_connect_fail = lambda *_: self._without("cannot be reached")
         client.on_message = self._message
         return client
 
@@ -76,7 +79,7 @@ class Broker:
         self.service.alarm_listeners.append(self.publish_alarms)
         self.service.switch_listeners.append(self.publish_switch)
         host, port = str(self.place.hostname), self.place.port or PORTS[self.place.scheme]
-        self.service.problems["broker"] = f"{host}:{port} is not connected yet"
+        self.service.problems["broker"] = f"{self.address} is not connected yet"
         self.client.connect_async(host, port)
         self.client.loop_start()
 
@@ -97,10 +100,13 @@ class Broker:
 
     def _connected(self, client: mqtt.Client, _: Any, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:
-            self.service.problems["broker"] = f"it refuses the connection ({reason})"
+            self._without(f"refuses the connection ({reason})")
             return
         self.service.metrics.broker.set(1)
         self.service.problems.pop("broker", None)
+        if self._is_lost:
+            self._is_lost = False
+            log.warning("broker: %s is connected again", self.address)
         client.subscribe(self.readings, qos=1)
         self._say("status", "online")
         if self.service.latest is not None:
@@ -112,7 +118,14 @@ class Broker:
         self.service.metrics.broker.set(0)
         if reason.is_failure:
             self.service.metrics.failures.labels("broker").inc()
-            self.service.problems["broker"] = f"the connection is lost ({reason})"
+            self._without(f"is lost ({reason})")
+
+    def _without(self, problem: str) -> None:
+        """Go on without the broker; the log says so once, until it is back."""
+        self.service.problems["broker"] = f"{self.address} {problem}"
+        if not self._is_lost:
+            log.warning("broker: %s %s: readings from it wait there", self.address, problem)
+        self._is_lost = True
 
     def _message(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
         def begin() -> None:
