@@ -47,8 +47,13 @@ def evaluate_run(run: Run, data: Dataset, split: Split = "test") -> Scores:
     return replace(evaluate(experiment, split), seen=seen)
 
 
-def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Experiment:
+def restore_best(
+    run: Run, data: Dataset, windows: Windows | None = None, one_by_one: bool = False
+) -> Experiment:
     """The run's best round on the sensors of `data`, with the scale that it was trained with.
+
+    With `one_by_one`, each window is forecast as if it were alone: in int8, numbers of windows that are sent
+    together are rounded together, and those of a single one are not rounded.
 
     Averaged weights suit any sensor. If every sensor has its own model, data with a sensor that the run does
     not know are refused.
@@ -57,6 +62,8 @@ def restore_best(run: Run, data: Dataset, windows: Windows | None = None) -> Exp
         raise RunError(run.folder, "has no finished round yet")
     check_same_step(run, data)
     config = run.config.with_changes({"training.seen": 1.0})  # every sensor takes part now
+    if one_by_one and config.training.wire == "int8":
+        config = config.with_changes({"training.wire": "full"})
     if config.model.takes_inputs:
         data = replace(data, readings=with_inputs(data.readings, run.data.inputs, str(run.folder)))
     if config.compute.device.startswith("cuda") and not torch.cuda.is_available():

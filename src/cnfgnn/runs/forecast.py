@@ -84,7 +84,7 @@ def adapting_steps(sensors: int) -> int:
 def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experiment) -> None:
     """Give the owners of an experiment intervals that have followed all errors since the validation split.
 
-    The model forecasts again what it would have forecast at each step since then. Readings that it was
+    The model forecasts again what it forecast at each step since then, each by itself. Readings that it was
     trained on do not count.
     """
     d = run.config.data
@@ -92,7 +92,8 @@ def adapt_intervals(run: Run, extended: Dataset, rows: int, experiment: Experime
     first = max(first_row_after_training(run, extended.readings), rows - d.history - steps, 0)
     starts = np.arange(first, rows - d.history, dtype=np.int64)
     windows = Windows.next(rows, d.history, d.horizon)
-    past = restore_best(run, extended, replace(windows, starts={**windows.starts, "test": starts}))
+    repeated = replace(windows, starts={**windows.starts, "test": starts})
+    past = restore_best(run, extended, repeated, one_by_one=True)
     if len(starts):
         past.strategy.ready("test")
     for (_, owner), (_, before) in zip(experiment.owners, past.owners, strict=True):
