@@ -362,4 +362,8 @@ def _moment(option: str, text: str | None) -> np.datetime64 | None:
 
 
 def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
+    from cnfgnn.live.repeated_lines import RepeatedLines
+
+    handler = logging.StreamHandler()
+    handler.addFilter(RepeatedLines())
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", handlers=[handler])

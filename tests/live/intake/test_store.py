@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live.intake.recent import Cell
-from cnfgnn.live.intake.store import FileState, ReadingStore, remove_database
+from cnfgnn.live.intake.store import FileState, ReadingStore, drop_oldest, remove_database
 from tests.commands import said
 
 IDS = ("a", "b")
@@ -26,6 +27,21 @@ def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_p
     assert store.newest() == 600
     assert store.files() == {"f.csv": FileState(9, 8, 7)}
     store.close()
+
+
+def test_the_oldest_day_is_deleted_when_the_database_is_too_large(tmp_path: Path) -> None:
+    with closing(ReadingStore(tmp_path)) as store:
+        store.write(IDS, [Cell(day * 86_400, 0, 1.5) for day in range(5)], {})
+        drop_oldest(store._database, most=1 << 20)
+        assert [seconds for seconds, _, _ in store.stored(0).readings] == [
+            0,
+            86_400,
+            172_800,
+            259_200,
+            345_600,
+        ]
+        drop_oldest(store._database, most=1)
+        assert [seconds for seconds, _, _ in store.stored(0).readings] == [86_400, 172_800, 259_200, 345_600]
 
 
 def test_the_database_of_a_service_that_runs_is_not_removed(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.live.options import LIVE
+from cnfgnn.live.repeated_lines import RepeatedLines
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
 from cnfgnn.transports.remote.endpoint import Endpoint
@@ -136,6 +137,7 @@ def _remove_old_states(kit: Path, task: SiteTask) -> None:
 
 def _write_log(file: Path) -> None:
     handler = RotatingFileHandler(file, maxBytes=LOG_BYTES, backupCount=1)
+    handler.addFilter(RepeatedLines())
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler], force=True
     )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from cnfgnn.live.forecasting.watch import Step
-from cnfgnn.live.intake.store import explained, transaction
+from cnfgnn.live.intake.store import drop_oldest, explained, transaction
 
 TABLES = (
     "CREATE TABLE IF NOT EXISTS learned (one INTEGER PRIMARY KEY CHECK (one = 1), of TEXT NOT NULL,"
@@ -74,8 +74,10 @@ class Journal:
             self._database.executemany("INSERT OR REPLACE INTO steps VALUES (?, ?)", rows)
 
     def tidy(self) -> None:
-        """Move what was written from the log into the database; nobody waits for it."""
+        """Move what was written from the log into the database, and keep that bounded; nobody waits for
+        it."""
         with explained(self.path), closing(self._connected()) as another:
+            drop_oldest(another)
             another.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _connected(self) -> sqlite3.Connection:

@@ -23,6 +23,8 @@ from cnfgnn.live.intake.recent import Cell, Stored
 
 FILE = "live.sqlite"
 FORMAT = "1"
+MOST_BYTES = 2 << 30  # of the database; then the oldest day is deleted
+DAY_SECONDS = 86_400
 TABLES = (
     "CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS readings (time INTEGER NOT NULL, sensor TEXT NOT NULL, value REAL NOT NULL,"
@@ -119,6 +121,21 @@ class ReadingStore:
         with explained(self.path):
             rows = self._database.execute("SELECT name, state FROM files").fetchall()
         return {name: FileState(*json.loads(state)) for name, state in rows}
+
+
+def drop_oldest(database: sqlite3.Connection, most: int = MOST_BYTES) -> None:
+    """Delete the oldest day of readings and variables if the database is larger than it may be; so it stays
+    below, since days are added one by one. Its size decides and no clock, which may be wrong."""
+    pages, free, size = (
+        database.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    if (pages - free) * size <= most:
+        return
+    with transaction(database):
+        for table in ("readings", "variables"):
+            oldest = f"SELECT MIN(time) + {DAY_SECONDS} FROM {table}"
+            database.execute(f"DELETE FROM {table} WHERE time < ({oldest})")
 
 
 def stored_readings(database: Path) -> Stored:
