@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
-from cnfgnn.live.intake.recent import Cell
+from cnfgnn.data.export import write_folder
+from cnfgnn.errors import DataError, RunError
+from cnfgnn.live.intake.clock import FeedClock
+from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import FEED, SYSTEM, LiveSettings
 from cnfgnn.live.start import LiveProcess
 from tests.commands import said
+from tests.live.forecasting.test_service import damage
 from tests.live.small_service import KNOWN, SmallRun
 
 STEP = 300
@@ -80,6 +85,39 @@ def test_the_start_says_that_readings_are_old(
     with built(small_run, tmp_path, SYSTEM):
         assert f", {days:,.0f} days ago: forecasts are fallbacks until" in caplog.text
         assert "--clock feed" in caplog.text
+
+
+def test_a_damaged_database_is_named_at_the_start(small_run: SmallRun, tmp_path: Path) -> None:
+    """Also if its damage shows only when readings are read."""
+    ids, first = small_run.data.readings.ids, int(small_run.data.readings.seconds[0])
+    with closing(ReadingStore(tmp_path)) as store:
+        store.write(ids, [Cell(first + STEP * k, k % 6, 50.0) for k in range(900)], {})
+        damage(store)
+    problem = r"live\.sqlite: is damaged .*: move it away"
+    with pytest.raises(RunError, match=problem), built(small_run, tmp_path):
+        pass
+    assert RunError.exit_code == 4
+
+
+def test_readings_of_another_step_than_the_training(small_run: SmallRun, tmp_path: Path) -> None:
+    """A file of them is refused; those that are sent count for the nearest step, of which the last counts."""
+    readings, other = small_run.until(KNOWN).readings, tmp_path / "other"
+    other.mkdir()
+    hourly = readings.times[0] + np.arange(KNOWN) * np.timedelta64(3600, "s")
+    write_folder(replace(small_run.until(KNOWN), readings=replace(readings, times=hourly)), other)
+    with (
+        pytest.raises(DataError, match=r"readings come every 3600 s, but .* was trained on one every 300 s"),
+        built(replace(small_run, folder=other), tmp_path / "state"),
+    ):
+        pass
+    recent, newest = RecentReadings(readings, 20, zeros_missing=False), int(readings.seconds[-1])
+    clock = FeedClock(newest, STEP)
+    for minute in range(1, 11):  # one every minute
+        verdict, cell = recent.judge(Arrived("s0", newest + 60 * minute, 50.0 + minute), clock)
+        assert verdict is (Verdict.NEW if minute in (3, 8) else Verdict.CORRECTED)
+        assert cell is not None
+        recent.put(cell)
+    assert recent.until(recent.newest).values[-3:, 0].tolist() == [52.0, 57.0, 60.0]
 
 
 def test_reset_removes_what_it_names_but_not_under_a_service(small_run: SmallRun, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
-from cnfgnn.errors import StorageError
+from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live.forecasting.forecasts import QUALITIES, Forecast, quality_of
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, RunPredictor
 from cnfgnn.live.forecasting.schedule import Schedule
@@ -322,25 +322,61 @@ def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
     on_bench(test)
 
 
-def test_readings_that_cannot_be_written_are_not_taken(
-    on_bench: OnBench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "mend", "says"),
+    [
+        ("PRAGMA max_page_count = 1", "PRAGMA max_page_count = 1000000", "full"),
+        ("PRAGMA query_only = 1", "PRAGMA query_only = 0", "readonly"),  # as on a disk that has become so
+    ],
+)
+def test_readings_that_cannot_be_written_are_not_taken_and_forecasts_go_on(
+    on_bench: OnBench, fault: str, mend: str, says: str
 ) -> None:
     async def test(bench: Bench) -> None:
-        def full(*_: object) -> None:
-            raise StorageError(bench.service.store.path, "database or disk is full")
-
+        database = bench.service.store._database
         bench.clock.moment = bench.time(KNOWN) + 1
-        with monkeypatch.context() as patched:
-            patched.setattr(bench.service.store, "write", full)
-            with pytest.raises(StorageError, match="disk is full"):
-                await bench.service.take(bench.cells(KNOWN), "test")
+        database.execute(fault)
+        many = [*bench.cells(KNOWN), *(Arrived("s0", bench.time(KNOWN - k), k / 7) for k in range(1, 900))]
+        with pytest.raises(StorageError, match=rf"live\.sqlite: cannot be written .*{says}"):
+            await bench.service.take(many, "test")
         assert not bench.recent.present(bench.time(KNOWN)).any()
-        assert "disk" in bench.service.problems
-        await bench.service.take(bench.cells(KNOWN), "test")
-        await bench.forecast_of(KNOWN)
+        assert "live.sqlite: cannot be written" in bench.service.problems["disk"]
+        bench.clock.moment = bench.time(KNOWN) + DEADLINE
+        made = await bench.forecast_of(KNOWN)
+        assert made.counts()["fallback"] == 1  # s4, in its gap
+        database.execute(mend)
+        bench.clock.moment = bench.time(KNOWN + 1) + 1
+        await bench.service.take(bench.cells(KNOWN + 1), "test")
+        await bench.forecast_of(KNOWN + 1)
         assert "disk" not in bench.service.problems
 
     on_bench(test)
+
+
+def test_a_database_that_is_damaged_under_the_service_is_named_and_forecasts_go_on(on_bench: OnBench) -> None:
+    async def test(bench: Bench) -> None:
+        store = bench.service.store
+        many = [Arrived("s0", bench.time(KNOWN - 1 - k), k / 7) for k in range(900)]
+        await bench.service.take(many, "test")
+        damage(store)
+        bench.clock.moment = bench.time(KNOWN) + 1
+        with pytest.raises(RunError, match=r"live\.sqlite: is damaged"):
+            await bench.service.take([*bench.cells(KNOWN), replace(many[800], value=1.0)], "test")
+        assert "move it away" in bench.service.problems["disk"]
+        bench.clock.moment = bench.time(KNOWN) + DEADLINE
+        await bench.forecast_of(KNOWN)
+
+    on_bench(test)
+
+
+def damage(store: ReadingStore) -> None:
+    """Overwrite all of a database but its first page, and let the service forget what it has read of it."""
+    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    size = store.path.stat().st_size
+    with store.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"x" * (size - 4096))
+    store._database.execute("PRAGMA shrink_memory")
 
 
 def test_the_model_is_asked_before_anything_that_may_fail(on_bench: OnBench) -> None:

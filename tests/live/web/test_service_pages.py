@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnfgnn.errors import RunError
+from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import LiveProcess
 from cnfgnn.live.web import pages
@@ -299,6 +299,29 @@ def test_uploads_are_bounded_in_rate(
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[2].json["error"].startswith("more than")
     assert answers[2].headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    "problem", [RunError("live.sqlite", "is damaged"), StorageError("live.sqlite", "ro")]
+)
+def test_readings_that_are_not_on_disk_are_not_acknowledged(
+    served: tuple[LiveProcess, Client], monkeypatch: pytest.MonkeyPatch, problem: CnfgnnError
+) -> None:
+    process, client = served
+    sent = {"sensor": "s0", "value": 12.5 + problem.exit_code}
+
+    def broken(*_: object) -> None:
+        raise problem
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process.service.store, "write", broken)
+        answer = client.post(sent)
+    assert answer.status == 507
+    assert answer.json == {"error": f"the readings were not taken: {problem}"}
+    assert client.get("/health").json["problems"]["disk"] == str(problem)
+    assert client.get("/health", Authorization="").json == {"status": "degraded"}
+    assert client.post(sent).status == 200
+    assert client.get("/health").status == 200
 
 
 def test_a_rate_admits_a_burst_and_then_so_many_a_second() -> None:

@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.errors import StorageError
+from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live.forecasting.forecasts import Forecast
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.intake.intake import Busy, Receipt
@@ -133,7 +133,7 @@ class Web(Pages):
             return error(400, str(problem))
         except Busy:
             return error(503, "too many readings arrive at once: send them later", {"Retry-After": "5"})
-        except StorageError as problem:
+        except (StorageError, RunError) as problem:  # a full disk or one that is read-only, a damaged file
             return error(507, f"the readings were not taken: {problem}")
 
     async def _taken(self, request: Request) -> Response:
