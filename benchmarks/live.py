@@ -76,27 +76,39 @@ class Service:
 @contextmanager
 def served(sensors: int, edges: int, steps: int) -> Iterator[Service]:
     """Train a run, write a week of its readings into a folder, and serve it."""
-    rows = KEPT_ROWS + steps
-    data = random_network(sensors, rows, edges)
     with tempfile.TemporaryDirectory() as parent:
-        folder, trained = Path(parent) / "data", Path(parent) / "run"
-        folder.mkdir()
-        write_folder(replace(data, readings=rows_of(data.readings, slice(0, TRAINED_ROWS))), folder)
-        config = preset(METHOD).with_changes(
-            {"training.rounds": 1, "data.path": str(folder), "compute.device": "cpu"}
-        )
-        run = Run.create(trained, config, load(folder))
-        train_run(run, load(folder), Unwatched())
-        write_folder(replace(data, readings=rows_of(data.readings, slice(0, KEPT_ROWS))), folder)
-        command = [sys.executable, "-m", "cnfgnn", "live", str(trained), "--clock", "feed", "--port", "0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        try:
-            place = Place.of(process.stdout.readline(), trained / "live")
-            yield Service(Run.open(trained), data, KEPT_ROWS, place, process.pid)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate()
+        run, data = trained_run(Path(parent), sensors, edges, steps)
+        with started(run, data) as service:
+            yield service
+
+
+def trained_run(parent: Path, sensors: int, edges: int, steps: int) -> tuple[Run, Dataset]:
+    """A run in a folder, with a week of readings, and readings of so many steps more."""
+    data = random_network(sensors, KEPT_ROWS + steps, edges)
+    folder, trained = parent / "data", parent / "run"
+    folder.mkdir()
+    write_folder(replace(data, readings=rows_of(data.readings, slice(0, TRAINED_ROWS))), folder)
+    config = preset(METHOD).with_changes(
+        {"training.rounds": 1, "data.path": str(folder), "compute.device": "cpu"}
+    )
+    run = Run.create(trained, config, load(folder))
+    train_run(run, load(folder), Unwatched())
+    write_folder(replace(data, readings=rows_of(data.readings, slice(0, KEPT_ROWS))), folder)
+    return Run.open(trained), data
+
+
+@contextmanager
+def started(run: Run, data: Dataset) -> Iterator[Service]:
+    """The service of a run."""
+    command = [sys.executable, "-m", "cnfgnn", "live", str(run.folder), "--clock", "feed", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        place = Place.of(process.stdout.readline(), run.folder / "live")
+        yield Service(run, data, KEPT_ROWS, place, process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
 
 
 def events(place: Place) -> Iterator[str]:

@@ -75,7 +75,7 @@ part(["watch", "sensor", "sensors"], () => {
   at("sensor-errors").hidden = !errors;
   if (!errors) return;
   const told = [isNumber(errors.rmse) ? `RMSE ${number(errors.rmse)} over ${count(errors.count ?? 0, "forecast")} of the last day` : "There are too few readings yet to tell the error"];
-  if (isNumber(errors.skill)) told[0] += `, ${share(Math.abs(errors.skill))} ${errors.skill < 0 ? "worse" : "better"} than the last value`;
+  if (isNumber(errors.skill)) told[0] += errors.skill < 0 ? `; the last value is ${share(-errors.skill)} better` : `, ${share(errors.skill)} better than the last value`;
   const covered = Object.entries(errors.coverage ?? {}).filter(([, value]) => isNumber(value)).sort(([a], [b]) => a - b);
   if (covered.length) told.push(covered.map(([level, value], k) => `${share(value)} ${k ? "" : "of the readings were "}inside the ${level}\u00a0% interval`).join(", "));
   at("sensor-errors").textContent = `${told.join(". ")}.`;
