@@ -308,7 +308,7 @@ def test_readings_that_are_not_on_disk_are_not_acknowledged(
     served: tuple[LiveProcess, Client], monkeypatch: pytest.MonkeyPatch, problem: CnfgnnError
 ) -> None:
     process, client = served
-    sent = {"sensor": "s0", "value": 12.5 + problem.exit_code}
+    sent = {"sensor": "s0", "time": newest(client), "value": 12.5 + problem.exit_code}
 
     def broken(*_: object) -> None:
         raise problem
