@@ -15,7 +15,7 @@ from cnfgnn.federation.server.rendezvous import rejoin_problem, wait_for_sites
 from cnfgnn.federation.server.status import STARTING
 from cnfgnn.federation.spans import Span
 from cnfgnn.transports.remote.link import Link
-from cnfgnn.transports.remote.messages import Unreachable, pack, refused, unpack
+from cnfgnn.transports.remote.messages import Channel, Unreachable, pack, refused, unpack
 from cnfgnn.version import __version__
 
 PLAN = SitePlan("north", ("s0",))
@@ -101,7 +101,7 @@ class RefusingSites:
         return pack("hello", **hello())
 
 
-def found_sites(channel: RefusingSites, min_sites: int) -> dict[str, Span]:
+def found_sites(channel: Channel, min_sites: int) -> dict[str, Span]:
     links = {name: Link(name, channel, "session") for name in ("north", "south")}
     plans = {name: replace(PLAN, name=name) for name in links}
     return wait_for_sites(links, plans, min_sites, 3600.0, lambda: False, lambda **more: None)
@@ -117,3 +117,40 @@ def test_nobody_waits_for_a_site_whose_owner_refuses_for_good() -> None:
 
 def test_a_site_that_waits_for_its_owner_is_waited_for() -> None:
     assert set(found_sites(RefusingSites(slow=4), 2)) == {"north", "south"}
+
+
+class SomeUnfit:
+    """Two sites: what `south` says of itself keeps it out, until it was asked `times` times."""
+
+    def __init__(self, times: float = float("inf"), **south: Any) -> None:
+        self.left, self.south = times, south
+
+    def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        if site != "south":
+            return pack("hello", **hello())
+        self.left -= 1
+        return pack("hello", **hello(**self.south if self.left >= 0 else {}))
+
+
+UNFIT = [
+    {"version": "0.1"},
+    {"clock": 0.0},
+    {"sensors": ["other"]},
+    {"blur": None},
+    {"ready": False, "unfit": True, "problem": "its readings cannot be used"},
+]
+
+
+@pytest.mark.parametrize("south", UNFIT)
+def test_nobody_waits_for_a_site_that_cannot_take_part_as_it_is(south: Mapping[str, Any]) -> None:
+    assert list(found_sites(SomeUnfit(**south), 1)) == ["north"]
+
+
+@pytest.mark.parametrize("south", UNFIT)
+def test_without_it_too_few_are_left_and_it_may_be_mended_in_time(south: Mapping[str, Any]) -> None:
+    assert set(found_sites(SomeUnfit(2, **south), 2)) == {"north", "south"}
+
+
+def test_a_site_that_is_still_reading_its_data_is_waited_for() -> None:
+    reading = {"ready": False, "unfit": False, "problem": "it is still reading its data"}
+    assert set(found_sites(SomeUnfit(2, **reading), 1)) == {"north", "south"}

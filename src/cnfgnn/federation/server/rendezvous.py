@@ -29,8 +29,13 @@ RETRY_AFTER = 0.3  # seconds
 STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is assumed to be starting
 
 
-class Refusal(str):
-    """Why the owner of a site takes no part in this task: nobody has to wait for another answer."""
+class Unfit(str):
+    """Why a site cannot take part as it is, until somebody mends it: nobody waits for that if enough others
+    are ready. It is taken in whenever it comes."""
+
+
+class Refusal(Unfit):
+    """Why the owner of a site takes no part in this task: it will not come."""
 
 
 def wait_for_sites(
@@ -41,8 +46,8 @@ def wait_for_sites(
     stopped: Callable[[], bool],
     report: Callable[..., None],
 ) -> dict[str, Span]:
-    """Send hellos until all sites are ready, or until time is up and at least `min_sites` are. Nobody waits
-    for a site whose owner refuses the task."""
+    """Send hellos until all sites are ready that can be, or until time is up, and at least `min_sites` are.
+    Nobody waits for a site that runs another version, say, or whose owner refuses the task."""
     ready: dict[str, Span] = {}
     problems: dict[str, str | Unreachable] = {}
     begun = time.monotonic()
@@ -61,8 +66,9 @@ def wait_for_sites(
             reasons = {name: _reason(problems[name], may_be_starting) for name in missing}
             report(ready=sorted(ready), missing=reasons)
             refused = [name for name in missing if isinstance(problems[name], Refusal)]
-            over = time.monotonic() > deadline or len(refused) == len(missing)
-            if over and len(ready) >= min_sites:
+            over = time.monotonic() > deadline
+            none_will_come = all(isinstance(problems[name], Unfit) for name in missing)
+            if (over or none_will_come) and len(ready) >= min_sites:
                 break
             if over or len(links) - len(refused) < min_sites:
                 failed = (refused or missing)[0]
@@ -96,11 +102,18 @@ def rejoin_problem(hello: Mapping[str, Any], plan: SitePlan, span: Span, needed:
 def _hello(link: Link, plan: SitePlan) -> Span | str | Unreachable:
     """A site's time span, or why it cannot take part."""
     try:
-        return _span_from_hello(link.hello(HELLO_WITHIN), plan)
+        hello = link.hello(HELLO_WITHIN)
+        found = _span_from_hello(hello, plan)
+        if isinstance(found, Span):
+            return found
+        if hello.get("refused") is True:
+            return Refusal(found)
+        may_be_soon = hello.get("version") == __version__ and hello.get("ready") is False
+        return found if may_be_soon and hello.get("unfit") is not True else Unfit(found)
     except Unreachable as problem:
         return problem
     except Malformed as problem:
-        return str(problem)
+        return Unfit(problem)
 
 
 def _reason(problem: str | Unreachable, may_be_starting: bool) -> str:
@@ -122,8 +135,7 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
         difference = f"{abs(clock - time.time()):.0f} s"
         return f"its clock differs from the server's by {difference}: set the clock (NTP)"
     if hello.get("ready") is not True:
-        problem = legible(hello.get("problem"))
-        return Refusal(problem) if hello.get("refused") is True else problem
+        return legible(hello.get("problem"))
     if hello.get("sensors") != list(plan.sensors):
         return "its kit lists other sensors than the server's kit: use kits of the same project file"
     blur: Any = hello.get("blur")

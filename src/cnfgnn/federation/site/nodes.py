@@ -127,7 +127,8 @@ class SiteNodes:
     def describe(self) -> Mapping[str, Any]:
         """The answer to a hello of the server."""
         if self.data is None or self.plan is None or self.problem:
-            return {"ready": False, "problem": self.problem, "version": __version__}
+            unfit = self._problem != NOT_READ_YET
+            return {"ready": False, "problem": self.problem, "unfit": unfit, "version": __version__}
         about = {"ready": True, "sensors": list(self.plan.sensors), "version": __version__}
         about["memory"] = self.memory
         return about | dict(self.data.describe())
