@@ -31,6 +31,9 @@ class SiteExecutor(Executor):  # type: ignore[misc]
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             collect_garbage_regularly()
+            # The engine would ask the server for tasks of its own twice a second. There are none, and a site
+            # that was restarted since the job began would be refused each time, and log it.
+            fl_ctx.get_engine().get_task_assignment = no_task
             job = fl_ctx.get_job_id()
             self.relay = Relay(connection_of_job(), {**self.task, "id": job})
             serve_requests(fl_ctx.get_engine().get_cell().core_cell, job, self.relay.answer)
@@ -39,3 +42,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def execute(self, task: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         raise NotImplementedError("requests arrive as messages, not as engine tasks")
+
+
+def no_task(*args: object) -> None:
+    """What the engine is told when it asks for its next task."""

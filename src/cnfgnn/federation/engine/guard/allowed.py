@@ -72,7 +72,6 @@ FROM_SITE: Mapping[str, tuple[Door, ...]] = {
     SERVER_JOB: (
         Door(AUX, "__sync_runner__", "a task's process at a site says that it is there", streamed=True),
         Door(AUX, "__job_heartbeat__", "and that it still is", streamed=True),
-        Door(CellChannel.SERVER_COMMAND, "get_task", "the engine's own tasks: there are none", streamed=True),
         *_PIECES,
         _GOODBYE,
     ),

@@ -28,6 +28,7 @@ from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderK
 from cnfgnn.federation.engine.guard import contents
 from cnfgnn.federation.engine.guard.allowed import SERVER, party, printable, refusal
 from cnfgnn.federation.engine.guard.handshake import peer_certificate, role
+from cnfgnn.federation.engine.repairs.repetitions import leave_out_repetitions
 from cnfgnn.federation.kits.engine_files import OPERATOR
 from cnfgnn.federation.kits.refusals import MOST_REFUSALS, record_refusal
 
@@ -48,12 +49,13 @@ log = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Have every message and every connection of this process checked from now on."""
+    """Have every message and every connection of this process checked from now on, and its log kept short."""
     CoreCell.process_message = _process_if_allowed
     ConnManager.update_endpoint = _connect_if_allowed
     HistPool.record_value = _record_value_if_room
     CounterPool.increment = _increment_if_room
     contents.install()
+    leave_out_repetitions()  # a peer may cause lines, too
 
 
 def record(who: str, what: str) -> None:
