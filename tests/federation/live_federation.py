@@ -15,6 +15,7 @@ import pytest
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.federation.server.live import task as live_task
+from cnfgnn.federation.server.live.task import GONE, NEVER_THERE
 from cnfgnn.federation.server.task import serve
 from cnfgnn.federation.site.copies import SiteCopies
 from cnfgnn.federation.site.live import predictor as live_predictor
@@ -30,7 +31,7 @@ from tests.federation.in_memory_federation import InMemoryFederation
 from tests.live.small_service import Client
 from tests.waiting import wait_for
 
-ABSENT = "absent: it goes on by itself"
+ABSENT = (GONE, NEVER_THERE)
 LIVE = {"deadline": 30.0, "feed": True, "speed": 60.0}
 
 
@@ -76,7 +77,7 @@ class LiveFederation(InMemoryFederation):
 
         def joined() -> bool:
             predictor, told = self.nodes[name].predictor, (self.live_status.get("sites") or {}).get(name, {})
-            return predictor is not None and predictor.joined and told.get("quality") not in (None, ABSENT)
+            return predictor is not None and predictor.joined and told.get("quality") not in (None, *ABSENT)
 
         wait_for(joined, f"{name} to join")
 

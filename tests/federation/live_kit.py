@@ -10,6 +10,7 @@ from typing import Any
 
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.server.live.models import FederatedModels
+from cnfgnn.federation.server.live.task import GONE
 from cnfgnn.federation.server.status import STATUS, TRAINING
 from cnfgnn.files import write_whole
 from cnfgnn.live.learning.models import Training
@@ -68,7 +69,7 @@ class LiveKit:
 
     def _told(self, name: str) -> dict[str, Any]:
         if name in self.away:
-            return {"step": STEP, "present": 0, "forecast": 0, "quality": "absent: it goes on by itself"}
+            return {"step": STEP, "present": 0, "forecast": 0, "quality": GONE}
         lacks = 3 if name == "south" else 0
         quality = "some readings missing" if lacks else "full"
         coverage = {"count": 2880, "80": 2290, "95": 2741} if name == "north" else None

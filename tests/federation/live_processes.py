@@ -87,7 +87,7 @@ class LiveProcesses:
         told = self.sites.get(name) or {}
         health = self.client(name).get("/health").json
         here = health.get("server", "present") == "present"
-        return here and bool(told.get("reachable")) and told.get("quality") not in (None, ABSENT)
+        return here and bool(told.get("reachable")) and told.get("quality") not in (None, *ABSENT)
 
     def wait_until_joined(self, *names: str) -> None:
         def joined() -> bool:

@@ -220,6 +220,7 @@ def test_sites_outlive_their_server_and_follow_the_next_one(
                 trained.wait_until_joined(name)
             assert trained.next_forecasts() == everywhere(trained, FULL)
         assert all(site.ended.is_set() for site in trained.nodes.values())
+        assert trained.status["services_ended"] == list(trained.sites)
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def wait_until_known(sites: LiveFederation) -> None:
 
     def known() -> bool:
         predictor, told = sites.nodes["west"].predictor, sites.live_status
-        told_of = told["new_sensors"] == {"west": [NEW]} and told["sites"]["west"]["quality"] != ABSENT
+        told_of = told["new_sensors"] == {"west": [NEW]} and told["sites"]["west"]["quality"] not in ABSENT
         return predictor is not None and NEW in predictor.ready.ids and NEW in predictor.ids and told_of
 
     wait_for(known, "the new sensor to be known")

@@ -40,7 +40,7 @@ def test_a_new_sensor_is_served_while_the_others_go_on(tmp_path: Path) -> None:
         def known() -> bool:
             with suppress(OSError, KeyError, TypeError):
                 told = live.federation.status["live"]
-                joined = told["sites"]["south"]["quality"] != ABSENT and live.is_joined("south")
+                joined = told["sites"]["south"]["quality"] not in ABSENT and live.is_joined("south")
                 return joined and told["new_sensors"] == {"south": ["s6"]}
             return False
 

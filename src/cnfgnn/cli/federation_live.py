@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,8 @@ from cnfgnn.cli.federation_arguments import RunName, ServerArgument, WaitOption
 from cnfgnn.cli.live import DeadlineOption, check_installed, page_link
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cnfgnn.federation.task import Task
 
 RetrainOption = Annotated[
@@ -78,21 +80,36 @@ def live(
         with page, retraining(plan, terms, _say):
             link = page_link(page.address, page.token_file)
             print(f"the page of this federation: {link}", flush=True)
-            _follow_live(kit, Task("live", run, wait=wait, live=terms))
+            stopped = _follow_live(kit, Task("live", run, wait=wait, live=terms))
     except KeyboardInterrupt:
-        print("stopped; the sites have ended their services", file=sys.stderr, flush=True)
-        raise typer.Exit(130) from None
+        stopped = {}
+    _say(how_services_ended(stopped))
+    raise typer.Exit(130)
 
 
-def _follow_live(kit: Path, task: Task) -> None:
-    """Keep a live task running, and show its status together with its model and the training beside it."""
+def how_services_ended(stopped: Mapping[str, Any]) -> str:
+    """What is known of the sites' services after Ctrl-C; `stopped` is the status of the task if it was there
+    to be stopped."""
+    ended, sites = stopped.get("services_ended") or [], stopped.get("sites") or {}
+    go_on = "a service that runs goes on by itself: cnfgnn federation down at its site ends it"
+    if not stopped:
+        return f"stopped; the server's task was not there to end the sites' services: {go_on}"
+    known = f"sites {', '.join(ended)} have ended their services" if ended else "no site was there"
+    if left := [name for name in sites if name not in ended]:
+        return f"stopped; {known}, and {', '.join(left)} could not be told: {go_on}"
+    return f"stopped; {known}"
+
+
+def _follow_live(kit: Path, task: Task) -> Mapping[str, Any]:
+    """Keep a live task running, and show its status together with its model and the training beside it, until
+    Ctrl-C; returns the status of the task that was stopped."""
     from cnfgnn.cli.sites import sites_watcher
     from cnfgnn.federation.operator.live.state import live_state
     from cnfgnn.federation.operator.tasks import keep_live
 
     watcher = sites_watcher()
     try:
-        keep_live(kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), _say)
+        return keep_live(kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), _say)
     finally:
         watcher.end()
 

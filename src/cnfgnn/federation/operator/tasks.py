@@ -112,7 +112,8 @@ def run_task(kit: Path, task: Task, watch: Watch) -> Mapping[str, Any]:
             return job.follow()
         except KeyboardInterrupt:
             if not _stop(job.file, task.token):  # it had not begun yet, or it hangs
-                session.abort(job.id)
+                with suppress(RunError):  # the server is gone, and its task with it
+                    session.abort(job.id)
             raise
 
 
@@ -287,8 +288,8 @@ def _stop(file: Path, token: str) -> bool:
     deadline = time.monotonic() + STOPS_WITHIN
     while time.monotonic() < deadline:
         status = read_json_or_empty(file)
-        if status.get("token") == token and status.get("state") in FINAL_STATES:
-            return True
+        if status.get("token") == token and not is_active(status):
+            return status.get("state") in FINAL_STATES  # otherwise its process was killed
         time.sleep(POLL_INTERVAL)
     return False
 
@@ -313,27 +314,47 @@ def _job_beside(kit: Path) -> str:
         return ""
 
 
-def keep_live(kit: Path, task: Task, watch: Watch, say: Callable[[str], None]) -> None:
+def keep_live(kit: Path, task: Task, watch: Watch, say: Callable[[str], None]) -> Mapping[str, Any]:
     """Keep a live task running until Ctrl-C: start it, or follow it if it runs already, and start it again
-    whenever its process or the server has died."""
-    begun = False
-    while True:
-        try:
-            if is_live(kit, task.run):
-                begun = True
-                _attend(kit, watch)
-            else:
-                run_task(kit, task, watch)
-        except TaskError as error:
-            begun |= run_exists(kit, task.run) and read_json_or_empty(kit / STATUS).get("do") == "live"
-            if not begun or error.exit_code not in (1, NodeError.exit_code):
-                raise
-            say(f"{error}: the task is started again")
-        except RunError as error:
-            if not begun:
-                raise
-            say(f"{error}: waiting")
-        time.sleep(RESTART_AFTER)
+    whenever its process or the server has died. Returns the status of the task that Ctrl-C has stopped; empty
+    if none could be."""
+    begun, said, token = False, "", ""
+
+    def follow(status: Mapping[str, Any]) -> None:
+        nonlocal said, token
+        token = str(status.get("token"))
+        if status.get("state") == "running":
+            said = ""
+        watch(status)
+
+    def say_once(line: str) -> None:
+        """Say what keeps the task from running, and not again before it has run."""
+        nonlocal said
+        if line != said:
+            say(line)
+        said = line
+
+    try:
+        while True:
+            try:
+                if is_live(kit, task.run):
+                    begun = True
+                    _attend(kit, follow)
+                else:
+                    run_task(kit, task, follow)
+            except TaskError as error:
+                begun |= run_exists(kit, task.run) and read_json_or_empty(kit / STATUS).get("do") == "live"
+                if not begun or error.exit_code not in (1, NodeError.exit_code):
+                    raise
+                say_once(f"{error}: the task is started again")
+            except RunError as error:
+                if not begun:
+                    raise
+                say_once(f"{error}: waiting")
+            time.sleep(RESTART_AFTER)
+    except KeyboardInterrupt:
+        last = read_json_or_empty(kit / STATUS)
+        return last if (last.get("token"), last.get("state")) == (token, "stopped") else {}
 
 
 def is_live(kit: Path, run: str) -> bool:

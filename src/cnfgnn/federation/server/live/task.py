@@ -35,6 +35,9 @@ LATEST = 2**40  # seconds: no time step is later
 SLACK = 1.0  # seconds that a deadline at a site may be noticed late
 KEPT = 1000  # durations of steps of which the median is shown
 PAUSE = 5.0  # seconds after an error in taking in sites before it is tried again
+# How a site that is not there took part in the last step. The server cannot know more.
+GONE = "absent: if its service still runs, it goes on by itself"
+NEVER_THERE = "absent: it has taken no part since this task began"
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class SiteSteps:
         self.joined = {site.name: False for site in sites}  # whether it takes part in the next step
         self.lost = {site.name: False for site in sites}  # whether its process has lost what it was told
         self.done = 0  # the last step whose embeddings were sent
+        self.served: set[str] = set()  # the sites whose service has answered since the task began
         self.missed = {site.name: 0 for site in sites}  # how many steps in a row it was not there for
         self.changed = threading.Condition()
         self._closed = threading.Event()
@@ -61,13 +65,20 @@ class SiteSteps:
         for site in self.sites:
             threading.Thread(target=self._watch, args=[site], name=f"due {site.name}", daemon=True).start()
 
-    def close(self, ends: bool) -> None:
-        """Ask no more; if the task `ends` for good, the sites end their services."""
+    def close(self) -> None:
+        """Ask no more."""
         self._closed.set()
+
+    def end_services(self) -> list[str]:
+        """Tell the sites that the task ends for good; those that heard it end their services."""
+        self.close()
+        heard = []
         for site in self.sites:
-            if ends and site.reachable:
-                with suppress(Malformed, Lost, NotPermitted, Unreachable):
+            with suppress(Malformed, Lost, NotPermitted, Unreachable):
+                if site.reachable:
                     site.link.due(ANSWER_WITHIN, after=0, joined=False, done=self.done, ends=True)
+                    heard.append(site.name)
+        return heard
 
     def _watch(self, site: Site) -> None:
         while not self._closed.is_set():
@@ -92,6 +103,7 @@ class SiteSteps:
         step, present, ready = answer.get("step"), answer.get("present"), answer.get("ready") is True
         with self.changed:
             self.lost[site.name] = joined and not ready
+            self.served |= {site.name} if ready else set()
             if ready and type(step) is int and type(present) is int and self.is_valid(step):
                 self.due[site.name] = max(step, self.due[site.name])
                 self.present[site.name] = min(max(present, 0), len(site.rows))
@@ -116,6 +128,16 @@ class SiteSteps:
         for site in self.sites:
             there = self.due[site.name] >= step and self.present[site.name] > 0
             self.missed[site.name] = 0 if there else self.missed[site.name] + 1
+
+    def quality(self, site: Site, took_part: bool, forecast: int) -> str:
+        """How a site took part in the last step, in a few words; `forecast` of its sensors had readings."""
+        if not took_part:
+            return GONE if site.name in self.served else NEVER_THERE
+        if forecast == 0:
+            return "no readings"
+        if min(forecast, self.present[site.name]) < len(site.rows):
+            return "some readings missing"
+        return "full"
 
 
 class LiveLoop:
@@ -155,6 +177,7 @@ class LiveLoop:
             self.made, self.count, self.seconds = before.made, before.count, before.seconds
             self.made_at = before.made_at
             self.steps.done, self.transport.told = before.steps.done, before.transport.told
+            self.steps.served = before.steps.served
 
     def run(self) -> None:
         self._begin()
@@ -178,10 +201,10 @@ class LiveLoop:
                         continue
                 self._step(step)
         except Stopped:
-            self.steps.close(ends=True)
+            self.context.status.set(services_ended=self.steps.end_services())
             raise
         finally:
-            self.steps.close(ends=False)
+            self.steps.close()
 
     def _begin(self) -> None:
         """Tell the sites that they are ready: a census of the window that they were prepared with."""
@@ -287,7 +310,7 @@ class LiveLoop:
                 "step": format_time(self.steps.due[name]) if self.steps.due[name] else None,
                 "present": self.steps.present[name],
                 "forecast": forecast,
-                "quality": _quality(took_part, forecast, self.steps.present[name], len(site.rows)),
+                "quality": self.steps.quality(site, took_part, forecast),
                 "coverage": self.steps.coverage[name],
             }
         live = {
@@ -304,14 +327,3 @@ class LiveLoop:
             "sites": sites,
         }
         self.context.status.set(live=live)
-
-
-def _quality(took_part: bool, forecast: int, present: int, sensors: int) -> str:
-    """How a site took part in the last step, in a few words."""
-    if not took_part:
-        return "absent: it goes on by itself"
-    if forecast == 0:
-        return "no readings"
-    if min(forecast, present) < sensors:
-        return "some readings missing"
-    return "full"

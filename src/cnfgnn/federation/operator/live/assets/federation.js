@@ -27,7 +27,7 @@ const runs = () => state.state === "running";
 function part(site) {
   if (!runs()) return ["fair", "not known"];
   if (!site.reachable) return ["bad", "away"];
-  if (String(site.quality).startsWith("absent")) return ["bad", "goes on by itself"];
+  if (String(site.quality).startsWith("absent")) return ["bad", "takes no part"];
   return site.quality === "full" ? ["good", "full"] : ["warn", site.quality ?? "no step yet"];
 }
 
