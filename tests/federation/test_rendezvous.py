@@ -101,10 +101,13 @@ class RefusingSites:
         return pack("hello", **hello())
 
 
-def found_sites(channel: Channel, min_sites: int) -> dict[str, Span]:
+def found_sites(
+    channel: Channel, min_sites: int, reports: list[Mapping[str, Any]] | None = None
+) -> dict[str, Span]:
     links = {name: Link(name, channel, "session") for name in ("north", "south")}
     plans = {name: replace(PLAN, name=name) for name in links}
-    return wait_for_sites(links, plans, min_sites, 3600.0, lambda: False, lambda **more: None)
+    told: list[Mapping[str, Any]] = [] if reports is None else reports
+    return wait_for_sites(links, plans, min_sites, 3600.0, lambda: False, lambda **more: told.append(more))
 
 
 def test_nobody_waits_for_a_site_whose_owner_refuses_for_good() -> None:
@@ -132,21 +135,23 @@ class SomeUnfit:
         return pack("hello", **hello(**self.south if self.left >= 0 else {}))
 
 
-UNFIT = [
-    {"version": "0.1"},
-    {"clock": 0.0},
-    {"sensors": ["other"]},
-    {"blur": None},
-    {"ready": False, "unfit": True, "problem": "its readings cannot be used"},
-]
+UNFIT = {  # by the word that its owner is told
+    "version": {"version": "0.1"},
+    "clock": {"clock": 0.0},
+    "sensors": {"sensors": ["other"]},
+    "report": {"blur": None},
+    "": {"ready": False, "unfit": True, "problem": "its readings cannot be used"},  # the owner knows why
+}
 
 
-@pytest.mark.parametrize("south", UNFIT)
-def test_nobody_waits_for_a_site_that_cannot_take_part_as_it_is(south: Mapping[str, Any]) -> None:
-    assert list(found_sites(SomeUnfit(**south), 1)) == ["north"]
+@pytest.mark.parametrize(("code", "south"), UNFIT.items())
+def test_nobody_waits_for_a_site_that_cannot_take_part_as_it_is(code: str, south: Mapping[str, Any]) -> None:
+    reports: list[Mapping[str, Any]] = []
+    assert list(found_sites(SomeUnfit(**south), 1, reports)) == ["north"]
+    assert reports[-1]["objections"] == ({"south": code} if code else {})
 
 
-@pytest.mark.parametrize("south", UNFIT)
+@pytest.mark.parametrize("south", UNFIT.values())
 def test_without_it_too_few_are_left_and_it_may_be_mended_in_time(south: Mapping[str, Any]) -> None:
     assert set(found_sites(SomeUnfit(2, **south), 2)) == {"north", "south"}
 

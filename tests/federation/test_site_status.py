@@ -22,7 +22,13 @@ from cnfgnn.cli import progress
 from cnfgnn.cli.sites import SiteLines, sites_table
 from cnfgnn.config.settings import Config
 from cnfgnn.errors import StorageError
-from cnfgnn.federation.engine.guard.handshake import ServerAnswer, connection_problem, copied_kit_warning
+from cnfgnn.federation.engine.guard.handshake import (
+    ServerAnswer,
+    checked_status,
+    connection_problem,
+    copied_kit_warning,
+)
+from cnfgnn.federation.objections import OBJECTIONS
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.operator.status import status_of
 from cnfgnn.federation.project import read_project
@@ -34,6 +40,7 @@ from cnfgnn.federation.site.status import MODEL, SiteStatus, read_site_status
 from cnfgnn.federation.site.store import JOINED, SiteStore
 from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import KEY_FILE, CopyStore
+from cnfgnn.version import __version__
 from tests.commands import said
 from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
 from tests.federation.two_site_federation import write_project
@@ -94,6 +101,30 @@ def test_the_servers_answer_is_explained_to_the_owner() -> None:
     )
     assert copied_kit_warning({"refused": {**refused, "last": time.time() - 100_000}}) == ""
     assert copied_kit_warning({"refused": None}) == ""
+
+
+def test_an_owner_is_told_why_the_server_leaves_the_site_out() -> None:
+    other = connection_problem(answered(version="0.1"))
+    assert other == f"this site runs cnfgnn {__version__}, and the server 0.1: install the same version"
+    for code, sentence in OBJECTIONS.items():
+        found = connection_problem(answered(version=__version__, objection=code))
+        assert found == f"the server's task goes on without this site: {sentence}"
+
+
+JUNK = [None, "x" * 10_000, "\x1b[31m", [[]], {}, float("nan"), float("inf"), -1, 2**80, True]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_whatever_a_server_answers_the_owner_reads_a_few_printable_words(junk: Any) -> None:
+    keys = ("version", "revoked", "connected", "other_process", "heard", "address", "since", "objection")
+    refused = {"reason": f"same certificate {junk}", "address": junk, "last": junk}
+    several = {"other_process": True, "since": junk, "address": junk, "refused": refused}
+    for status in (junk, *({key: junk} for key in (*keys, "refused")), several):
+        found = checked_status(status)
+        answer = ServerAnswer("server", "host:8002", 0.0, found)
+        told = connection_problem(answer) + copied_kit_warning(found) + f"{found.get('heard') or 0.0:.0f}"
+        assert told.isprintable()
+        assert len(told) < 500
 
 
 def test_an_owner_sees_forecasts_and_failures_even_without_a_server(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ import torch
 from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.cli.federation_live import how_services_ended
 from cnfgnn.errors import RunError
+from cnfgnn.federation.objections import Objection
 from cnfgnn.federation.operator import tasks
 from cnfgnn.federation.server.live.task import GONE, NEVER_THERE, SiteSteps
-from cnfgnn.federation.server.status import STATUS
+from cnfgnn.federation.server.status import STATUS, StatusFile, objection_to
 from cnfgnn.federation.task import Task
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable
@@ -48,6 +50,24 @@ def test_a_site_that_never_took_part_is_not_said_to_go_on_by_itself() -> None:
 
 def test_a_site_that_could_not_be_told_is_not_among_those_whose_services_have_ended() -> None:
     assert SiteSteps([site("north")], 12, lambda step: True).end_services() == []
+
+
+def test_the_server_records_for_each_site_why_it_is_left_out(tmp_path: Path) -> None:
+    status = StatusFile(tmp_path, "token")
+    status.set(missing={"north": "its clock ..."}, objections={"north": "clock"})
+    status._write()
+    assert [objection_to(tmp_path, name) for name in ("north", "south")] == ["clock", ""]
+    north, south, west = (site(name) for name in ("north", "south", "west"))
+    north.reachable, north.problem = False, Objection("version", "it runs cnfgnn 0.1 ...")
+    south.problem = Objection("clock", "its clock ...")  # which is right by now
+    west.reachable, west.problem = False, "cannot be reached"
+    status.transport = SimpleNamespace(  # type: ignore[assignment]
+        parties=[north, south, west], waiting=False, verb="", exchanges=1, engine_seconds=0, site_seconds=0
+    )
+    status._write()
+    assert [objection_to(tmp_path, name) for name in ("north", "south", "west")] == ["version", "", ""]
+    status.end("finished")
+    assert objection_to(tmp_path, "north") == ""
 
 
 def live(kit: Path, monkeypatch: pytest.MonkeyPatch, *runs: Callable[[tasks.Watch], None]) -> Any:

@@ -108,8 +108,14 @@ def _follow_live(kit: Path, task: Task) -> Mapping[str, Any]:
     from cnfgnn.federation.operator.tasks import keep_live
 
     watcher = sites_watcher()
+
+    def show(status: Mapping[str, Any]) -> None:
+        watcher({**status, "federation": live_state(kit)})
+
     try:
-        return keep_live(kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), _say)
+        return keep_live(
+            kit, task, lambda status: watcher({**status, "federation": live_state(kit)}), watcher.say
+        )
     finally:
         watcher.end()
 

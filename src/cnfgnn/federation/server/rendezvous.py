@@ -13,6 +13,7 @@ from cnfgnn.algorithm.cost import GIB
 from cnfgnn.data.input_files import LONGEST_NAME
 from cnfgnn.data.inputs import MOST_INPUTS, InputNames
 from cnfgnn.errors import NodeError
+from cnfgnn.federation.objections import Objection, code_of
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.server.status import STARTING
 from cnfgnn.federation.spans import Span, covering_span
@@ -29,13 +30,16 @@ RETRY_AFTER = 0.3  # seconds
 STARTS_WITHIN = 20.0  # seconds in which a site that does not answer is assumed to be starting
 
 
-class Unfit(str):
-    """Why a site cannot take part as it is, until somebody mends it: nobody waits for that if enough others
-    are ready. It is taken in whenever it comes."""
-
-
-class Refusal(Unfit):
+class Refusal(str):
     """Why the owner of a site takes no part in this task: it will not come."""
+
+
+class Unfit(str):
+    """Why a site says that it cannot take part, until its owner mends it."""
+
+
+# Nobody waits for these if enough others are ready. A site that is mended is taken in whenever it comes.
+NOT_SOON = (Refusal, Unfit, Objection)
 
 
 def wait_for_sites(
@@ -64,11 +68,12 @@ def wait_for_sites(
             may_be_starting = time.monotonic() < min(deadline, begun + STARTS_WITHIN)
             missing = [name for name in links if name not in ready]
             reasons = {name: _reason(problems[name], may_be_starting) for name in missing}
-            report(ready=sorted(ready), missing=reasons)
+            objections = {name: code for name in missing if (code := code_of(problems[name]))}
+            report(ready=sorted(ready), missing=reasons, objections=objections)
             refused = [name for name in missing if isinstance(problems[name], Refusal)]
             over = time.monotonic() > deadline
-            none_will_come = all(isinstance(problems[name], Unfit) for name in missing)
-            if (over or none_will_come) and len(ready) >= min_sites:
+            none_comes_soon = all(isinstance(problems[name], NOT_SOON) for name in missing)
+            if (over or none_comes_soon) and len(ready) >= min_sites:
                 break
             if over or len(links) - len(refused) < min_sites:
                 failed = (refused or missing)[0]
@@ -88,32 +93,25 @@ def rejoin_problem(hello: Mapping[str, Any], plan: SitePlan, span: Span, needed:
     if isinstance(own, str):
         return own
     if own.step != span.step or own.utc != span.utc or (own.first - span.first) % span.step:
-        return "its readings are at other time steps than those of this task"
+        return Objection("readings", "its readings are at other time steps than those of this task")
     if own.inputs != span.inputs:
-        return f"its further inputs ({own.inputs}) are not those of the other sites ({span.inputs})"
+        problem = f"its further inputs ({own.inputs}) are not those of the other sites ({span.inputs})"
+        return Objection("readings", problem)
     if 0 < own.memory < needed:
-        return (
-            f"the hidden states of its sensors need {needed / GIB:.3g} GiB in this run, and it has"
-            f" {own.memory / GIB:.3g} GiB: raise memory in its local/site.toml"
-        )
+        problem = f"the hidden states of its sensors need {needed / GIB:.3g} GiB in this run, and it has"
+        problem = f"{problem} {own.memory / GIB:.3g} GiB: raise memory in its local/site.toml"
+        return Objection("memory", problem)
     return ""
 
 
 def _hello(link: Link, plan: SitePlan) -> Span | str | Unreachable:
     """A site's time span, or why it cannot take part."""
     try:
-        hello = link.hello(HELLO_WITHIN)
-        found = _span_from_hello(hello, plan)
-        if isinstance(found, Span):
-            return found
-        if hello.get("refused") is True:
-            return Refusal(found)
-        may_be_soon = hello.get("version") == __version__ and hello.get("ready") is False
-        return found if may_be_soon and hello.get("unfit") is not True else Unfit(found)
+        return _span_from_hello(link.hello(HELLO_WITHIN), plan)
     except Unreachable as problem:
         return problem
     except Malformed as problem:
-        return Unfit(problem)
+        return Objection("report", str(problem))
 
 
 def _reason(problem: str | Unreachable, may_be_starting: bool) -> str:
@@ -127,25 +125,31 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
     """Validate what a site reports about itself: its time span, or what is wrong."""
     if hello.get("version") != __version__:
         version = legible(hello.get("version"), 20)
-        return f"it runs cnfgnn {version}, and the server {__version__}: install the same version everywhere"
+        problem = (
+            f"it runs cnfgnn {version}, and the server {__version__}: install the same version everywhere"
+        )
+        return Objection("version", problem)
     clock: Any = hello.get("clock")
     if type(clock) not in (int, float) or not abs(clock) < 2**40:
-        return "it reports an invalid clock"
+        return Objection("report", "it reports an invalid clock")
     if abs(clock - time.time()) > MOST_CLOCK_DIFFERENCE:
         difference = f"{abs(clock - time.time()):.0f} s"
-        return f"its clock differs from the server's by {difference}: set the clock (NTP)"
+        return Objection("clock", f"its clock differs from the server's by {difference}: set the clock (NTP)")
     if hello.get("ready") is not True:
-        return legible(hello.get("problem"))
+        problem = legible(hello.get("problem"))
+        if hello.get("refused") is True:
+            return Refusal(problem)
+        return Unfit(problem) if hello.get("unfit") is True else problem
     if hello.get("sensors") != list(plan.sensors):
-        return "its kit lists other sensors than the server's kit: use kits of the same project file"
+        problem = "its kit lists other sensors than the server's kit: use kits of the same project file"
+        return Objection("sensors", problem)
     blur: Any = hello.get("blur")
     if type(blur) not in (int, float) or not 0 <= blur < math.inf:
-        return "it does not report its blur"
+        return Objection("report", "it does not report its blur")
     if blur < plan.least_blur:
-        return (
-            f"the blur of site {plan.name} is {blur:g}, and this federation asks for at least"
-            f" {plan.least_blur:g}: its owner sets it in local/site.toml"
-        )
+        problem = f"the blur of site {plan.name} is {blur:g}, and this federation asks for at least"
+        problem = f"{problem} {plan.least_blur:g}: its owner sets it in local/site.toml"
+        return Objection("blur", problem)
     span = _reported_span(hello)
     return span if isinstance(span, str) else replace(span, blur=float(blur))
 
@@ -153,21 +157,21 @@ def _span_from_hello(hello: Mapping[str, Any], plan: SitePlan) -> Span | str:
 def _reported_span(hello: Mapping[str, Any]) -> Span | str:
     first, last, step = hello.get("first"), hello.get("last"), hello.get("step")
     if type(first) is not int or type(last) is not int or type(step) is not int:
-        return "it does not report when its readings begin and end"
+        return Objection("report", "it does not report when its readings begin and end")
     if not (0 <= first <= last < 2**40 and 0 < step <= 2**31):
-        return "it reports invalid times of its readings"
+        return Objection("report", "it reports invalid times of its readings")
     if (last - first) // step >= MOST_ROWS:
-        return f"its readings span more than {MOST_ROWS} steps"
+        return Objection("report", f"its readings span more than {MOST_ROWS} steps")
     newest, measured, ignored = (hello.get(name) for name in ("newest", "measured", "ignored"))
     if type(newest) is not int or not first <= newest < 2**40:
-        return "it does not report when its newest reading was taken"
+        return Objection("report", "it does not report when its newest reading was taken")
     if type(measured) is not int or type(ignored) is not int or min(measured, ignored) < 0:
-        return "it does not report how many readings it has"
+        return Objection("report", "it does not report how many readings it has")
     memory = hello.get("memory")
     memory = memory if type(memory) is int and memory > 0 else 0
     inputs = _reported_inputs(hello)
     if inputs is None:
-        return "it reports invalid names of further inputs"
+        return Objection("report", "it reports invalid names of further inputs")
     return Span(first, last, step, bool(hello.get("utc")), newest, measured, ignored, memory, inputs=inputs)
 
 

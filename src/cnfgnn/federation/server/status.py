@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from cnfgnn.errors import StorageError
 from cnfgnn.federation.kits.process_identity import identity, is_running
+from cnfgnn.federation.objections import code_of
 from cnfgnn.federation.status import Problem, Status
-from cnfgnn.files import read_json, write_whole
+from cnfgnn.files import read_json, read_json_or_empty, write_whole
 from cnfgnn.runs.events import plain
 
 if TYPE_CHECKING:  # commands read what a job writes, without loading PyTorch
@@ -133,6 +134,7 @@ def _site_fields(transport: RemoteTransport | None) -> dict[str, Any]:
     sites = {site.name: {key: getattr(site, key) for key in SITE_FIELDS} for site in transport.parties}
     for site in transport.parties:
         sites[site.name] |= {"bytes": site.carried, "sensors": len(site.rows)}
+        sites[site.name]["objection"] = "" if site.reachable else code_of(site.problem)
     return {
         "waiting": transport.waiting,
         "phase": PHASES.get(transport.verb, 0),
@@ -164,6 +166,15 @@ def is_active(recorded: Mapping[str, Any]) -> bool:
     """Whether the process that wrote a status still runs and has not finished its task."""
     process = recorded.get("process") or {}
     return recorded.get("state") not in FINAL_STATES and isinstance(process, dict) and is_running(process)
+
+
+def objection_to(kit: Path, site: str) -> str:
+    """The word for why the task that is under way leaves a site out; empty if it does not."""
+    task = read_json_or_empty(kit / STATUS)
+    if not is_active(task):
+        return ""
+    known = (task.get("sites") or {}).get(site)
+    return str(known.get("objection", "") if known else (task.get("objections") or {}).get(site, ""))
 
 
 def when_ended(recorded: Mapping[str, Any]) -> Mapping[str, Any]:

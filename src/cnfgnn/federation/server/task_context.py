@@ -77,7 +77,9 @@ class TaskContext:
             if not self.task.forecasts or len(found) == 1:
                 raise NodeError(name, "hello", problem)
             del found[name]
-            self.status.set(missing={**self.status.fields["missing"], name: problem})
+            known = self.status.fields
+            self.status.set(missing={**known["missing"], name: problem})
+            self.status.set(objections={**known["objections"], name: "readings"})
         return {name: found[name] for name in plans if name in found}  # in the project's order
 
     @property

@@ -29,6 +29,7 @@ from cnfgnn.federation.engine.repairs.tls_handshakes import move_handshakes_to_t
 from cnfgnn.federation.kits import certificates
 from cnfgnn.federation.kits.kit import read_server
 from cnfgnn.federation.server.process_status import ServerStatus
+from cnfgnn.federation.server.status import objection_to
 from cnfgnn.version import __version__
 
 CHECK_INTERVAL = 1.0  # seconds
@@ -169,6 +170,7 @@ class SiteConnections:
             "connected": connected,
             "other_process": connected and heard_of not in (None, process),
             "heard": time.monotonic() - heard_at if heard_of == process else None,
+            "objection": objection_to(self.kit, site),
             **{key: known.get(key) for key in ("address", "since", "refused")},
         }
         ready = {

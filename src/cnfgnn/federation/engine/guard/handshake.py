@@ -22,7 +22,10 @@ from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.federation.kits.engine_files import read_startup
+from cnfgnn.federation.objections import OBJECTIONS
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
+from cnfgnn.transports.remote.messages import legible
+from cnfgnn.version import __version__
 
 ANSWERS_WITHIN = 5.0  # seconds
 ATTEMPTS, RETRY_AFTER = 3, 0.5  # attempts at a TLS handshake that breaks off, and seconds between them
@@ -31,6 +34,7 @@ HAS_EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 LONGEST_ANSWER = 1 << 16  # bytes
 STATUS_REQUEST, CONNECTION_STATUS = "cnfgnn_status_request", "cnfgnn_connection_status"
 SITE_PROCESS = "cnfgnn_process"  # the property that identifies a site's process in its heartbeats
+CODES = tuple(OBJECTIONS)  # compared one by one: a server may send what cannot be a key
 PROBE_PREFIX = "status-"  # begins the last part of the name under which a site asks
 
 
@@ -81,9 +85,30 @@ def _exchange(context: ssl.SSLContext, site: str, host: str, port: int, process:
     clock: Any = ready.get(HandshakeKeys.TIMESTAMP)
     if type(clock) not in (int, float) or not abs(clock) < 2**40:
         raise RunError(host, f"the program on port {port} is not the server of a federation")
-    status = ready.get(CONNECTION_STATUS)
     clock_ahead = clock - (sent + received) / 2
-    return ServerAnswer(name, f"{host}:{port}", clock_ahead, status if isinstance(status, dict) else {})
+    return ServerAnswer(name, f"{host}:{port}", clock_ahead, checked_status(ready.get(CONNECTION_STATUS)))
+
+
+def checked_status(status: object) -> dict[str, Any]:
+    """What a server answers about a site, as far as it is such an answer: a few printable words."""
+    if not isinstance(status, dict):
+        return {}
+    found: dict[str, Any] = {
+        key: status.get(key) is True for key in ("revoked", "connected", "other_process")
+    }
+    found |= {key: _number(status.get(key)) for key in ("heard", "since")}
+    texts = [key for key in ("version", "address") if isinstance(status.get(key), str)]
+    found |= {key: legible(status[key], 60) for key in texts}
+    found["objection"] = status.get("objection") if status.get("objection") in CODES else ""
+    refused = status.get("refused")
+    if isinstance(refused, dict):
+        told = {key: legible(refused.get(key), 100) for key in ("reason", "address")}
+        found["refused"] = {**told, "last": _number(refused.get("last"))}
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return value if type(value) in (int, float) and 0 <= value < 2**33 else None
 
 
 def _addresses(kit: Path) -> tuple[str, str, int]:
@@ -177,6 +202,10 @@ def connection_problem(answer: ServerAnswer) -> str:
             f" {connection.get('address')} since {local_time(connection.get('since'))}; stop that process, or"
             " have the certificate revoked"
         )
+    if (version := connection.get("version", __version__)) != __version__:
+        return f"this site runs cnfgnn {__version__}, and the server {version}: install the same version"
+    if objection := connection.get("objection"):
+        return f"the server's task goes on without this site: {OBJECTIONS[objection]}"
     return ""
 
 
