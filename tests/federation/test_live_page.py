@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import pytest
 
 from cnfgnn.cli import progress
 from cnfgnn.cli.federation_live_status import live_lines, service_lines
-from cnfgnn.cli.sites import SiteLines, sites_table, status_view
+from cnfgnn.cli.sites import SiteLines, headline, sites_table, status_view
+from cnfgnn.errors import StorageError
 from cnfgnn.federation.operator.live.page import ASSETS, LivePage
 from cnfgnn.federation.operator.live.state import live_state
-from cnfgnn.federation.server.status import STATUS, read_status, task_status
+from cnfgnn.federation.server import status as server_status
+from cnfgnn.federation.server.status import STATUS, StatusFile, read_status, task_status, when_old
 from tests.browser import BrowserWindow, needs_browser
 from tests.federation.live_kit import NEW, RUN, SECRET, SENSORS, VERDICT, LiveKit
 from tests.live.small_service import Client
 from tests.live.web.test_service_pages import next_event
+from tests.waiting import wait_for
 
 WIDER_THAN_THE_WINDOW = "return document.documentElement.scrollWidth > innerWidth"
 
@@ -30,6 +35,41 @@ def kit(tmp_path: Path) -> LiveKit:
 def status_of(kit: LiveKit) -> dict[str, Any]:
     """As `federation status` and the watcher of the command get it."""
     return {**(read_status(kit.folder) or {}), "federation": live_state(kit.folder)}
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_status_that_the_server_could_not_write_is_not_taken_for_the_present(
+    full: bool, kit: LiveKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, content: bytes) -> None:
+        if full:
+            raise StorageError(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(server_status, "write_whole", write)
+    with LivePage(kit.folder, "127.0.0.1", 0) as page:
+        client = Client(page.address, page.token)
+        assert client.get("/health").status == 200
+        kit.write(time=time.time() - 100)
+        assert client.get("/health").status == 503
+        told = client.get("/status").json
+    assert ("No space left on device" in told["old"]) == full
+    assert {site["reachable"] for site in told["sites"].values()} == {False}
+    assert {site["quality"] for site in told["sites"].values()} == {"not known"}
+    task = task_status(when_old(kit.folder, status_of(kit)))
+    assert "100 s old" in headline(task)
+    assert ("disk is full" in headline(task)) == full
+    assert {site.problem for site in task.sites.values()} == {"the status of the task is old"}
+
+
+def test_a_task_writes_its_status_although_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_status, "WRITE_INTERVAL", 0.01)
+    monkeypatch.setattr(server_status, "WRITTEN_EVERY", 0.01)
+    status = StatusFile(tmp_path, "token")
+    began = (read_status(tmp_path) or {})["time"]
+    wait_for(lambda: (read_status(tmp_path) or {})["time"] > began, "the status is written again")
+    status.end("finished")
 
 
 # ---- what is told ------------------------------------------------------------------------------------------

@@ -106,11 +106,12 @@ def _follow_live(kit: Path, task: Task) -> Mapping[str, Any]:
     from cnfgnn.cli.sites import sites_watcher
     from cnfgnn.federation.operator.live.state import live_state
     from cnfgnn.federation.operator.tasks import keep_live
+    from cnfgnn.federation.server.status import when_old
 
     watcher = sites_watcher()
 
     def show(status: Mapping[str, Any]) -> None:
-        watcher({**status, "federation": live_state(kit)})
+        watcher({**when_old(kit, status), "federation": live_state(kit)})
 
     try:
         return keep_live(

@@ -29,7 +29,14 @@ from cnfgnn.federation.kits.processes import CONSOLE_FILE, read_live, running, s
 from cnfgnn.federation.kits.refusals import read_refusals
 from cnfgnn.federation.operator.tasks import connected_sites, sensors_per_site
 from cnfgnn.federation.server.process_status import read_server_status, scheduler_ended
-from cnfgnn.federation.server.status import is_active, read_status, task_status, when_ended
+from cnfgnn.federation.server.status import (
+    is_active,
+    read_status,
+    task_status,
+    when_ended,
+    when_old,
+    writing_problem,
+)
 from cnfgnn.federation.site.approvals import waiting_now
 from cnfgnn.federation.site.losses import note_losses
 from cnfgnn.federation.site.settings import read_site
@@ -157,8 +164,7 @@ def _task(kit: Path, server_runs: bool) -> Status | None:
     task = read_status(kit)
     if task is None:
         return None
-    if not (server_runs and is_active(task)):
-        task = when_ended(task)
+    task = when_old(kit, task) if server_runs and is_active(task) else when_ended(task)
     if task.get("do") == "live":
         from cnfgnn.federation.operator.live.state import live_state  # loads PyTorch
 
@@ -201,9 +207,9 @@ def _process_problems(kit: Path, pid: int) -> list[Problem]:
         problems.append(Problem(f"its scheduler has ended, so it will not start any task; {restart}"))
     age = time.time() - float(status.get("time", time.time()))
     if age > SILENT_FOR and (status.get("process") or {}).get("pid") == pid:
-        problems.append(
-            Problem(f"its process has not updated its status for {age:.0f} s, so it hangs; {restart}")
-        )
+        silent = f"its process has not updated its status for {age:.0f} s"
+        full = writing_problem(kit)
+        problems.append(Problem(f"{silent}, because {full}" if full else f"{silent}, so it hangs; {restart}"))
     if strangers := status.get("strangers"):
         count = strangers["count"]
         connections = "1 connection was" if count == 1 else f"{count} connections were"

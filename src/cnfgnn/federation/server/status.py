@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ STATUS, TRAINING = "status.json", "training.json"  # the second one is of a trai
 STOP = "stop"  # a file with the token of the task that is to stop
 STOP_TRAINING = "stop-training"  # the same for a training beside a live task
 WRITE_INTERVAL = 0.5  # seconds
+WRITTEN_EVERY = 5.0  # seconds at most, also if nothing changes
+PROBE = ".probe"  # a file that shows whether there is space for another
+OLD_AFTER = 30.0  # seconds after which a status that was not written says nothing about now
 STARTING = "it is starting"  # why a site is missing that is expected any moment
 FINAL_STATES = ("finished", "stopped", "failed")
 SITE_FIELDS = ("present", "reachable", "last_seen", "latency", "windows", "refused", "problem", "holding_up")
@@ -62,13 +66,13 @@ class StatusFile:
         self._write()
 
     def _keep_writing(self) -> None:
+        tried = time.monotonic()
         while not self._ended.wait(WRITE_INTERVAL):
-            if self._changed.is_set():
+            if self._changed.is_set() or time.monotonic() - tried > WRITTEN_EVERY:
                 self._changed.clear()
-                try:
+                tried = time.monotonic()
+                with suppress(StorageError):  # the disk is full: readers see that the status is old
                     self._write()
-                except StorageError:
-                    continue  # the disk is full: the run itself reports that when it cannot save a state
 
     def _write(self) -> None:
         with self._lock:
@@ -181,10 +185,38 @@ def when_ended(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """The status of a task whose process has ended: unless it says how, the task was interrupted."""
     if recorded.get("state") in FINAL_STATES:
         return recorded
-    known = dict(recorded.get("sites") or {})
-    sites = {name: {**site, "present": False, "reachable": False} for name, site in known.items()}
-    why = dict.fromkeys(sites, "the task is interrupted")
-    return {**recorded, "state": "interrupted", "waiting": False, "sites": sites, "missing": why}
+    why = dict.fromkeys(recorded.get("sites") or {}, "the task is interrupted")
+    return {**_without_sites(recorded), "state": "interrupted", "waiting": False, "missing": why}
+
+
+def when_old(kit: Path, recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The status of a task that is under way; if its process could not write it of late, nothing is known of
+    the sites, and its problem says why."""
+    age = time.time() - float(recorded.get("time") or time.time())
+    if age < OLD_AFTER:
+        return recorded
+    problem = f"its status is {age:.0f} s old, and how it is now is not known"
+    if why := writing_problem(kit):
+        problem = f"{problem}, because {why}"
+    unknown = dict.fromkeys(recorded.get("sites") or {}, "the status of the task is old")
+    away = _without_sites(recorded, problem="", holding_up="")
+    return {**away, "old": problem, "problem": problem, "missing": unknown}
+
+
+def _without_sites(recorded: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """The same without a site that is there."""
+    away, known = {"present": False, "reachable": False, **changes}, recorded.get("sites") or {}
+    return {**recorded, "sites": {name: {**site, **away} for name, site in known.items()}}
+
+
+def writing_problem(kit: Path) -> str:
+    """Why nothing can be written into a kit; empty if it can be."""
+    try:
+        write_whole(kit / PROBE, bytes(4096))
+        (kit / PROBE).unlink(missing_ok=True)
+    except StorageError as error:
+        return f"its disk is full or read-only ({error}): free space"
+    return ""
 
 
 def task_status(recorded: Mapping[str, Any]) -> Status:

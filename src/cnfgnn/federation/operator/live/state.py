@@ -14,7 +14,7 @@ from typing import Any
 from cnfgnn.errors import RunError
 from cnfgnn.federation.operator.tasks import is_active
 from cnfgnn.federation.server.live.models import recorded
-from cnfgnn.federation.server.status import TRAINING, read_status
+from cnfgnn.federation.server.status import TRAINING, read_status, when_old
 from cnfgnn.live.learning.models import Record
 
 SITE_FIELDS = ("reachable", "present", "last_seen", "latency", "refused", "problem", "sensors", "bytes")
@@ -22,24 +22,28 @@ TOLD_FIELDS = ("step", "present", "forecast", "quality", "coverage")  # of a sit
 LIVE_FIELDS = ("step", "steps", "made", "every", "seconds", "median_seconds", "most_seconds", "problem")
 TRAINING_FIELDS = ("run", "state", "began", "round", "rounds", "done", "waiting")
 AWAY = {"present": 0, "reachable": False, "quality": "the server is away", "coverage": None}
+AT_REST = "the server's task does not run"
 SHOWN = 5  # switches and trainings
 
 
 def live_state(kit: Path) -> dict[str, Any]:
     """The state of the task, of its model and of every site, as JSON."""
     status = _read(kit)
-    live, active, run = status.get("live") or {}, is_active(status), status.get("run")
+    active = is_active(status)
+    status = when_old(kit, status) if active else status
+    live, run, old = status.get("live") or {}, status.get("run"), status.get("old", "")
     sites = {}
     for name, site in dict(status.get("sites") or {}).items():
         told = (live.get("sites") or {}).get(name, {})
         sites[name] = {key: site.get(key) for key in SITE_FIELDS}
         sites[name] |= {key: told.get(key) for key in TOLD_FIELDS}
-        if not active:
-            sites[name] |= AWAY
+        if old or not active:
+            sites[name] |= AWAY | ({"quality": "not known"} if old else {})
     return {
         "run": run,
         "round": status.get("round"),
-        "state": status.get("state") if active else "the server's task does not run",
+        "state": "the status of the task is old" if old else status.get("state") if active else AT_REST,
+        "old": old,
         "now": time.time(),
         **{key: live.get(key) for key in LIVE_FIELDS},
         **_model(status, live),

@@ -195,7 +195,7 @@ function trouble() {
   if (connection.state === "lost") return ["bad", `The command that serves this page does not answer (${connection.why}); the page tries again by itself.`];
   if (connection.state !== "live" || !state) return ["", ""];
   if (!runs()) {
-    const away = state.state === "connecting" ? "The task is connecting to the sites." : "The server's task does not run. The sites go on by themselves, and the command starts it again.";
+    const away = state.state === "connecting" ? "The task is connecting to the sites." : state.old ? `The server's task runs, but ${state.old}.` : "The server's task does not run. The sites go on by themselves, and the command starts it again.";
     return [state.state === "connecting" ? "fair" : "bad", away];
   }
   const said = [state.problem, ...state.warnings].filter(Boolean);
