@@ -89,7 +89,8 @@ def test_the_status_file_is_private_and_concurrent_writers_keep_each_others_part
 
 def test_the_servers_answer_is_explained_to_the_owner() -> None:
     assert connection_problem(answered(heard=2.0, other_process=False, revoked=False)) == ""
-    assert connection_problem(answered()) == ""  # a server without admission control
+    assert connection_problem(answered()) == ""  # a server that is starting
+    assert "the server's kit does not list this site" in connection_problem(answered(unknown=True))
     assert "revoked this kit's certificate" in connection_problem(answered(revoked=True))
     held = connection_problem(answered(other_process=True, address="10.0.0.7", since=time.time()))
     assert "has been connected from 10.0.0.7 since" in held
@@ -116,7 +117,17 @@ JUNK = [None, "x" * 10_000, "\x1b[31m", [[]], {}, float("nan"), float("inf"), -1
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_whatever_a_server_answers_the_owner_reads_a_few_printable_words(junk: Any) -> None:
-    keys = ("version", "revoked", "connected", "other_process", "heard", "address", "since", "objection")
+    keys = (
+        "version",
+        "unknown",
+        "revoked",
+        "connected",
+        "other_process",
+        "heard",
+        "address",
+        "since",
+        "objection",
+    )
     refused = {"reason": f"same certificate {junk}", "address": junk, "last": junk}
     several = {"other_process": True, "since": junk, "address": junk, "refused": refused}
     for status in (junk, *({key: junk} for key in (*keys, "refused")), several):

@@ -239,4 +239,4 @@ def check(kit: KitArgument = Path(), hide: HideOption = None) -> None:
     record_program(kit)
     for line in check_site(kit, hide):
         print(line)
-    print("this site can join")
+    print("this site can join; whether its readings fit those of the others shows when a task begins")

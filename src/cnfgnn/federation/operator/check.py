@@ -177,6 +177,10 @@ def _server(kit: Path) -> Iterator[str]:
     yield f"server: {answer.address} answers as {answer.server}, certificates match"
     if problem := connection_problem(answer):
         raise RunError(kit, problem)
+    if answer.connection:
+        yield "server: it knows this site, and runs the same version"
+    else:
+        yield "warning: the server does not say whether it knows this site; is it still starting? Check again"
     if warning := copied_kit_warning(answer.connection):
         yield f"warning: {warning}"
     allowed = f"at most {MOST_CLOCK_DIFFERENCE:.0f} s are allowed"

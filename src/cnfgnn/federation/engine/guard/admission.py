@@ -112,10 +112,14 @@ class SiteConnections:
         hello, certificate = handshake.decode_frame(frame), handshake.peer_certificate(connection.conn)
         owner = handshake.common_name(certificate)
         name = str(hello.get(HandshakeKeys.ENDPOINT_NAME))
+        asks = handshake.STATUS_REQUEST in hello
+        if asks and owner and owner not in self.names:  # such as a site of a newer project file
+            _send_ready(connection, {"version": __version__, "unknown": True})
+            return
         if owner not in self.names or FQCN.get_root(name) != owner:
             admit()  # the server's own processes, its operator, and false names: the engine checks those
             return
-        if handshake.STATUS_REQUEST in hello:
+        if asks:
             self._send_status(connection, owner, certificate, str(hello[handshake.STATUS_REQUEST]))
             return
         with self._locks[owner]:
@@ -160,7 +164,7 @@ class SiteConnections:
         connection.conn.close()
 
     def _send_status(self, connection: Any, site: str, certificate: Mapping[str, Any], process: str) -> None:
-        """Answer a site that asks how the server sees it, and close the connection."""
+        """Answer a site that asks how the server sees it."""
         endpoint = self.connections.sfm_endpoints.get(site)
         known, connected = self.status.sites.get(site, {}), bool(endpoint and endpoint.connections)
         heard_of, heard_at = self.heartbeats.get(site, (None, 0.0))
@@ -173,13 +177,7 @@ class SiteConnections:
             "objection": objection_to(self.kit, site),
             **{key: known.get(key) for key in ("address", "since", "refused")},
         }
-        ready = {
-            HandshakeKeys.ENDPOINT_NAME: FQCN.ROOT_SERVER,
-            HandshakeKeys.TIMESTAMP: time.time(),
-            handshake.CONNECTION_STATUS: status,
-        }
-        connection.conn.send_frame(handshake.encode_frame(Types.READY, ready))
-        connection.conn.close()
+        _send_ready(connection, status)
 
     def _refuse_stranger(self, address: str, reason: str) -> None:
         """Record a connection whose certificate TLS rejected."""
@@ -220,6 +218,17 @@ class SiteConnections:
         if now - self._logged.get((site, address), -LOG_AGAIN_AFTER) >= LOG_AGAIN_AFTER:
             self._logged[site, address] = now
             self.logger.warning(line)
+
+
+def _send_ready(connection: Any, status: Mapping[str, Any]) -> None:
+    """Answer a question for the status, and close the connection."""
+    ready = {
+        HandshakeKeys.ENDPOINT_NAME: FQCN.ROOT_SERVER,
+        HandshakeKeys.TIMESTAMP: time.time(),
+        handshake.CONNECTION_STATUS: dict(status),
+    }
+    connection.conn.send_frame(handshake.encode_frame(Types.READY, ready))
+    connection.conn.close()
 
 
 def _scheduler_probe() -> Callable[[], bool | None]:

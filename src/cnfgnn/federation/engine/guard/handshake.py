@@ -94,7 +94,7 @@ def checked_status(status: object) -> dict[str, Any]:
     if not isinstance(status, dict):
         return {}
     found: dict[str, Any] = {
-        key: status.get(key) is True for key in ("revoked", "connected", "other_process")
+        key: status.get(key) is True for key in ("unknown", "revoked", "connected", "other_process")
     }
     found |= {key: _number(status.get(key)) for key in ("heard", "since")}
     texts = [key for key in ("version", "address") if isinstance(status.get(key), str)]
@@ -194,6 +194,11 @@ def connection_problem(answer: ServerAnswer) -> str:
         difference = f"{abs(answer.clock_ahead):.0f} s {direction} the server's"
         allowed = f"{MOST_CLOCK_DIFFERENCE:.0f} s are allowed"
         return f"this machine's clock is {difference}, and {allowed}: set the clock (NTP)"
+    if connection.get("unknown"):
+        return (
+            "the server's kit does not list this site, so it cannot take part: ask the server's operator to"
+            " use the kit of the same project file"
+        )
     if connection.get("revoked"):
         return "the server's operator has revoked this kit's certificate: ask for a new one"
     if connection.get("other_process"):
