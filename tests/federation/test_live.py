@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -520,3 +522,43 @@ def is_model(sites: LiveFederation, run: str) -> bool:
     if predictor is None or not predictor.joined or not predictor.ready.run.startswith(run):
         return False
     return bool(sites.client("west").get("/model").json["run"] == run)
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_no_more_copies_is_told_to_the_owner_and_to_nobody_else(tmp_path: Path) -> None:
+    sites = LiveFederation(tmp_path / "sites", network(rows=ROWS, dropout=0), KNOWN, blur=5.0)
+    kit, disk = sites.kits["west"], tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("this user cannot mount a disk")
+    try:
+        settings = kit / "local" / "site.toml"
+        settings.write_text(f'private = "{disk / "private"}"\n{settings.read_text()}')
+        assert sites.train(small("cnfgnn-private", **{"training.rounds": 1}))["state"] == "finished"
+        with sites.live():
+            for no_more, why in ((full(disk), "disk is full"), (read_only(disk), "readonly")):
+                assert sites.next_forecasts() == everywhere(sites, FULL)
+                with no_more:
+                    found = [sites.next_forecasts() for _ in range(2)][-1]
+                    assert found == {**everywhere(sites, FULL), "west": {"last embedding"}}
+                    assert why in str(read_site_status(kit)["problems"][-1])
+                    assert str(disk) not in json.dumps(sites.status)
+                wait_for(lambda: sites.next_forecasts() == everywhere(sites, FULL), "west is back")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    with suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    yield
+    (disk / "other").unlink()
+
+
+@contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    yield
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)

@@ -25,8 +25,9 @@ from cnfgnn.federation.task import RUNS, Task
 from cnfgnn.live.options import LIVE
 from cnfgnn.runs.folder import Run
 from cnfgnn.transports.remote.endpoint import Endpoint
+from cnfgnn.transports.remote.messages import Unreachable
 from tests.conftest import network, small
-from tests.federation.live_federation import LiveFederation
+from tests.federation.live_federation import ABSENT, LiveFederation
 from tests.waiting import wait_for
 
 KNOWN, ROWS, SENT = 120, 190, 20
@@ -38,17 +39,21 @@ class Beside:
     """A second job at the same sites, as the engine starts one: its own processes, the same kits."""
 
     def __init__(self, sites: LiveFederation) -> None:
-        self.ends = {}
+        self.sites, self.ends = sites, {}
         for name in sites.sites:
             nodes = SiteNodes(sites.kits[name], live=True)
             self.ends[name] = Endpoint(nodes.join, nodes.describe)
 
     def ask(self, site: str, request: bytes, timeout: float) -> bytes:
+        if site in self.sites.unreachable:
+            raise Unreachable("comm_error")
         return self.ends[site].answer(request)
 
 
-def retrained(sites: LiveFederation, name: str, hold_out: float = HOLD_OUT) -> dict[str, str]:
-    task = Task("retrain", name, earlier="one", line="one", hold_out=hold_out, wait=20.0)
+def retrained(
+    sites: LiveFederation, name: str, hold_out: float = HOLD_OUT, wait: float = 20.0
+) -> dict[str, str]:
+    task = Task("retrain", name, earlier="one", line="one", hold_out=hold_out, wait=wait)
     serve(sites.server, task, Beside(sites), lambda: False)
     status = read_status(sites.server, TRAINING) or {}
     assert status["state"] == "finished", status["problem"]
@@ -100,6 +105,27 @@ def test_a_better_model_goes_live_at_all_sites_and_can_be_rolled_back(tmp_path: 
     run = Run.open(sites.server / RUNS / name)
     assert run.data.rows == KNOWN + SENT  # what the services received was learned from, too
     assert run.origin is not None
+
+
+@pytest.mark.slow
+def test_a_site_that_is_away_for_a_whole_retraining_gets_the_model_when_it_is_back(tmp_path: Path) -> None:
+    sites = LiveFederation(tmp_path, network(rows=ROWS, dropout=0), KNOWN, blur=5.0)
+    assert sites.train(small("at-fedavg", **{"training.rounds": 1}))["state"] == "finished"
+    models = FederatedModels(sites.server, "one")
+    with sites.live():
+        for _ in range(SENT):
+            assert sites.next_forecasts() == dict.fromkeys(sites.sites, FULL)
+        sites.unreachable = {"west"}
+        assert sites.next_forecasts("north", "south") == dict.fromkeys(("north", "south"), FULL)
+        name = models.new_name()
+        result = retrained(sites, name, wait=1.0)
+        assert result["outcome"] == "better", result["text"]
+        wait_for(lambda: sites.live_status.get("model") == name, "the model is live without west")
+        assert sites.live_status["sites"]["west"]["quality"] in ABSENT
+        assert sites.next_forecasts("north", "south") == dict.fromkeys(("north", "south"), FULL)
+        sites.unreachable = set()
+        wait_until_live(sites, name)
+        assert sites.next_forecasts() == dict.fromkeys(sites.sites, FULL)
 
 
 def test_a_site_removes_states_of_discarded_models_only(tmp_path: Path) -> None:

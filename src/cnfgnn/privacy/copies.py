@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -336,11 +335,7 @@ class CopyStore:
 
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only its owner may read, whole or not at all."""
-    before = os.umask(0o077)
-    try:
-        write_whole(path, content)
-    finally:
-        os.umask(before)
+    write_whole(path, content, 0o600)
 
 
 @contextmanager
