@@ -15,7 +15,7 @@ from cnfgnn.federation.task import Task
 from cnfgnn.runs.training_loop import Phase
 from tests.federation import fault_injection
 from tests.federation.reference_training import assert_same, config, simulated
-from tests.federation.running_federation import ENGINE_WARNINGS, city_on_disk, running_federation
+from tests.federation.running_federation import ENGINE_WARNINGS, SITES, city_on_disk, running_federation
 
 pytestmark = ENGINE_WARNINGS
 
@@ -48,6 +48,9 @@ def test_killed_processes_of_sites_and_a_killed_server_do_not_change_the_result_
         assert interrupted.phase == Phase(len(interrupted.history) + 1, 1)
         sites.begin(Task("train", "one", resume=True))
         result = sites.end()
+        logs = [log.read_text() for name in SITES for log in sites.kits[name].glob("engine/*/log.txt")]
+        assert logs
+        assert not any("authentication failed" in log for log in logs), "sites that were restarted are known"
         expected = simulated(data, c)
         assert_same(sites.run(), expected)
         assert result["scores"]["overall"]["rmse"] == pytest.approx(expected.test.overall.rmse, abs=1e-6)
