@@ -92,6 +92,8 @@ def test_sites_go_on_whoever_is_killed_and_rejoin_by_themselves(tmp_path: Path) 
         live.assert_ranges_are_undisturbed(TELLS)
 
         assert live.end() == 130
+        ended = "sites north, south, west have ended their services"
+        wait_for(lambda: any(ended in line for line in live.lines), "the command says what it has ended")
         wait_for(lambda: not any(read_live(live.federation.kits[name]) for name in SITES), "services end")
 
 
