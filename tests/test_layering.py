@@ -17,6 +17,7 @@ ORDER = [
     "exit_codes",
     "errors",
     "process_setup",
+    "repeated_lines",
     "files",
     "config",
     "data",

@@ -362,7 +362,7 @@ def _moment(option: str, text: str | None) -> np.datetime64 | None:
 
 
 def _log_to_stderr() -> None:
-    from cnfgnn.live.repeated_lines import RepeatedLines
+    from cnfgnn.repeated_lines import RepeatedLines
 
     handler = logging.StreamHandler()
     handler.addFilter(RepeatedLines())

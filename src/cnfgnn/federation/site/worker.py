@@ -31,9 +31,9 @@ from cnfgnn.federation.site.workers import ANSWER, LOADED, parts_of
 from cnfgnn.federation.site_task import SiteTask
 from cnfgnn.files import hold_lock, make_folder
 from cnfgnn.live.options import LIVE
-from cnfgnn.live.repeated_lines import RepeatedLines
 from cnfgnn.privacy.copies import write_private
 from cnfgnn.process_setup import collect_garbage_regularly, keep_freed_memory, make_way
+from cnfgnn.repeated_lines import RepeatedLines
 from cnfgnn.transports.remote.endpoint import Endpoint
 
 AT_A_TIME = 8  # requests that may wait for something while another one is answered
