@@ -60,7 +60,7 @@ class DataError(CnfgnnError):
         if column is not None:
             where += f", column {column!r}"
         super().__init__(f"{where}: {problem}")
-        self.source = source
+        self.source, self.line = source, line
 
 
 class NodeError(CnfgnnError):

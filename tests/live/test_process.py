@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import sqlite3
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,9 @@ def test_half_lines_wait_and_bad_lines_are_refused(tmp_path: Path) -> None:
             moment = small.row(KNOWN)["time"]
             opened.write(f"{moment},51.5,52.5,5")  # the end of the line, and of a number, is still missing
             opened.flush()
-            time.sleep(0.3)
+            size = file.stat().st_size
+            state = tmp_path / "state" / "live.sqlite"
+            wait_for(lambda: size_looked_at(state) == size, "the half line to be looked at")
             assert service.client.get("/forecasts").json["step"] < moment
             opened.write("3.5,54.5,55.5,56.5\nnonsense\n")
             following = small.row(KNOWN + 1)["time"]
@@ -157,12 +160,19 @@ def test_half_lines_wait_and_bad_lines_are_refused(tmp_path: Path) -> None:
             kept = [v for (v,) in database.execute("SELECT value FROM readings ORDER BY time, sensor")]
         database.close()
         assert kept == [51.5, 52.5, 53.5, 54.5, 55.5, 56.5, 41.0, 42.0, 43.0, 44.0, 45.0, 46.0]
-        assert b'cnfgnn_live_failures_total{part="folder"} 2.0' in service.client.get("/metrics").body
+        counted = b'cnfgnn_live_readings_total{source="folder",verdict="unreadable line"} 2.0'
+        assert counted in service.client.get("/metrics").body
     finally:
         _, errors = service.end()
-    assert "readings.csv" in errors
-    assert "nonsense" in errors
-    assert "wet" in errors
+    assert f"readings.csv, line {KNOWN + 3}: 1 fields, but the header has 7" in errors
+    assert f"readings.csv, line {KNOWN + 4}, column 's1': 'wet' is not a number" in errors
+
+
+def size_looked_at(database: Path) -> int | None:
+    """The size of readings.csv when the service last looked at it."""
+    with closing(sqlite3.connect(database)) as opened:
+        found = opened.execute("SELECT state FROM files WHERE name = 'readings.csv'").fetchone()
+    return None if found is None else int(json.loads(found[0])[1])
 
 
 @pytest.mark.slow
@@ -195,8 +205,7 @@ def test_a_sensor_that_is_new_in_the_folder_is_served_without_a_restart_by_hand(
         before = pd.read_csv(small.folder / "readings.csv", index_col=0)
         with_new = before.assign(new=np.linspace(40.0, 60.0, len(before)))
         write_whole(small.folder / "readings.csv", with_new.to_csv().encode())
-        failed = b'cnfgnn_live_failures_total{part="folder"} 1.0'
-        wait_for(lambda: failed in service.client.get("/metrics").body, "the graph to lack it")
+        wait_for(lambda: "refused" in service.client.get("/health").json, "the graph to lack it")
         positions = small.folder / "sensors.csv"
         positions.write_text(positions.read_text() + "new,34.5,-118.5\n")
         edges = small.folder / "edges.csv"

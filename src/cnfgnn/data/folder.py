@@ -24,6 +24,7 @@ from cnfgnn.data.graph import Floats, Graph
 from cnfgnn.data.input_files import has_variables, read_traffic, read_with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
 
@@ -40,6 +41,7 @@ def load(
     timezone: str = "",
     target: str = "",
     inputs: str = "all",
+    refusals: Refusals | None = None,
 ) -> Dataset:
     """Load a data set from a folder or file; the options are for ambiguous files, see docs/data.md.
 
@@ -51,12 +53,19 @@ def load(
     Any other .h5 file, or the only one of a folder, is a traffic file such as metr-la.h5. Zeros count as
     missing (but stay in the values), rows stay as they are, and DCRNN's files for the graph are searched for
     beside it.
+
+    A line that cannot be read, or a row that contradicts another one, is an error. With `refusals`, as a live
+    service reads files, such lines are noted there and left out, and the last row of a time counts; so are
+    sensors that sensors.csv does not have.
     """
-    path, options = Path(path), ReadingOptions(dates, decimal, timezone, target, inputs)
+    path = Path(path)
+    options = ReadingOptions(dates, decimal, timezone, target, inputs, refusals=refusals)
     if path.is_dir():
         file = _readings_of(path)
         return (
-            _own(path, read_with_inputs(path, None, options)) if file is None else _load_file(file, options)
+            _own(path, read_with_inputs(path, None, options), refusals)
+            if file is None
+            else _load_file(file, options)
         )
     if not path.is_file():
         raise DataError(path, "no such file or folder")
@@ -69,12 +78,17 @@ def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Re
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
     path, options = Path(path), options or ReadingOptions()
     if path.is_dir() and _readings_of(path) is None:
-        return read_with_inputs(path, None, options).on_grid()
+        return _on_grid(read_with_inputs(path, None, options), options.refusals)
     file = readings_file(path)
     if file.name in OWN_READINGS:
-        return read_with_inputs(file.parent, file, options).on_grid()
+        return _on_grid(read_with_inputs(file.parent, file, options), options.refusals)
     readings = read_traffic(file, options)
-    return replace(readings, missing=readings.missing | (readings.values == 0)).on_grid()
+    readings = replace(readings, missing=readings.missing | (readings.values == 0))
+    return _on_grid(readings, options.refusals)
+
+
+def _on_grid(readings: Readings, refusals: Refusals | None) -> Readings:
+    return readings.on_grid() if refusals is None else readings.on_nearest_grid(refusals)
 
 
 def readings_file(path: Path) -> Path:
@@ -133,11 +147,11 @@ def _readings_of(folder: Path) -> Path | None:
 
 def _load_file(file: Path, options: ReadingOptions) -> Dataset:
     if file.name in OWN_READINGS:
-        return _own(file.parent, read_with_inputs(file.parent, file, options))
+        return _own(file.parent, read_with_inputs(file.parent, file, options), options.refusals)
     return _traffic(file, read_traffic(file, options))
 
 
-def _own(folder: Path, readings: Readings) -> Dataset:
+def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> Dataset:
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
     notes = readings.notes + tuple(
         note for file in (sensors, edges) if file.exists() for note in detected(file)
@@ -145,6 +159,8 @@ def _own(folder: Path, readings: Readings) -> Dataset:
     located: Positions = {}
     if sensors.exists():
         located = read_positions(sensors)
+        if refusals is not None:
+            readings = readings.select(_located(sensors, located, readings.ids, refusals))
         readings = replace(readings, positions=_positions(sensors, located, readings.ids))
     if edges.exists():
         graph = _own_graph(edges, readings.ids, {*readings.ids, *located})
@@ -153,7 +169,7 @@ def _own(folder: Path, readings: Readings) -> Dataset:
     else:
         problem = "add sensors.csv (id, latitude, longitude) or edges.csv (from, to, weight or distance)"
         raise DataError(folder, f"the graph of the sensors is unknown: {problem}")
-    return Dataset(folder.absolute().name, replace(readings, notes=notes).on_grid(), graph)
+    return Dataset(folder.absolute().name, _on_grid(replace(readings, notes=notes), refusals), graph)
 
 
 def _own_graph(path: Path, ids: Sequence[str], known: Collection[str]) -> Graph:
@@ -236,6 +252,15 @@ def _unknown(known: Collection[str], ids: Sequence[str]) -> str | None:
 def _among(graph: Graph, ids: Sequence[str], wanted: Sequence[str]) -> Graph:
     place = {sensor: node for node, sensor in enumerate(ids)}
     return graph.subgraph([place[sensor] for sensor in wanted])
+
+
+def _located(file: Path, located: Positions, ids: Sequence[str], refusals: Refusals) -> list[str]:
+    """The sensors that a file of positions has; the others are refused."""
+    for sensor in ids:
+        if sensor not in located:
+            refusals.note(DataError(file, f"has no sensor {shown(sensor)}, which the readings have"))
+            refusals.sensors.add(sensor)
+    return [sensor for sensor in ids if sensor in located]
 
 
 def _positions(file: Path, located: Positions, ids: Sequence[str]) -> Floats:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ from cnfgnn.data.hdf import hdf_frame
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.tables import Table, not_a_number, readings_of, variables_of
-from cnfgnn.data.text import MISSING, Text, decimal_comma, number, open_text, reason
+from cnfgnn.data.text import MISSING, Lines, Row, Text, decimal_comma, number, open_text, reason
 from cnfgnn.data.times import RowLocations, is_time
 from cnfgnn.errors import DataError
 
+BLOCK = 1000  # lines that are read together if not all of them can be
 NO_HEADER = "the first line must name the columns, like time,a,b"
 
 
@@ -39,6 +42,11 @@ def read_variables(path: Path, options: ReadingOptions, regular: bool = True) ->
     return variables_of(_table(path, options), options, regular)
 
 
+def read_lines(path: Path, lines: Lines, options: ReadingOptions) -> dict[str, Readings]:
+    """Read some lines of a csv file in the same way; `options` has refusals."""
+    return variables_of(_from_lines(path, lines, options), options, regular=False)
+
+
 def _table(path: Path, options: ReadingOptions) -> Table:
     readers = {".csv": _csv, ".parquet": _parquet, ".h5": _hdf}
     if not path.is_file() or path.suffix not in readers:
@@ -49,6 +57,8 @@ def _table(path: Path, options: ReadingOptions) -> Table:
 
 
 def _csv(path: Path, options: ReadingOptions) -> Table:
+    if options.refusals is not None:
+        return _from_lines(path, Lines.of(path.read_bytes()), options)
     text = open_text(path, whole=False)
     layout = _header(text)
     decimal = "," if options.decimal == "comma" else "."
@@ -103,7 +113,7 @@ def _decimal(text: Text, layout: Layout, options: ReadingOptions) -> str:
     """The decimal mark of a file: a comma if some number can only be read with one."""
     if options.decimal != "auto":
         return "," if options.decimal == "comma" else "."
-    commas, unclear = decimal_comma(_cells(text, layout), text.separator)
+    commas, unclear = decimal_comma(_cells(_rows_below(text), layout), text.separator)
     if unclear is not None:
         line, cell = unclear
         problem = f"'{cell}' could be {cell.replace(',', '.')} or {cell.replace(',', '')}"
@@ -112,10 +122,15 @@ def _decimal(text: Text, layout: Layout, options: ReadingOptions) -> str:
     return "," if commas else "."
 
 
-def _cells(text: Text, layout: Layout) -> Iterator[tuple[int, str]]:
-    """The cells of readings with their line numbers."""
+def _rows_below(text: Text) -> Iterator[Row]:
+    """All rows but the one that names the columns."""
     rows = text.rows()
     next(rows, None)
+    return rows
+
+
+def _cells(rows: Iterable[Row], layout: Layout) -> Iterator[tuple[int, str]]:
+    """The cells of readings with their line numbers."""
     for line, fields in rows:
         for place in layout.others:
             if place < len(fields):
@@ -128,48 +143,117 @@ def _by_arrow_or_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
             return _by_arrow(text, layout, decimal)
         except Exception:
             pass
-    return _by_cell(text, layout, decimal)
+
+    def refuse(problem: str, line: int, column: str | None = None) -> None:
+        raise DataError(text.path, problem, line=line, column=column)
+
+    return _by_cell(_rows_below(text), text.separator, layout, decimal, refuse)
 
 
-def _by_cell(text: Text, layout: Layout, decimal: str) -> pd.DataFrame:
-    """Read a csv file that pyarrow cannot read; an error names the first invalid cell."""
+def _by_cell(
+    rows: Iterable[Row], separator: str, layout: Layout, decimal: str, refuse: Callable[..., None]
+) -> pd.DataFrame:
+    """Read rows that pyarrow cannot read. `refuse` gets the problem of an invalid one, its number and perhaps
+    the column; if it returns, the row is blank."""
     width, texts_at = len(layout.names), set(layout.text_columns)
     texts: dict[int, list[str]] = {place: [] for place in texts_at}
     numbers = {place: array("d") for place in range(width) if place not in texts_at}
-    rows = text.rows()
-    next(rows, None)
-    for line, fields in rows:
+    blank = [""] * width
+    for line, found in rows:
+        fields = found or blank
         if len(fields) != width:
             problem = f"{len(fields)} fields, but the header has {width}"
-            if text.separator == "," and len(fields) > width:
+            if separator == "," and len(fields) > width:
                 problem += "; separate fields by semicolons if numbers have decimal commas"
-            raise DataError(text.path, problem, line=line)
-        for place, field in enumerate(fields):
-            if place in texts_at:
-                texts[place].append(field)
-            elif (cell := field.strip()) in MISSING:
-                numbers[place].append(np.nan)
-            elif (value := number(cell, decimal)) is not None:
-                numbers[place].append(value)
-            else:
-                problem = not_a_number(field, decimal)
-                raise DataError(text.path, problem, line=line, column=layout.names[place])
+            refuse(problem, line)
+            fields = blank
+        values = [_value(fields[place], decimal) for place in numbers]
+        if None in values:
+            place = list(numbers)[values.index(None)]
+            refuse(not_a_number(fields[place], decimal), line, layout.names[place])
+            fields, values = blank, [np.nan] * len(values)
+        for place, cells in texts.items():
+            cells.append(fields[place])
+        for column, value in zip(numbers.values(), values, strict=True):
+            column.append(value)  # type: ignore[arg-type]
     columns: dict[int, Any] = dict(texts)
     for place, column in numbers.items():
         columns[place] = np.array(column)
     return pd.DataFrame({str(place): columns[place] for place in range(width)})
 
 
-def _parquet(path: Path, _: ReadingOptions) -> Table:
+def _value(field: str, decimal: str) -> float | None:
+    """The number in a cell, NaN if it is missing, None if there is something else."""
+    cell = field.strip()
+    return np.nan if cell in MISSING else number(cell, decimal)
+
+
+def _from_lines(path: Path, lines: Lines, options: ReadingOptions) -> Table:
+    """The rows of lines; those that cannot be read are refused, and blank."""
+    locations = RowLocations(path, lines.numbers.__getitem__, options.refusals, lines)
+    text, others = lines.text(path, locations.refuse)
+    layout = _header(text)
+    rows = [row for row, line in enumerate(others) if line.strip() and row not in locations.left_out]
+    locations = locations.at(rows)
+    filled = [others[row] for row in rows]
+    decimal = "," if options.decimal == "comma" else "."
+    frame = _together(text, filled, layout, decimal)
+    if frame is None:
+        if options.decimal == "auto" and (text.separator != "," or any('"' in line for line in filled)):
+            parsed = _line_by_line(filled, text.separator, lambda problem, row: None)
+            decimal = "," if decimal_comma(_cells(parsed, layout), text.separator)[0] else "."
+        blocks = [
+            _block(text, filled[first : first + BLOCK], first, layout, decimal, locations)
+            for first in range(0, len(filled), BLOCK)
+        ]
+        frame = pd.concat(blocks, ignore_index=True)
+    return Table(frame, layout, locations, decimal, text.notes)
+
+
+def _together(text: Text, lines: Sequence[str], layout: Layout, decimal: str) -> pd.DataFrame | None:
+    """A row for each line; None if one of them cannot be read."""
+    try:
+        frame = _by_arrow(replace(text, content="\n".join([text.content or "", *lines, ""])), layout, decimal)
+    except Exception:
+        return None
+    return frame if len(frame) == len(lines) else None
+
+
+def _block(
+    text: Text, lines: Sequence[str], first: int, layout: Layout, decimal: str, locations: RowLocations
+) -> pd.DataFrame:
+    """The rows of lines, the first of which is row `first` of the table: together, or else one by one."""
+    if text.separator != decimal and (frame := _together(text, lines, layout, decimal)) is not None:
+        return frame
+
+    def refuse(problem: str, row: int, column: str | None = None) -> None:
+        locations.refuse(problem, first + row, column)
+
+    return _by_cell(_line_by_line(lines, text.separator, refuse), text.separator, layout, decimal, refuse)
+
+
+def _line_by_line(lines: Sequence[str], separator: str, refuse: Callable[[str, int], None]) -> Iterator[Row]:
+    """The fields of each line by itself, so that a quote that is not closed spoils one line; none if it is
+    refused."""
+    for row, line in enumerate(lines):
+        fields: list[str] = []
+        try:
+            fields = next(csv.reader([line], delimiter=separator, strict=True))
+        except csv.Error as problem:
+            refuse(f"cannot be parsed as csv ({problem})", row)
+        yield row, fields
+
+
+def _parquet(path: Path, options: ReadingOptions) -> Table:
     try:
         with arrow_parquet.ParquetFile(path) as file:
             frame: pd.DataFrame = file.read().to_pandas()
     except Exception as problem:
         raise DataError(path, f"cannot be read as parquet ({reason(problem)})") from None
-    return _from_frame(frame, path)
+    return _from_frame(frame, path, options)
 
 
-def _hdf(path: Path, _: ReadingOptions) -> Table:
+def _hdf(path: Path, options: ReadingOptions) -> Table:
     try:
         with h5py.File(path, "r") as file:
             frame = hdf_frame(file, path)
@@ -177,10 +261,10 @@ def _hdf(path: Path, _: ReadingOptions) -> Table:
         raise
     except Exception as problem:  # h5py raises any exception for a damaged file
         raise DataError(path, f"cannot be read as a pandas HDF file ({reason(problem)})") from None
-    return _from_frame(frame, path)
+    return _from_frame(frame, path, options)
 
 
-def _from_frame(frame: pd.DataFrame, path: Path) -> Table:
+def _from_frame(frame: pd.DataFrame, path: Path, options: ReadingOptions) -> Table:
     """Times are the index if that holds times or text, otherwise a column."""
     if frame.columns.nlevels > 1 or frame.index.nlevels > 1:
         raise DataError(path, "has a MultiIndex: rows and columns need names of one level")
@@ -191,7 +275,8 @@ def _from_frame(frame: pd.DataFrame, path: Path) -> Table:
         is_numeric_dtype(frame.index.dtype) or any(name.lower() in TIME_NAMES for name in names)
     )
     first = [_shown_first(frame.iloc[:, place]) for place in range(len(names))]
-    return Table(frame, layout_of(names, first, path, index=index), RowLocations(path))
+    locations = RowLocations(path, refusals=options.refusals)
+    return Table(frame, layout_of(names, first, path, index=index), locations)
 
 
 def _shown_first(column: pd.Series[Any]) -> str:

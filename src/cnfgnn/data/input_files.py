@@ -44,7 +44,7 @@ def read_with_inputs(folder: Path, file: Path | None, options: ReadingOptions) -
     readings = in_file[target] if target in in_file else _only_variable(variables[target], options)
     readings = replace(readings, variable=target)
     inputs = [
-        _covariate(name, _only_variable(covariates[name], options, False), readings.ids)
+        read_covariate(name, covariates[name], readings.ids, options)
         for name in filter(options.wants, covariates)
     ]
     for name in filter(options.wants, others):
@@ -77,6 +77,8 @@ def names_of_files(folder: Path) -> InputNames:
 
 def read_covariate(name: str, file: Path, ids: Sequence[str], options: ReadingOptions) -> Input:
     """A covariate of these sensors, from its file."""
+    if options.refusals is not None:  # what is known ahead has times in the future
+        options = replace(options, refusals=replace(options.refusals, latest=None))
     return _covariate(name, _only_variable(file, options, regular=False), ids)
 
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from zoneinfo import ZoneInfo
 
 from cnfgnn.config.settings import Dates, Decimal
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import ConfigError
 
 OFFSET = re.compile(r"([+-])(\d\d):([0-5]\d)", re.A)
@@ -22,6 +23,9 @@ class ReadingOptions:
 
     A site of a federation sets them under [reading] in its site.toml; `place` is the path of that file, and
     error messages then refer to it. An empty `place` stands for the settings of a run.
+
+    With `refusals`, lines that cannot be read are left out and noted there, and the last of several rows of
+    one time counts. Without, as in training, the first of them is an error.
     """
 
     dates: Dates = "auto"
@@ -30,6 +34,7 @@ class ReadingOptions:
     target: str = ""  # the variable to forecast; empty if the files leave no choice
     inputs: str = "all"  # further inputs to use: all, none, or their names
     place: str = field(default="", compare=False)
+    refusals: Refusals | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():

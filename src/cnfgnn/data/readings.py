@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,11 @@ from cnfgnn.errors import DataError
 
 if TYPE_CHECKING:
     from cnfgnn.data.inputs import Input
+    from cnfgnn.data.refusals import Refusals
 
 DAY = np.timedelta64(86_400, "s")
 UNNAMED = "readings"  # the name of a variable that its file does not name
+SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 LARGEST = 1e12  # a larger reading would dominate the scale of all others
 
 
@@ -137,6 +139,21 @@ class Readings:
         off = (self.times - self.times[0]) % self.step != np.timedelta64(0, "s")
         return int(np.argmax(off)) if off.any() else None
 
+    def on_nearest_grid(self, refusals: Refusals) -> Readings:
+        """The same with a row for every time step, as a live service counts readings: each at the step that
+        is nearest to its time. Rows that are far from all others are left out, and named."""
+        step, seconds = self.step_seconds, self.seconds
+        offsets, counts = np.unique(seconds % step, return_counts=True)
+        rows = np.rint((seconds - offsets[np.argmax(counts)]) / step).astype(np.int64)
+        far = isolated_rows(rows)
+        for time in self.times[far].tolist():
+            problem = f"{time} is far from all other rows, so it is left out: check its time"
+            refusals.note(DataError(self.source, problem))
+        rows, values, missing = rows[~far], self.values[~far], self.missing[~far]
+        kept, values, missing = last_of_each(rows, values, missing)
+        times = (step * kept + offsets[np.argmax(counts)]).astype("datetime64[s]")
+        return replace(self, times=times, values=values, missing=missing).on_grid()
+
     def on_grid(self) -> Readings:
         """The same readings with a row for every time step; added rows are missing."""
         step, seconds = self.step_seconds, self.seconds
@@ -156,6 +173,42 @@ class Readings:
         values[rows], missing[rows] = self.values, self.missing
         times = (seconds[0] + step * np.arange(total)).astype("datetime64[s]")
         return replace(self, times=times, values=values, missing=missing)
+
+
+def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which of these row numbers, in ascending order, are too few and too far from the rest to be right.
+
+    Split the rows at the longest gap. The smaller part is isolated if it has fewer than `SMALLEST_CLUSTER`
+    rows and the gap is longer than the number of rows in the larger part. Repeat with the larger part.
+    """
+    kept = np.arange(len(rows))
+    while len(kept) > 1:
+        gaps = np.diff(rows[kept]) - 1
+        split = int(np.argmax(gaps)) + 1
+        smaller, larger = kept[:split], kept[split:]
+        if len(smaller) > len(larger):
+            smaller, larger = larger, smaller
+        if gaps[split - 1] <= len(larger) or len(smaller) >= SMALLEST_CLUSTER:
+            break
+        kept = larger
+    isolated = np.ones(len(rows), dtype=np.bool_)
+    isolated[kept] = False
+    return isolated
+
+
+def last_of_each(
+    rows: npt.NDArray[Any], values: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """Rows in ascending order, each once: of several, the last reading of each sensor counts."""
+    kept, firsts = np.unique(rows, return_index=True)
+    missing = np.isnan(values) if missing is None else missing
+    if len(kept) == len(rows):
+        return kept, values, missing
+    newest, is_missing = values[firsts], missing[firsts]
+    for again in np.flatnonzero(rows[1:] == rows[:-1]) + 1:
+        place, there = int(np.searchsorted(kept, rows[again])), ~np.isnan(values[again])
+        newest[place, there], is_missing[place, there] = values[again, there], missing[again, there]
+    return kept, newest, is_missing
 
 
 def weekday(seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

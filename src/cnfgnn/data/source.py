@@ -7,17 +7,18 @@ from pathlib import Path
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import load
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
 
 CITY_TARGET = "speed"
 
 
-def open_data(config: Config, path: Path | None = None) -> Dataset:
+def open_data(config: Config, path: Path | None = None, refusals: Refusals | None = None) -> Dataset:
     """Load a file or folder of readings, or simulate the synthetic city.
 
     `path` replaces the configured path: with other readings, or with the same path as the user typed it, so
-    that messages name it in the same way.
+    that messages name it in the same way. With `refusals`, files are read as a live service reads them.
     """
     if path is not None or config.data.path != "city":
         d = config.data
@@ -28,6 +29,7 @@ def open_data(config: Config, path: Path | None = None) -> Dataset:
             timezone=d.timezone,
             target=d.target,
             inputs=d.inputs,
+            refusals=refusals,
         )
     c, d = config.city, config.data
     if d.target not in ("", CITY_TARGET):

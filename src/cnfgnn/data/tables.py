@@ -13,15 +13,29 @@ from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_
 
 from cnfgnn.data.columns import VALUE_NAMES, Layout
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import LARGEST, UNNAMED, Readings
+from cnfgnn.data.readings import LARGEST, UNNAMED, Readings, last_of_each
 from cnfgnn.data.text import MISSING, number, shown
-from cnfgnn.data.times import Column, Ints, RowLocations, Times, clock_to_utc, read_times
+from cnfgnn.data.times import (
+    Column,
+    Ints,
+    RowLocations,
+    Times,
+    clock_to_utc,
+    read_times,
+    readable,
+    refuse_future,
+)
 from cnfgnn.errors import DataError
 
+EXAMPLE = "2024-01-31 08:05"
 SPARSEST = 100  # cells per reading; a long table that would be sparser is refused
 SMALL = 10_000_000  # cells; smaller tables may be as sparse as they like
 Notes = tuple[str, ...]
 Values = npt.NDArray[np.float32]
+
+
+class NoReadings(DataError):
+    """A table without a row that can be used."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +68,9 @@ def variables_of(table: Table, options: ReadingOptions, regular: bool = True) ->
     the table's time grid are refused.
     """
     if table.frame.empty:
-        raise DataError(table.locations.path, "holds no readings")
+        raise NoReadings(table.locations.path, "holds no readings")
     stamps = _stamps(table)
-    table, stamps = _without_blank_rows(table, stamps)
+    table, stamps = _without_bad_times(*_without_blank_rows(table, stamps), options)
     layout = table.layout
     table = replace(table, notes=table.notes + layout.notes)
     if layout.sensor is None or not _is_long(table, stamps):
@@ -70,7 +84,7 @@ def variables_of(table: Table, options: ReadingOptions, regular: bool = True) ->
             if name in found:
                 raise DataError(table.locations.path, "this column occurs twice", column=name)
             found[name if named else UNNAMED] = _from_long(of_one, stamps, options)
-    if table.locations.line_of is not None and regular:
+    if table.locations.line_of is not None and regular and options.refusals is None:
         for times, readings in found.values():
             if len(readings.times) > 1:
                 _check_grid(readings, times, table)
@@ -107,11 +121,36 @@ def _without_blank_rows(table: Table, stamps: pd.Index[Any]) -> tuple[Table, pd.
         return table, stamps
     rest = table.frame.iloc[np.flatnonzero(blank)].drop(columns=table.frame.columns[list(table.layout.time)])
     blank[blank] = (rest.isna() | (rest == "")).all(axis=1)
-    rows, line_of = np.flatnonzero(~blank), table.locations.line_of
+    return _rows_of(table, stamps, np.flatnonzero(~blank))
+
+
+def _rows_of(table: Table, stamps: pd.Index[Any], rows: Ints) -> tuple[Table, pd.Index[Any]]:
+    """Some rows of a table and their times."""
     if not len(rows):
-        raise DataError(table.locations.path, "holds no readings")
-    locations = RowLocations(table.locations.path, lambda row: line_of(int(rows[row])))
-    return replace(table, frame=table.frame.iloc[rows], locations=locations), stamps[rows]
+        raise NoReadings(table.locations.path, "holds no readings")
+    return replace(table, frame=table.frame.iloc[rows], locations=table.locations.at(rows)), stamps[rows]
+
+
+def _without_bad_times(
+    table: Table, stamps: pd.Index[Any], options: ReadingOptions
+) -> tuple[Table, pd.Index[Any]]:
+    """Refuse rows whose time cannot be read, if rows may be refused: otherwise, reading the times does."""
+    if options.refusals is None or is_datetime64_any_dtype(stamps.dtype):
+        return table, stamps
+    name, locations = table.layout.time_name, table.locations
+    codes, cells = pd.factorize(stamps, use_na_sentinel=False)
+    _, firsts = np.unique(codes, return_index=True)
+    column = Column(name, pd.Index(cells), firsts)
+    try:
+        read_times(column, options, RowLocations(locations.path, locations.line_of))
+    except DataError:
+        good = readable(column, options, locations)[codes]
+        example = next(iter(stamps[good]), EXAMPLE)
+        for row in np.flatnonzero(~good).tolist():
+            problem = f"{shown(stamps[row])} is not a time like {shown(example)} in other lines"
+            locations.refuse(problem, row, name)
+        return _rows_of(table, stamps, np.flatnonzero(good))
+    return table, stamps
 
 
 def _is_long(table: Table, stamps: pd.Index[Any]) -> bool:
@@ -143,9 +182,12 @@ def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
         numbers = _numbers(table, place)
         with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
             values[:, column] = numbers
+    refuse_future(times, utc, name, locations)
     _check_magnitude(values, [layout.names[place] for place in sensors], locations)
-    hint = _duplicate_hint(table, stamps, utc, options)
-    grid, values, more = _in_order(times, values, locations, hint)
+    if options.refusals is None:
+        grid, values, more = _in_order(times, values, locations, _duplicate_hint(table, stamps, utc, options))
+    else:
+        grid, values, more = _newest_of_each(times, values, locations)
     ids = tuple(layout.names[place] for place in sensors)
     return times, Readings(
         grid, ids, values, missing=np.isnan(values), source=str(locations.path), utc=utc, notes=notes + more
@@ -190,6 +232,16 @@ def _in_order(
     return times, values, notes
 
 
+def _newest_of_each(times: Times, values: Values, locations: RowLocations) -> tuple[Times, Values, Notes]:
+    """Sort the rows that are not refused by time; of several rows of one time, the last reading counts."""
+    kept = np.flatnonzero(locations.kept(len(times)))
+    if not len(kept):
+        raise NoReadings(locations.path, "holds no readings")
+    order = kept[np.argsort(times[kept], kind="stable")]
+    grid, newest, _ = last_of_each(times[order], values[order])
+    return grid, newest, ()
+
+
 def _conflict(
     time: np.datetime64, sensor: str, one: int, other: int, locations: RowLocations, hint: str
 ) -> DataError:
@@ -213,21 +265,29 @@ def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
     if not utc and (zone := options.zone) is not None:
         times, note = clock_to_utc(times, zone, layout.time_name, options, locations, sensors)
         utc, notes = True, (*notes, note)
+    refuse_future(times, utc, layout.time_name, locations)
     (value,) = layout.others
     with np.errstate(over="ignore"):
         numbers = _numbers(table, value).astype(np.float32)
     _check_magnitude(numbers[:, None], [layout.names[value]], locations)
+    if options.refusals is not None:
+        kept = locations.kept(len(times))
+        if not kept.any():
+            raise NoReadings(locations.path, "holds no readings")
+        times, sensors, numbers = times[kept], sensors[kept], numbers[kept]
     grid, rows = np.unique(times, return_inverse=True)
     if len(grid) * len(ids) > max(SMALL, SPARSEST * len(times)):
         problem = f"{len(times)} rows are too few for {len(grid)} times and {len(ids)} sensors"
         raise DataError(locations.path, problem)
-    cell = rows.astype(np.int64) * len(ids) + sensors
-    hint = _clock_change_hint(utc, options)
-    repeated = _repeated(
-        cell, numbers, lambda k: (grid[cell[k] // len(ids)], ids[cell[k] % len(ids)]), locations, hint
-    )
+    cell, repeated = rows.astype(np.int64) * len(ids) + sensors, 0
+    if options.refusals is None:
+        hint = _clock_change_hint(utc, options)
+        repeated = _repeated(
+            cell, numbers, lambda k: (grid[cell[k] // len(ids)], ids[cell[k] % len(ids)]), locations, hint
+        )
     values = np.full((len(grid), len(ids)), np.nan, dtype=np.float32)
-    values[rows, sensors] = numbers
+    there = ~np.isnan(numbers)  # an empty cell corrects nothing; of other rows of a cell, the last counts
+    values[rows[there], sensors[there]] = numbers[there]
     names = [layout.names[place] for place in (*layout.text_columns, value)]
     notes += (f"a row per time and sensor, in columns {', '.join(map(repr, names))}",)
     if repeated:
@@ -244,8 +304,8 @@ def _ids(table: Table) -> tuple[Ints, list[str]]:
     codes, cells = pd.factorize(pd.Index(table.frame.iloc[:, place]), use_na_sentinel=False)
     texts = ["" if pd.isna(cell) else str(cell).strip() for cell in cells]
     if "" in texts:
-        row = int(np.argmax(codes == texts.index("")))
-        raise table.locations.error("this row has no sensor id", row, table.layout.names[place])
+        for row in np.flatnonzero(np.array(texts)[codes] == "").tolist():
+            table.locations.refuse("this row has no sensor id", row, table.layout.names[place])
     merged, ids = pd.factorize(np.array(texts, dtype=object))
     return merged[codes].astype(np.int64), [str(name) for name in ids]
 
@@ -271,13 +331,9 @@ def _repeated(
 
 def _check_magnitude(values: Values, names: list[str], locations: RowLocations) -> None:
     too_large = np.abs(values) > LARGEST
-    if too_large.any():
-        row, column = np.argwhere(too_large)[0]
-        raise locations.error(
-            f"a reading beyond {LARGEST:g} is not plausible: correct it or empty the cell",
-            int(row),
-            names[column],
-        )
+    for row, column in np.argwhere(too_large).tolist():
+        problem = f"a reading beyond {LARGEST:g} is not plausible: correct it or empty the cell"
+        locations.refuse(problem, row, names[column])
 
 
 def _numbers(table: Table, place: int) -> npt.NDArray[np.float64]:
@@ -290,7 +346,8 @@ def _numbers(table: Table, place: int) -> npt.NDArray[np.float64]:
         if pd.isna(cell) or (text := str(cell).strip()) in MISSING:
             continue
         if (parsed := number(text, table.decimal)) is None:
-            raise table.locations.error(not_a_number(cell, table.decimal), row, table.layout.names[place])
+            table.locations.refuse(not_a_number(cell, table.decimal), row, table.layout.names[place])
+            continue
         numbers[row] = parsed
     return numbers
 

@@ -6,10 +6,11 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import AnyStr
+from typing import AnyStr, NamedTuple
 
 from cnfgnn.errors import DataError
 
@@ -22,6 +23,7 @@ MISSING = frozenset(
     {"", "-", "--", "?", "NA", "N/A", "na", "n/a", "n.a.", "#N/A", "NaN", "nan", "NAN", "-nan"}
     | {"NULL", "null", "Null", "None", "none"}
 )
+NEAR = 100  # lines at the beginning in which one that fits the first line is sought
 # 1,234 may have a decimal comma, or one between thousands.
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+", re.A)
 
@@ -73,6 +75,71 @@ class Text:
         return notes
 
 
+class Lines(NamedTuple):
+    """Lines of a CSV file that have ended: the one that names the columns, and others.
+
+    numbers  of these others, as an editor counts lines
+    chosen   numbers of the lines whose readings are wanted; the others help to understand them. None: all
+    """
+
+    header: bytes
+    others: Sequence[bytes]
+    numbers: Sequence[int]
+    chosen: Container[int] | None = None
+
+    @classmethod
+    def of(cls, raw: bytes, chosen: Container[int] | None = None) -> Lines:
+        """All lines of a file; what follows the last line end is not a line yet."""
+        if is_utf_16(raw):
+            raw = raw.decode("utf-16", "replace").encode()
+        if b"\n" not in raw:
+            raw = raw.replace(b"\r", b"\n")
+        header, *others = raw.split(b"\n")[:-1] or [b""]
+        return cls(header, others, range(2, len(others) + 2), chosen)
+
+    def text(self, path: Path, refuse: Callable[[str, int], None]) -> tuple[Text, list[str]]:
+        """The first two lines as a text, and the others; `refuse` gets those that are no text, by row."""
+        whole = b"\n".join([self.header, *self.others])
+        content, encoding = _utf_8(whole), "utf-8-sig"
+        if content is None:
+            try:
+                encoding, content = _decoded(whole, path)
+            except DataError:
+                content = _utf_8(self.header + b"\n")
+                if content is None or BINARY.search(content):
+                    raise
+                content += "\n".join(_decoded_lines(self.others, refuse))
+        header, *others = content.split("\n")
+        head = _fitting_head(header, others)
+        return Text(path, head, encoding, _separator(head), header), others
+
+
+def is_utf_16(raw: bytes) -> bool:
+    """Whether a file begins as one in UTF-16 does."""
+    return raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def _decoded_lines(lines: Sequence[bytes], refuse: Callable[[str, int], None]) -> Iterator[str]:
+    """Lines in UTF-8; those that are not are refused, and blank."""
+    for row, line in enumerate(lines):
+        text = _utf_8(line)
+        if text is None or BINARY.search(text):
+            refuse("this line is not text in UTF-8", row)
+        yield "" if text is None else text
+
+
+def _fitting_head(header: str, others: Sequence[str]) -> str:
+    """The first line, and one of the next that has as many fields: a damaged one tells nothing of others."""
+    filled = [line for line in others[:NEAR] if line.strip()]
+    for line in filled:
+        head = f"{header}\n{line}\n"
+        with suppress(csv.Error):
+            counts = {len(fields) for fields in csv.reader([header, line], delimiter=_separator(head))}
+            if len(counts) == 1 and counts != {1}:
+                return head
+    return "\n".join([header, *filled[:1], ""])
+
+
 def open_text(path: Path, *, whole: bool = True) -> Text:
     """Open a file and detect its encoding and separator; unless `whole`, from its first lines alone."""
     try:
@@ -119,7 +186,7 @@ def _utf_8(raw: bytes) -> str | None:
 
 def _decoded(raw: bytes, path: Path) -> tuple[str, str]:
     """Encoding and content of a file that is not UTF-8."""
-    encoding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "cp1252"
+    encoding = "utf-16" if is_utf_16(raw) else "cp1252"
     try:
         content = raw.decode(encoding)
     except UnicodeDecodeError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ import pandas as pd
 from pandas.api.types import is_datetime64_any_dtype
 
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.text import shown
+from cnfgnn.data.refusals import FutureTime, Refusals
+from cnfgnn.data.text import Lines, shown
 from cnfgnn.errors import DataError
 
 Times = npt.NDArray[np.datetime64]
@@ -37,15 +39,37 @@ STEPS_BEFORE = 100  # rows that tell how far apart rows are
 
 
 class RepeatedHour(DataError):
-    """A time that clocks show twice, without anything that tells which of the two is meant."""
+    """A time that clocks show twice, and the rows before it do not tell which of the two is meant."""
 
 
 @dataclass(frozen=True)
 class RowLocations:
-    """Where the rows of a table are in its file, for messages: by line in text, otherwise counted from 1."""
+    """Where the rows of a table are in its file, for messages: by line in text, otherwise counted from 1.
+
+    refusals  notes rows that are refused, and left out; without it, the first of them is an error
+    lines     that the rows were read from, if they may be refused
+    """
 
     path: Path
     line_of: Callable[[int], int] | None = None
+    refusals: Refusals | None = None
+    lines: Lines | None = None
+    left_out: set[int] = field(default_factory=set)
+
+    def at(self, rows: Sequence[int] | Ints) -> RowLocations:
+        """The places of some of the rows, which have new numbers from 0 on."""
+        line_of = self.line_of
+        return replace(
+            self, line_of=None if line_of is None else lambda row: line_of(int(rows[row])), left_out=set()
+        )
+
+    def kept(self, count: int) -> npt.NDArray[np.bool_]:
+        """Which of so many rows are not left out, and in a line that was chosen."""
+        kept = np.ones(count, dtype=np.bool_)
+        kept[list(self.left_out)] = False
+        if self.lines is not None and self.lines.chosen is not None and self.line_of is not None:
+            kept &= [self.line_of(row) in self.lines.chosen for row in range(count)]
+        return kept
 
     def describe(self, row: int) -> str:
         """For example "line 7"."""
@@ -56,6 +80,24 @@ class RowLocations:
         if self.line_of is None:
             return DataError(self.path, problem, row=row + 1, column=column)
         return DataError(self.path, problem, line=self.line_of(row), column=column)
+
+    def refuse(self, problem: str, row: int, column: str | None = None) -> None:
+        """Leave a row out, if rows may be refused; otherwise this is an error."""
+        self.leave_out(self.error(problem, row, column), row)
+
+    def leave_out(self, error: DataError, row: int) -> None:
+        """The same, for an error at a row."""
+        if self.refusals is None:
+            raise error
+        if row in self.left_out:
+            return
+        self.left_out.add(row)
+        line, lines = b"", self.lines
+        if lines is not None and error.line is not None:
+            if lines.chosen is not None and error.line not in lines.chosen:
+                return
+            line = lines.others[lines.numbers.index(error.line)]
+        self.refusals.note(error, line)
 
 
 class Column(NamedTuple):
@@ -117,6 +159,41 @@ def read_times(column: Column, options: ReadingOptions, locations: RowLocations)
     if utc and options.timezone:
         notes += (f"times have an offset from UTC, so that {options.key('timezone')} is not used",)
     return Moments(seconds, utc, notes)
+
+
+def readable(column: Column, options: ReadingOptions, locations: RowLocations) -> npt.NDArray[np.bool_]:
+    """Which cells of a column are times in the format of most of them; the others are mistakes."""
+    texts = [str(cell).strip() for cell in column.cells]
+    formats = [_format(text, options) for text in texts]
+    kinds = Counter(found[:2] for found in formats if found)
+    if not kinds:
+        return np.zeros(len(texts), dtype=np.bool_)
+    [(usual, _)] = kinds.most_common(1)
+    orders = Counter(found[2] for found in formats if found and found[:2] == usual and found[2] is not None)
+    order = {None, *(order for order, _ in orders.most_common(1))}
+    good = np.array([found is not None and found[:2] == usual and found[2] in order for found in formats])
+    rows = np.flatnonzero(good)
+    plain, _, _ = _as_iso(Column(column.name, column.cells[rows], rows), options, locations)
+    seconds = pd.DatetimeIndex(pd.to_datetime(plain, format="ISO8601", utc=True, errors="coerce"))
+    moments = seconds.tz_localize(None).to_numpy().astype("datetime64[s]")
+    good[rows] = (moments >= EARLIEST) & (moments < LATEST)
+    return good
+
+
+def _format(text: str, options: ReadingOptions) -> tuple[bool, bool, bool | None] | None:
+    """Whether a time begins with the year, has an offset, and has the day before the month, if that is
+    certain; None if it is no time."""
+    if match := ISO_TIME.fullmatch(text):
+        return True, match[2] is not None, True
+    if (match := _numbered(text)) is None:
+        return None
+    if _year_is_first(match):
+        return True, match[8] is not None, True
+    first, second = int(match[1]) > 12, int(match[3]) > 12
+    wanted = None if options.dates == "auto" else options.dates == "day-first"
+    if (first and second) or (wanted is not None and (second if wanted else first)):
+        return None
+    return False, match[8] is not None, first if first or second else wanted
 
 
 def _numbered(text: str) -> re.Match[str] | None:
@@ -249,23 +326,24 @@ def clock_to_utc(
         clock.tz_localize(zone, ambiguous=np.full(len(clock), flag), nonexistent="NaT")
         for flag in (True, False)
     )
-    if one.hasnans:
-        row = int(np.argmax(one.isna()))
+    gone = np.asarray(one.isna())
+    for row in np.flatnonzero(gone).tolist():
         standard = _standard_offset(clock[row], zone)
         problem = f"{clock[row]} does not exist in {options.timezone}, where summer time begins then"
         remedy = f"if these clocks are never changed, set {options.hint('timezone', standard)}"
-        raise locations.error(f"{problem}; {remedy}", row, column)
+        locations.refuse(f"{problem}; {remedy}", row, column)
     instants = [
         stamps.tz_convert("UTC").tz_localize(None).to_numpy("datetime64[s]") for stamps in (one, other)
     ]
     early, late = np.minimum(*instants), np.maximum(*instants)
-    twice = early != late
+    twice = (early != late) & ~gone
     note = f"local times of {options.timezone} were converted to UTC"
     if not twice.any():
         return early, note
     chosen = early.copy()
     groups = np.zeros(len(times), dtype=np.int64) if series is None else series
     by_group = np.argsort(groups, kind="stable")
+    by_group = by_group[~gone[by_group]]
     for rows in np.split(by_group, np.flatnonzero(np.diff(groups[by_group])) + 1):
         if twice[rows].any():
             _in_sequence(rows, early, late, chosen, locations, column)
@@ -276,6 +354,21 @@ def _standard_offset(moment: pd.Timestamp, zone: tzinfo) -> str:
     """The zone's offset from UTC, like +01:00, before clocks are put forward at `moment`."""
     before = (moment - pd.Timedelta(days=1)).tz_localize(zone, ambiguous=True, nonexistent="shift_backward")
     return before.strftime("%z")[:3] + ":" + before.strftime("%z")[3:5]
+
+
+def refuse_future(times: Times, utc: bool, column: str, locations: RowLocations) -> None:
+    """Refuse rows whose time has not come yet, if it is known which have not."""
+    refusals = locations.refusals
+    if refusals is None or refusals.latest is None:
+        return
+    steps, counts = np.unique(np.diff(np.unique(times)).astype(np.int64), return_counts=True)
+    latest = refusals.latest(int(steps[np.argmax(counts)]) if len(steps) else 0, utc)
+    for row in np.flatnonzero(times.astype(np.int64) > latest).tolist():
+        place = locations.error("", row, column)
+        moment = str(times[row]).replace("T", " ")
+        problem = f"{moment} has not come yet, so it is left out: check the times and this machine's clock"
+        error = FutureTime(locations.path, problem, line=place.line, column=column)
+        locations.leave_out(error, row)
 
 
 def occur_twice(times: Times, zone: tzinfo) -> npt.NDArray[np.bool_]:
@@ -296,19 +389,24 @@ def _in_sequence(
     """Choose between the early and the late time for the rows of one sensor, which must be in sequence."""
     unsure = early[rows] != late[rows]
     steps = np.diff(early[rows[~unsure]]).astype(np.int64)
-    if (steps < 0).any() and (steps > 0).any():
+    if locations.refusals is None and (steps < 0).any() and (steps > 0).any():
         first = locations.describe(int(rows[unsure][0]))
         problem = f"{first} is in an hour that occurs twice, and the rows are not in sequence"
         raise DataError(locations.path, f"{problem}: sort them, or add the offset from UTC ({EXAMPLE}+01:00)")
     if early[rows[0]] > late[rows[-1]]:  # from the latest to the earliest
         rows, unsure = rows[::-1], unsure[::-1]
-    if unsure[0]:
-        problem = f"{locations.describe(int(rows[0]))} is in an hour that occurs twice, and no row before it"
+    first_sure = int(np.argmin(unsure)) if not unsure.all() else len(rows)
+    for row in rows[:first_sure].tolist():
+        problem = f"{locations.describe(row)} is in an hour that occurs twice, and no row before it"
         remedy = f"begin with an earlier row, or add the offset from UTC ({EXAMPLE}+01:00)"
-        raise RepeatedHour(locations.path, f"{problem} tells which of the two is meant: {remedy}")
+        problem = f"{problem} tells which of the two is meant: {remedy}"
+        error = RepeatedHour(locations.path, problem)
+        error.line = locations.error("", row).line
+        locations.leave_out(error, row)
+    rows, unsure = rows[first_sure:], unsure[first_sure:]
     apart = np.abs(np.diff(early[rows]).astype(np.int64))
     for k in np.flatnonzero(unsure).tolist():
-        row, before = rows[k], rows[k - 1]
+        row, before = rows[k], next(one for one in rows[:k][::-1] if int(one) not in locations.left_out)
         step = _usual_step(apart[max(0, k - STEPS_BEFORE) : k])
         since = [int((choice - chosen[before]).astype(np.int64)) for choice in (early[row], late[row])]
         if since[0] > 0:
@@ -320,6 +418,6 @@ def _in_sequence(
         elif since[1] >= 0:
             chosen[row] = late[row]
         else:
-            raise locations.error(
-                "this hour occurs twice, and the rows are not in sequence here: sort them", int(row), column
-            )
+            problem = "this hour occurs twice, and the rows are not in sequence here: sort them"
+            line = locations.error(problem, int(row)).line
+            locations.leave_out(RepeatedHour(locations.path, problem, line=line, column=column), int(row))

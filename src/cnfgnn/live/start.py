@@ -22,17 +22,18 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_NAMES, InputNames, with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.source import open_data
-from cnfgnn.errors import CnfgnnError, ConfigError
+from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.files import make_folder
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
 from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.forecasting.tracking import Tracking, adapted_intervals, open_tracking
 from cnfgnn.live.intake.clock import Clock, FeedClock, SystemClock, Zone
-from cnfgnn.live.intake.folder_source import FolderSource, InputFile, state_of
+from cnfgnn.live.intake.folder_source import FolderSource, InputFile
 from cnfgnn.live.intake.recent import RecentReadings
-from cnfgnn.live.intake.store import FileState, ReadingStore
+from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.live_model import Learning, Loaded, ServedModel
 from cnfgnn.live.learning.models import Models
 from cnfgnn.live.options import LATEST, LIVE, LiveSettings
@@ -44,27 +45,31 @@ from cnfgnn.live.web.token_file import TOKEN
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.folder import Run
 
+NETWORK = ("sensors.csv", "edges.csv")
+Load = Callable[[str, Readings], Loaded]
+
 log = logging.getLogger(__name__)
 
 
 class Files(NamedTuple):
-    """The files of readings as they were before they were read: what is added meanwhile is read again.
+    """The files of readings.
 
-    folder  the folder or file that was named
-    file    the one with the readings
-    inputs  those of further inputs
+    folder    the folder or file that was named
+    file      the one with the readings
+    inputs    those of further inputs
+    refusals  what was refused when they were read
     """
 
     folder: Path
     file: Path
-    state: FileState
     inputs: Sequence[InputFile]
+    refusals: Refusals
 
     @classmethod
-    def at(cls, folder: Path, names: Callable[[Path], InputNames]) -> Files:
+    def at(cls, folder: Path, names: Callable[[Path], InputNames], refusals: Refusals) -> Files:
         """Those of a folder; `names` says which further inputs a folder has."""
         file = readings_file(folder)
-        return cls(folder, file, state_of(file), InputFile.all_in(file.parent, names(file.parent)))
+        return cls(folder, file, InputFile.all_in(file.parent, names(file.parent)), refusals)
 
     def check_read(self, source: str, key: str, target: str) -> None:
         """Refuse readings that are from another file than the one that grows."""
@@ -117,7 +122,8 @@ class ServiceProcess(Door):
         with ExitStack() as opened:
             opened.enter_context(self.socket)
             store = opened.enter_context(closing(ReadingStore(state)))
-            self._build(parts(), store, state)
+            self.parts = parts()
+            self._build(self.parts, store, state)
             opened.pop_all()
 
     def _build(self, parts: Parts, store: ReadingStore, state: Path) -> None:
@@ -145,9 +151,9 @@ class ServiceProcess(Door):
         self.web = Web(service, parts.options, self.model, shown, settings.most_bytes)
         self.folder: FolderSource | None = None
         if files is not None:
-            begun_with = files.file.name, files.state
-            followed = files.folder, parts.options, begun_with, settings.poll, files.inputs
+            followed = files.folder, parts.options, files.file.name, settings.poll, files.inputs
             self.folder = FolderSource(service, *followed)
+            service.refuse(files.refusals.found)
         self.broker = Broker(service, settings, settings.client) if settings.mqtt else None
 
     async def serve(self, started: Callable[[], None] = lambda: None) -> None:
@@ -214,40 +220,55 @@ class LiveProcess(ServiceProcess):
         self.parts_now = partial(parts_of_run, run, settings, state)
         self.next_parts: Parts | None = None
         super().__init__(settings, state, self.parts_now if parts is None else lambda: parts)
-        if self.folder is not None:
+        self._tried: tuple[set[str], object] = set(), None
+        if self.folder is not None and self.parts.files is not None:
             self.folder.unknown = self._begin_again_with
+            self._tried = self.parts.files.refusals.sensors, self._network()
 
     async def _begin_again_with(self, sensors: set[str]) -> None:
         """Begin again with sensors that are new in the folder. If they cannot be used, for instance because
-        the graph lacks them, the service goes on without them, and the log says why."""
+        the graph lacks them, the service goes on without them, and the log says why. They are tried again
+        when the files of the graph have changed, or with other sensors."""
+        tried, self._tried = self._tried, (sensors, self._network())
+        if sensors <= tried[0] and tried[1] == self._tried[1]:
+            return
         try:
             parts = await asyncio.to_thread(self.parts_now)
         except CnfgnnError as error:
             self.service.metrics.failures.labels("folder").inc()
             log.warning("new sensors: %s", error)
             return
-        if sensors <= set(parts.readings.ids):
-            log.warning("new sensors: %s", ", ".join(sorted(sensors)))
+        if new := sensors & set(parts.readings.ids):
+            log.warning("new sensors: %s", ", ".join(sorted(new)))
             self.next_parts = parts
             self.service.stopping.set()
+        elif parts.files is not None:
+            self.service.refuse(parts.files.refusals.found)
+
+    def _network(self) -> list[int | None]:
+        """When the files of the graph were last changed."""
+        assert self.parts.files is not None
+        files = [self.parts.files.file.parent / name for name in NETWORK]
+        return [file.stat().st_mtime_ns if file.exists() else None for file in files]
 
 
 def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     """The model of a run that is live, with the readings that it was trained on or those of a folder."""
     config = run.config.with_changes(settings.changes)
-    d, files = config.data, None
+    d, files, refusals = config.data, None, Refusals()
+    if not settings.feed:
+        refusals.latest = lambda step, utc: SystemClock(UTC if utc else settings.zone).latest(step)
     if settings.data is not None or d.path != "city":
-        files = Files.at(settings.data or Path(d.path), lambda _: run.data.inputs)
-    data = open_data(config, settings.data)
+        files = Files.at(settings.data or Path(d.path), lambda _: run.data.inputs, refusals)
+    data = open_data(config, settings.data, refusals)
     if files is not None:
         files.check_read(data.readings.source, "data.target", d.target)
-        data = replace(data, readings=data.readings.on_grid())
+        data = replace(data, readings=data.readings.on_nearest_grid(refusals))
     # The run's further inputs; refused if one is not there.
     names = run.data.inputs if run.config.model.takes_inputs else NO_NAMES
     data = replace(data, readings=with_inputs(data.readings, names, str(run.folder)))
     models = Models(run.folder, state)
-    load = partial(_load, models, data.name, data.graph)
-    _, (predictor, intervals) = models.usable(lambda model: load(model, data.readings))
+    data, load, (predictor, intervals) = _loaded(models, data, refusals)
     return Parts(
         predictor,
         data.readings,
@@ -258,6 +279,32 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
         graph=predictor.graph,
         files=files,
     )
+
+
+def _loaded(models: Models, data: Dataset, refusals: Refusals) -> tuple[Dataset, Load, Loaded]:
+    """The model that is live; without sensors that it cannot forecast because it does not know them."""
+
+    def of(data: Dataset) -> tuple[Dataset, Load, Loaded]:
+        load = partial(_load, models, data.name, data.graph)
+        return data, load, models.usable(lambda model: load(model, data.readings))[1]
+
+    try:
+        return of(data)
+    except CnfgnnError as error:
+        trained = Run.open(models.folder(models.read().live)).data.sensors
+        new = {*data.readings.ids} - {*trained}
+        if not new or new == {*data.readings.ids}:
+            raise
+        found = of(data.select([sensor for sensor in data.readings.ids if sensor not in new]))
+        refusals.note(DataError(data.readings.source, f"{_some(new)} left out: {error}"))
+        refusals.sensors |= new
+        return found
+
+
+def _some(sensors: set[str]) -> str:
+    """For example "2 new sensors (a, b) are"."""
+    names = ", ".join(sorted(sensors)[:3]) + (", ..." if len(sensors) > 3 else "")
+    return f"{len(sensors)} new sensors ({names}) are" if len(sensors) > 1 else f"the new sensor {names} is"
 
 
 def _load(models: Models, name: str, graph: Graph, model: str, readings: Readings) -> Loaded:

@@ -16,12 +16,13 @@ import pytest
 from cnfgnn.data.formats import read_readings
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.times import occur_twice
+from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.intake.clock import FeedClock, Zone
-from cnfgnn.live.intake.folder_source import FolderSource, differing, state_of
+from cnfgnn.live.intake.folder_source import FolderSource, differing
 from cnfgnn.live.intake.observations import MalformedInput, read_csv
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
@@ -29,20 +30,6 @@ from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.start import recent_readings
 from cnfgnn.privacy.copies import CopyStore
 from tests.live.small_service import KNOWN, SmallRun, readings_like
-
-
-def test_a_last_line_without_an_end_is_not_read_yet(tmp_path: Path) -> None:
-    file = tmp_path / "readings.csv"
-    for content, read in (
-        (b"time,a\n2024-01-01 00:00,5\n", 26),
-        (b"time,a\n2024-01-01 00:00,5\n2024-01-01 00:05,4", 26),
-        (b"time,a\n" + b"7" * (1 << 17), 7),
-        (b"time,a", 0),
-        (b"", 0),
-    ):
-        file.write_bytes(content)
-        state = state_of(file)
-        assert (state.size, state.read) == (len(content), read)
 
 
 def test_only_readings_that_are_not_known_are_taken_from_a_file(small_run: SmallRun) -> None:
@@ -104,7 +91,7 @@ class Growing:
             Zone(utc=True),
             Schedule(recent.step, 60, 6),
         )
-        source = FolderSource(service, self.file, PARIS, (self.file.name, state_of(self.file)))
+        source = FolderSource(service, self.file, PARIS, self.file.name)
         writing = asyncio.create_task(service._write())
         for line in lines:
             if isinstance(line, Arrived):
@@ -185,16 +172,34 @@ def test_an_upload_that_begins_in_the_repeated_hour_is_refused(tmp_path: Path) -
     assert found.seconds == pd.Timestamp("2024-10-27 01:30Z").timestamp()
 
 
-def test_lines_of_the_repeated_hour_are_refused_if_the_lines_before_them_cannot_be_read(
+def test_a_damaged_line_before_the_repeated_hour_does_not_cost_its_readings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     growing = Growing(tmp_path / "folder")
-    lines = ["a line that is none\n", *growing.lines[BEFORE:]]
-    asyncio.run(growing.take(lines))
-    refused = [record.getMessage() for record in caplog.records]
-    assert len([told for told in refused if "tells which of the two is meant" in told]) == 24
-    assert len(refused) == 25
-    seconds = growing.stored.times.astype("datetime64[s]")
-    kept = seconds[~growing.stored.missing.all(axis=1)]
-    assert not occur_twice(kept, ZoneInfo("Europe/Paris")).any()
-    assert len(kept) == len(growing.lines) - 24
+    asyncio.run(growing.take(["a line that is none\n", *growing.lines[BEFORE:]]))
+    [refused] = [record.getMessage() for record in caplog.records]
+    assert refused.endswith(f"readings.csv, line {BEFORE + 2}: 1 fields, but the header has 3")
+    seconds = growing.stored.seconds[~growing.stored.missing.all(axis=1)]
+    assert occur_twice(seconds.astype("datetime64[s]"), ZoneInfo("Europe/Paris")).sum() == 24
+    assert len(seconds) == len(growing.lines)
+
+
+def test_rows_at_the_beginning_that_are_in_the_repeated_hour_are_left_out_by_a_live_service(
+    tmp_path: Path,
+) -> None:
+    lines = lines_around_the_repeated_hour()
+    inside = next(row for row, line in enumerate(lines) if line.startswith("2024-10-27 02:"))
+    file = tmp_path / "readings.csv"
+    file.write_text("time,s0,s1\n" + "".join(lines[inside + 18 :]))  # the second 02:30 is the first row
+    with pytest.raises(RepeatedHour):
+        read_readings(file, PARIS)
+    refusals = Refusals()
+    found = read_readings(file, replace(PARIS, refusals=refusals))
+    assert len(refusals.found) == 6
+    assert str(found.times[0]) == "2024-10-27T02:00:00"  # 03:00 in Paris
+    long = [f"{line[:16]},{sensor},{line[17:23]}\n" for line in lines for sensor in ("s0", "s1")]
+    file.write_text("time,sensor,value\n" + "".join(long[: 2 * inside : 2] + long[2 * inside + 36 :]))
+    refusals = Refusals()
+    found = read_readings(file, replace(PARIS, refusals=refusals))
+    assert len(refusals.found) == 6  # of s1, which begins at the second 02:30
+    assert np.isnan(found.values[found.seconds < 1729994400, 1]).all()

@@ -13,19 +13,20 @@ from cnfgnn.live.intake.store import FileState, ReadingStore, drop_oldest, remov
 from tests.commands import said
 
 IDS = ("a", "b")
+STATE = FileState(7, 9, 8, 7, 2, "ab")
 
 
 def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
     store = ReadingStore(tmp_path)
     assert store.newest() is None
-    store.write(IDS, [Cell(300, 0, 1.5), Cell(300, 1, 2.5), Cell(600, 0, 3.5)], {"f.csv": FileState(9, 8, 7)})
+    store.write(IDS, [Cell(300, 0, 1.5), Cell(300, 1, 2.5), Cell(600, 0, 3.5)], {"f.csv": STATE})
     store.write(IDS, [Cell(300, 1, 4.5)], {})  # a correction
     store.close()
     store = ReadingStore(tmp_path)
     assert list(store.stored(0).readings) == [(300, "a", 1.5), (300, "b", 4.5), (600, "a", 3.5)]
     assert list(store.stored(301).readings) == [(600, "a", 3.5)]
     assert store.newest() == 600
-    assert store.files() == {"f.csv": FileState(9, 8, 7)}
+    assert store.files() == {"f.csv": STATE}
     store.close()
 
 

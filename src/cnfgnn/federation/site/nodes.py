@@ -14,6 +14,7 @@ from cnfgnn.algorithm.compute import Compute
 from cnfgnn.algorithm.cost import GIB
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.errors import for_server
@@ -105,7 +106,8 @@ class SiteNodes:
             self._log_findings(self.data)
 
     def _read(self, plan: SitePlan) -> SiteData:
-        return SiteData(plan, self.kit, live=self.with_live)
+        # A training beside the live service takes the same readings; the service names what is refused.
+        return SiteData(plan, self.kit, live=self.with_live, refusals=Refusals() if self.with_live else None)
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what looks wrong with the true readings. The site is ready by now: nobody else may notice."""

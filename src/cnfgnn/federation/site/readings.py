@@ -21,7 +21,8 @@ import numpy.typing as npt
 from cnfgnn.data.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in
-from cnfgnn.data.readings import DAY, Readings, rows_of, weekday
+from cnfgnn.data.readings import DAY, Readings, isolated_rows, rows_of, weekday
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
@@ -33,8 +34,6 @@ from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy
 from cnfgnn.transports.remote.endpoint import Terms
-
-SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 
 
 class SiteData:
@@ -55,12 +54,20 @@ class SiteData:
     They are ignored for the time span only: rows that fall within the agreed span are used like all others.
 
     `more` are sensors that joined while the federation is live; the file may have no readings of them. With
-    `live`, readings that the site's live service has received come on top of those in the file.
+    `live`, readings that the site's live service has received come on top of those in the file. With
+    `refusals`, lines that cannot be read are noted there, as a live service does; otherwise they are errors.
     """
 
-    def __init__(self, plan: SitePlan, kit: Path, more: Sequence[str] = (), live: bool = False) -> None:
+    def __init__(
+        self,
+        plan: SitePlan,
+        kit: Path,
+        more: Sequence[str] = (),
+        live: bool = False,
+        refusals: Refusals | None = None,
+    ) -> None:
         check_least_blur(plan, kit)
-        found = load_site(plan, kit, live)
+        found = load_site(plan, kit, live, refusals)
         loaded: Readings = found.select(plan.sensors)
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         if more:
@@ -194,11 +201,12 @@ class SiteData:
         return Series(values, missing, (seconds % day) / day, weekday(seconds), others, seconds)
 
 
-def load_site(plan: SitePlan, kit: Path, live: bool) -> Readings:
-    """All readings of a site's files; with `live`, those that its live service has received, too."""
+def load_site(plan: SitePlan, kit: Path, live: bool, refusals: Refusals | None = None) -> Readings:
+    """All readings of a site's files; with `live`, those that its live service has received, too. See
+    `SiteData` for `refusals`."""
     if plan.readings is None:
         raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
-    found = load_readings(kit / plan.readings, plan.reading)
+    found = load_readings(kit / plan.readings, replace(plan.reading, refusals=refusals))
     return with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings)) if live else found
 
 
@@ -254,24 +262,3 @@ def digest(series: Series, terms: Terms) -> str:
         sha.update(repr((one.name, one.known_ahead, one.values.shape)).encode())
         sha.update(np.where(np.isnan(one.values), np.nan, one.values).tobytes())
     return sha.hexdigest()
-
-
-def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which of these row numbers, in ascending order, are too few and too far from the rest to be right.
-
-    Split the rows at the longest gap. The smaller part is isolated if it has fewer than `SMALLEST_CLUSTER`
-    rows and the gap is longer than the number of rows in the larger part. Repeat with the larger part.
-    """
-    kept = np.arange(len(rows))
-    while len(kept) > 1:
-        gaps = np.diff(rows[kept]) - 1
-        split = int(np.argmax(gaps)) + 1
-        smaller, larger = kept[:split], kept[split:]
-        if len(smaller) > len(larger):
-            smaller, larger = larger, smaller
-        if gaps[split - 1] <= len(larger) or len(smaller) >= SMALLEST_CLUSTER:
-            break
-        kept = larger
-    isolated = np.ones(len(rows), dtype=np.bool_)
-    isolated[kept] = False
-    return isolated

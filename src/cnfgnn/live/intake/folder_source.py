@@ -2,57 +2,64 @@
 
 Files of further variables grow like it. A file of a covariate is read again as a whole when it changes.
 
-Only whole lines are read, so that a line in the middle of being written is never taken for a reading; a last
-line without an end counts once its file has not changed for a moment. A line that cannot be read is refused,
-and the lines after it count. What new lines do not tell by themselves, the lines before them do: which of two
-hours is meant when clocks are set back. So a reading has the time that it has in the whole file.
+A line counts when it has ended. If a file was only appended to, the lines after the mark are new. If it was
+replaced, or changed anywhere else, those are new that it did not have when it was last looked at; so rows may
+roll out of a file, and be corrected in its middle. A line that cannot be read is refused, and the others
+count. What new lines do not tell by themselves, the lines before them do: which of two hours is meant when
+clocks are set back. So a reading has the time that it has in the whole file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from mmap import ACCESS_READ, mmap
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from cnfgnn.data.formats import read_lines, read_variables
 from cnfgnn.data.input_files import files_of_inputs, read_covariate
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_of_each
+from cnfgnn.data.refusals import Refusal, Refusals
+from cnfgnn.data.tables import NoReadings
+from cnfgnn.data.text import Lines, is_utf_16
 from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import Intake
-from cnfgnn.live.intake.observations import by_variable, cells_of
+from cnfgnn.live.intake.observations import by_variable
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import FileState
 
 SUFFIXES = (".csv", ".parquet", ".h5")
 BEGINNING = "readings"  # of the names of files that appear beside the first one
-QUIET = 2.0  # seconds without a change after which a last line without an end counts
-LINES_ALONE = 2000  # lines that are tried one by one if they cannot be read together
-UNREAD = FileState(0, 0, 0)
+COMPARED = 4 << 20  # bytes before the mark that must be the same if a file was only appended to
+COMPARED_FIRST = 64 << 10  # bytes at the beginning of which the same holds
+CONTEXT = 20  # lines at the beginning that tell the format of new ones
+UNREAD = FileState(0, 0, 0, 0, 0, "")
 
 Found = tuple[str, Readings]
 """Readings, and the name of their variable; what is forecast has none."""
 
-log = logging.getLogger(__name__)
+Hashes = npt.NDArray[np.int64]
+NO_LINES: Hashes = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a further input, and its state when the service read it first."""
+    """A file of a further input."""
 
     name: str
     file: Path
     known_ahead: bool
-    state: FileState
 
     @property
     def key(self) -> str:
@@ -61,19 +68,62 @@ class InputFile:
 
     @staticmethod
     def all_in(folder: Path, names: InputNames) -> list[InputFile]:
-        """The files of a folder that hold these inputs, as they are now."""
-        return [
-            InputFile(name, file, name in names.covariates, state_of(file))
-            for name, file in files_of_inputs(folder, names).items()
-        ]
+        """The files of a folder that hold these inputs."""
+        found = files_of_inputs(folder, names)
+        return [InputFile(name, file, name in names.covariates) for name, file in found.items()]
+
+
+class Look(NamedTuple):
+    """What a look at a file has found.
+
+    state    how far the file is read now
+    known    the hash of each line that is read
+    loses    whether a line that was read is no longer there
+    found    the readings of new lines
+    refused  what of them could not be read
+    """
+
+    state: FileState
+    known: Hashes
+    loses: bool
+    found: list[Found]
+    refused: list[Refusal]
+
+
+class New(NamedTuple):
+    """Lines of a file of which some are new.
+
+    number  of the first of them
+    first   the beginning of the file
+    opened  the file
+    """
+
+    lines: list[bytes]
+    is_new: npt.NDArray[np.bool_]
+    number: int
+    first: bytes
+    opened: BinaryIO
+
+    def with_context(self) -> Lines | None:
+        """The new lines, and the first ones of the file, which tell their format; None if nothing is new."""
+        if self.number == 1 and self.is_new.all():
+            return Lines(self.lines[0], self.lines[1:], range(2, len(self.lines) + 1)) if self.lines else None
+        rows = np.flatnonzero(self.is_new).tolist()
+        new = {self.number + row: self.lines[row] for row in rows if self.number + row > 1}
+        if not any(line.strip() for line in new.values()):
+            return None
+        header, *context = self.first.split(b"\n")[: CONTEXT + 1]
+        lines = dict(enumerate(context[: self.first.count(b"\n") - 1], 2)) | new
+        numbers = sorted(lines)
+        return Lines(header, [lines[number] for number in numbers], numbers, new.keys())
 
 
 class FolderSource:
     """Looks at the files of a folder every `seconds`.
 
-    begun_with  the file that the service began with, and how far it was read then
+    begun_with  the name of the file that the service began with
     unknown     is told of sensors in the files that the service does not know
-    inputs      files of further inputs that it began with
+    inputs      files of further inputs
     """
 
     def __init__(
@@ -81,22 +131,18 @@ class FolderSource:
         service: Intake,
         path: Path,
         options: ReadingOptions,
-        begun_with: tuple[str, FileState],
+        begun_with: str,
         seconds: float = 1.0,
         inputs: Sequence[InputFile] = (),
     ) -> None:
         self.service, self.path, self.options, self.seconds = service, path, options, seconds
-        self.begun_with, state = begun_with
+        self.begun_with = begun_with
         self.variables = [one for one in inputs if not one.known_ahead]
         self.covariates = [one for one in inputs if one.known_ahead]
         self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
-        self.states = service.store.files() | {one.key: one.state for one in inputs}
-        self.states[self.begun_with] = state
-        self._headers: dict[str, bytes] = {}  # the first line of each CSV file when it was last looked at
-        file = path / self.begun_with if path.is_dir() else path
-        if file.suffix == ".csv" and file.is_file():
-            with file.open("rb") as opened:
-                self._headers[file.name] = opened.readline()
+        self.states = service.store.files()
+        self._known: dict[str, Hashes] = {}  # of each CSV file, the lines that are read
+        self._kept = False  # whether the readings that were in the files at the start are stored
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -117,18 +163,23 @@ class FolderSource:
     async def _take(self, file: Path, key: str, variable: str = "") -> None:
         """Take in what is new in a file, of a further variable if it is named."""
         try:
-            state, found, refused = await asyncio.to_thread(self._new, file, key, variable)
+            look = await asyncio.to_thread(self._look_at, file, key, variable)
         except FileNotFoundError:
             return
-        if state == self.states.get(key, UNREAD):
+        if look is None:
             return
-        self._refuse(refused)
+        self._refuse(file, look.refused, look.known)
+        if look.loses and not self._kept:  # from now on, nothing is known from files alone
+            await self.service.keep()
+            self._kept = True
         arrived = [
-            reading for name, readings in found for reading in differing(readings, self.service.recent, name)
+            reading
+            for name, readings in look.found
+            for reading in differing(readings, self.service.recent, name)
         ]
-        await self.service.take(arrived, "folder", {key: state})
-        self.states[key] = state
-        unknown = {sensor for name, readings in found for sensor in readings.ids if not name}
+        await self.service.take(arrived, "folder", {key: look.state})
+        self.states[key], self._known[key] = look.state, look.known
+        unknown = {sensor for name, readings in look.found for sensor in readings.ids if not name}
         unknown -= set(self.service.recent.ids)
         if unknown and self.unknown is not None:
             await self.unknown(unknown)
@@ -136,26 +187,27 @@ class FolderSource:
     async def _follow(self, covariate: InputFile) -> None:
         """Read a covariate again if its file has changed; if it cannot be read, the old values stay."""
         try:
-            found = covariate.file.stat()
+            stamp = _stamp(covariate.file.stat())
         except FileNotFoundError:
             return
-        before = self.states[covariate.key]
-        if (found.st_size, found.st_mtime_ns) == (before.size, before.modified):
+        if stamp == self.states.get(covariate.key, UNREAD)[:3]:
             return
-        ids, recent = self.service.recent.ids, self.service.recent
-        try:
+        recent, refusals = self.service.recent, Refusals()
+        options = replace(self.options, refusals=refusals)
+        with _noting(refusals):  # it may be in the middle of being written: look again when it changes
             recent.know_ahead(
-                await asyncio.to_thread(read_covariate, covariate.name, covariate.file, ids, self.options)
+                await asyncio.to_thread(read_covariate, covariate.name, covariate.file, recent.ids, options)
             )
-        except DataError as error:  # it may be in the middle of being written: look again when it changes
-            self._refuse([str(error)])
-        self.states[covariate.key] = FileState(found.st_size, found.st_mtime_ns, found.st_size)
+        self._refuse(covariate.file, refusals.found, NO_LINES)
+        self.states[covariate.key] = FileState(*stamp, 0, 0, "")
 
-    def _refuse(self, refused: Sequence[str]) -> None:
-        for sentence in refused[:3]:
-            log.warning("folder: %s", sentence)
-        if refused:
-            self.service.metrics.failures.labels("folder").inc(len(refused))
+    def _refuse(self, file: Path, refused: Sequence[Refusal], known: Hashes) -> None:
+        """Name what was refused in a file, and forget what is no longer in it."""
+        again = [one.key for one in refused]
+        before = [key for key in self.service.refused if key[0] == file and key not in again]
+        gone = ~np.isin([hash(line) for _, line in before], known)
+        self.service.forget_refused([before[place] for place in np.flatnonzero(gone)])
+        self.service.refuse(refused)
 
     def _files(self) -> list[Path]:
         if self.path.is_file():
@@ -165,123 +217,121 @@ class FolderSource:
             file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with
         )
 
-    def _new(self, file: Path, key: str, variable: str) -> tuple[FileState, list[Found], list[str]]:
-        """How far a file is read now, the readings in its new part, and what could not be read."""
-        before, now = self.states.get(key, UNREAD), file.stat()
-        size, modified = now.st_size, now.st_mtime_ns
-        if file.suffix != ".csv":
-            if (size, modified) == (before.size, before.modified):
-                return before, [], []
-            return self._whole(file, FileState(size, modified, size), variable)
-        start = before.read
-        if size < start or (size == before.size and modified != before.modified):
-            start = 0  # it was replaced, or changed somewhere
-        if size == start:
-            return before, [], []
+    def _look_at(self, file: Path, key: str, variable: str) -> Look | None:
+        """What is new in a file; None if it is as it was."""
+        before, known = self.states.get(key, UNREAD), self._known.get(key)
+        if known is not None and _stamp(file.stat()) == before[:3]:
+            return None
         with file.open("rb") as opened:
-            header = opened.readline()
-            if self._headers.setdefault(key, header) != header:  # it has other columns than before
-                self._headers[key], start = header, 0
-            opened.seek(max(start, len(header)))
-            added = opened.read(max(0, size - opened.tell()))
-        is_quiet = time.time() - modified / 1e9 > QUIET
-        if not is_quiet:
+            stamp = _stamp(os.fstat(opened.fileno()))
+            first = opened.read(COMPARED_FIRST)
+            if file.suffix != ".csv" or is_utf_16(first):
+                return self._whole(file, stamp, variable)
+            opened.seek(max(0, before.read - COMPARED))
+            last = opened.read(min(before.read, COMPARED))
+            is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
+            if known is None:  # since this process began
+                known = _hashes(opened, before.lines) if is_as_read else NO_LINES
+            elif stamp[0] != before.inode or stamp[1] == before.size:
+                is_as_read = False  # it was replaced; or something in it was changed, if it is as long
+            skipped, begun, last = (before.lines, before.read, last) if is_as_read else (0, 0, b"")
+            opened.seek(begun)
+            added = opened.read()
             added = added[: added.rfind(b"\n") + 1]
-        state = FileState(size, modified, max(start, len(header)) + len(added))
-        if not added.strip() or not header.endswith(b"\n"):
-            return (state if added else before), [], []
-        return state, *self._lines(file, header, added, state.read, variable)
+            read, lines = begun + len(added), added.split(b"\n")[:-1]
+            digest = _digest(first, (last + added)[-COMPARED:], read)
+            hashes = np.fromiter(map(hash, lines), np.int64, len(lines))
+            is_new = np.ones(len(lines), dtype=np.bool_)
+            if not is_as_read and known[:1].tolist() == hashes[:1].tolist():  # the same columns
+                is_new = ~np.isin(hashes, known)
+            new = New(lines, is_new, skipped + 1, first, opened)
+            found, refused = self._read(file, new, variable)
+        loses = not is_as_read and not np.isin(known, hashes).all()
+        known = np.concatenate([known, hashes]) if is_as_read else hashes
+        return Look(FileState(*stamp, read, skipped + len(lines), digest), known, loses, found, refused)
 
-    def _whole(self, file: Path, state: FileState, variable: str) -> tuple[FileState, list[Found], list[str]]:
-        try:
-            return state, by_variable(file, self.options, self.service.recent.variables, variable), []
-        except DataError as error:  # it may be in the middle of being written: look again when it changes
-            return state, [], [str(error)]
+    def _whole(self, file: Path, stamp: tuple[int, int, int], variable: str) -> Look:
+        refusals, found = self._refusals(), list[Found]()
+        with _noting(refusals):  # it may be in the middle of being written: look again when it changes
+            content = read_variables(file, replace(self.options, refusals=refusals), regular=False)
+            found = self._by_variable(file, content, variable)
+        return Look(FileState(*stamp, 0, 0, ""), NO_LINES, True, found, refusals.found)
 
-    def _lines(
-        self, file: Path, header: bytes, added: bytes, end: int, variable: str
-    ) -> tuple[list[Found], list[str]]:
-        """The readings of the lines that were added before byte `end`, and what could not be read."""
-        try:
-            return self._read_added(file, header, added, end, variable), []
-        except DataError as error:
-            lines = added.splitlines(keepends=True)
-            if len(lines) > LINES_ALONE:
-                return [], [str(error)]
-        found: list[Found] = []
-        refused: list[str] = []
-        for line in lines:
-            try:
-                if line.strip():
-                    found += self._read(file, header + line, variable)
-            except DataError as error:
-                refused.append(f"{error}, in {line[:80]!r}")
+    def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal]]:
+        """The readings of new lines, and what could not be read. All lines before them tell which hour is
+        meant when one occurs twice."""
+        lines = new.with_context()
+        if lines is None:
+            return [], []
+        found, refused = self._parsed(file, lines, variable)
+        if lines.chosen is not None and self._is_twice(found, refused):
+            new.opened.seek(0)
+            until = islice(new.opened, lines.numbers[-1])
+            found, refused = self._parsed(file, Lines.of(b"".join(until), lines.chosen), variable)
         return found, refused
 
-    def _read_added(self, file: Path, header: bytes, added: bytes, end: int, variable: str) -> list[Found]:
-        """Read the lines of a file that were added before byte `end`, together with those before them if some
-        are in an hour that occurs twice."""
+    def _is_twice(self, found: Sequence[Found], refused: Sequence[Refusal]) -> bool:
+        """Whether some readings are in an hour that occurs twice."""
         zone = self.options.zone
-        with suppress(RepeatedHour):
-            found = self._read(file, header + added, variable)
-            if zone is None or not any(occur_twice(one.times, zone).any() for _, one in found):
-                return found
-        whole, begun = self._read(file, _first_bytes(file, end), variable), end - len(added)
-        if begun <= len(header):
-            return whole
-        # What the lines before tell is known, and may have been corrected since by other ways.
-        before = dict(self._read(file, _first_bytes(file, begun), variable))
-        return [(name, added_to(before[name], one) if name in before else one) for name, one in whole]
+        return any(isinstance(one.error, RepeatedHour) for one in refused) or (
+            zone is not None and any(occur_twice(one.times, zone).any() for _, one in found)
+        )
 
-    def _read(self, file: Path, content: bytes, variable: str) -> list[Found]:
-        """Read a part of a file; messages name the file."""
-        with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
-            part = Path(folder) / file.name
-            part.write_bytes(content)
-            try:
-                return by_variable(part, self.options, self.service.recent.variables, variable)
-            except DataError as error:
-                raise type(error)(file, str(error).partition(": ")[2]) from None
+    def _parsed(self, file: Path, lines: Lines, variable: str) -> tuple[list[Found], list[Refusal]]:
+        refusals, found = self._refusals(), list[Found]()
+        with _noting(refusals):
+            content = read_lines(file, lines, replace(self.options, refusals=refusals))
+            found = self._by_variable(file, content, variable)
+        return found, refusals.found
+
+    def _by_variable(self, file: Path, content: dict[str, Readings], variable: str) -> list[Found]:
+        return by_variable(file, content, self.options.target, self.service.recent.variables, variable)
+
+    def _refusals(self) -> Refusals:
+        return Refusals(lambda _, utc: self.service.clock.latest(self.service.recent.step))
 
 
-def _first_bytes(file: Path, count: int) -> bytes:
-    with file.open("rb") as opened:
-        return opened.read(count)
+@contextmanager
+def _noting(refusals: Refusals) -> Iterator[None]:
+    """Inside, a file that cannot be read at all is refused like a line; one without a reading is fine."""
+    try:
+        yield
+    except NoReadings:
+        pass
+    except DataError as error:
+        refusals.note(error)
 
 
-def added_to(before: Readings, after: Readings) -> Readings:
-    """The readings after lines were added to a file, without those that it had before."""
-    _, rows, known_rows = np.intersect1d(after.times, before.times, return_indices=True)
-    _, columns, known_columns = np.intersect1d(after.ids, before.ids, return_indices=True)
-    values, there = after.values.copy(), np.ix_(rows, columns)
-    is_known = values[there] == before.values[np.ix_(known_rows, known_columns)]
-    values[there] = np.where(is_known, np.nan, values[there])
-    return replace(after, values=values, missing=np.isnan(values))
+def _stamp(found: os.stat_result) -> tuple[int, int, int]:
+    """What changes whenever a file does."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def state_of(file: Path) -> FileState:
-    """The state of a file of which everything is read, except a last line that has no end yet."""
-    found, read = file.stat(), 0
-    if file.suffix == ".csv" and found.st_size:
-        with file.open("rb") as opened, mmap(opened.fileno(), found.st_size, access=ACCESS_READ) as content:
-            read = content.rfind(b"\n") + 1
-    return FileState(found.st_size, found.st_mtime_ns, read)
+def _digest(first: bytes, last: bytes, read: int) -> str:
+    """Identifies the beginning of a file, and the end of what was read of it."""
+    return blake2b(first[:read] + last, digest_size=16).hexdigest()
+
+
+def _hashes(opened: BinaryIO, count: int) -> Hashes:
+    """The hashes of the first lines of a file."""
+    opened.seek(0)
+    return np.fromiter((hash(line[:-1]) for line in islice(opened, count)), np.int64)
 
 
 def differing(readings: Readings, recent: RecentReadings, variable: str = "") -> list[Arrived]:
     """The readings of a file that are not known yet; those that are too old to matter are left out."""
+    oldest, seconds, name = recent.newest - recent.step * recent.rows, readings.seconds, ""
+    rows, values = np.flatnonzero(seconds > oldest), readings.values
     if variable and variable != recent.variable:
-        oldest = recent.newest - recent.step * recent.rows
-        return [
-            reading
-            for reading in cells_of(readings, variable)
-            if reading.seconds is not None and reading.seconds > oldest
-        ]
-    seconds = readings.seconds
-    rows = np.flatnonzero(seconds > recent.newest - recent.step * recent.rows)
-    known = recent.values_at(readings.ids, seconds[rows])
-    values = readings.values[rows]
+        name, of = variable, recent.variables[variable]
+        at, values = seconds[rows], values[rows]
+        known = of.values_at(at, [recent.column_of.get(sensor, -1) for sensor in readings.ids])
+    else:  # of several readings of a step, the last counts
+        steps = np.rint((seconds[rows] - recent.newest) / recent.step).astype(np.int64)
+        steps, values, _ = last_of_each(steps, values[rows])
+        at = recent.newest + recent.step * steps
+        known = recent.values_at(readings.ids, at)
     return [
-        Arrived(readings.ids[column], int(seconds[rows[row]]), float(values[row, column]))
+        Arrived(readings.ids[column], int(at[row]), float(values[row, column]), name)
         for row, column in np.argwhere(~np.isnan(values) & (values != known)).tolist()
     ]

@@ -14,17 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client import Counter as Counts
 
+from cnfgnn.data.refusals import FutureTime, Refusal
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.live.intake.clock import Clock, Zone
-from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict
+from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict, cells_in
 from cnfgnn.live.intake.store import FileState, ReadingStore
 
 PREFIX = "cnfgnn_live"  # of the names of metrics
+LINES_LOGGED = 3  # of those that are refused together
+MOST_REFUSED = 1000  # lines that are remembered, to name each of them once
 REFUSALS_NAMED = 20  # in an answer; the others are only counted
 AT_A_TIME = 2000  # readings that are looked at without a pause
 MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
@@ -84,6 +88,7 @@ class Intake:
     """Takes readings in.
 
     problems  what does not work at the moment, in a sentence for each part
+    refused   what is refused in files as they are now, in a sentence for each line
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class Intake:
     ) -> None:
         self.recent, self.store, self.clock, self.zone, self.metrics = recent, store, clock, zone, metrics
         self.problems: dict[str, str] = {}
+        self.refused: dict[tuple[Path, bytes], str] = {}
         self._arrived = asyncio.Event()
         self._last_arrival = time.perf_counter()
         self._waiting: list[Batch] = []
@@ -151,6 +157,12 @@ class Intake:
                 if not done.done():  # the sender may have hung up
                     done.set_result(None)
 
+    async def keep(self) -> None:
+        """Store all that is known: the files that it came from are about to lose it."""
+        known, loop = self.recent.until(self.recent.newest), asyncio.get_running_loop()
+        cells = await asyncio.to_thread(cells_in, known)
+        await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, {})
+
     def _count(self, cells: Sequence[Cell]) -> None:
         """Let readings count that are on disk."""
         for cell in cells:
@@ -159,6 +171,27 @@ class Intake:
             self.clock.heard(max(cell.seconds for cell in cells))
             self._last_arrival = time.perf_counter()
             self._arrived.set()
+
+    def refuse(self, found: Sequence[Refusal]) -> None:
+        """Count and name what was refused in files, each line once; the first of them are in the log."""
+        new = []
+        for one in found:
+            if one.key in self.refused:
+                continue
+            if len(self.refused) < MOST_REFUSED:
+                self.refused[one.key] = str(one.error)
+            verdict = Verdict.FUTURE if isinstance(one.error, FutureTime) else Verdict.UNREADABLE
+            self.metrics.readings.labels("folder", verdict.value).inc()
+            new.append(str(one.error))
+        for sentence in new[:LINES_LOGGED]:
+            log.warning("folder: %s", sentence)
+        if len(new) > LINES_LOGGED:
+            log.warning("folder: %d more lines were refused", len(new) - LINES_LOGGED)
+
+    def forget_refused(self, keys: Sequence[tuple[Path, bytes]]) -> None:
+        """What was refused is no longer in a file."""
+        for key in keys:
+            del self.refused[key]
 
     def failed(self, part: str, error: Exception) -> None:
         """Note that a part failed; a sentence in /health, a count in /metrics, a line in the log."""

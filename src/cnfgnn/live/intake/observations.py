@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from cnfgnn.data.formats import read_readings, read_variables
+from cnfgnn.data.formats import read_variables
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.text import MISSING, number
@@ -140,23 +140,26 @@ def read_csv(
 ) -> list[Arrived]:
     """Read readings from a CSV file, which messages call by another name; see `by_variable`."""
     try:
-        found = by_variable(path, options, variables, variable)
+        content = read_variables(path, options, regular=False)
+        found = by_variable(path, content, options.target, variables, variable)
     except DataError as error:
         raise MalformedInput(str(error).replace(str(path), called)) from None
     return [reading for name, readings in found for reading in cells_of(readings, name)]
 
 
 def by_variable(
-    path: Path, options: ReadingOptions, variables: Collection[str], variable: str = ""
+    path: Path,
+    found: Mapping[str, Readings],
+    target: str,
+    variables: Collection[str],
+    variable: str = "",
 ) -> list[tuple[str, Readings]]:
-    """The readings of a file with the names of their variables; what is forecast has none.
+    """What was found in a file by the names of its variables; what is forecast has none.
 
+    target     what the file may call the variable that is forecast
     variables  the further ones that are used; others are left out
     variable   the only one of the file, if something else than its columns names it
     """
-    if not variables and not variable:
-        return [("", read_readings(path, options))]
-    found = read_variables(path, options, regular=False)
     if variable:
         if len(found) > 1:
             raise DataError(path, f"holds several variables ({', '.join(found)}), and not {variable!r} alone")
@@ -164,8 +167,8 @@ def by_variable(
         return [(variable, readings)]
     used = [(name, readings) for name, readings in found.items() if name in variables]
     rest = {name: readings for name, readings in found.items() if name not in variables}
-    if options.target in rest:
-        return [("", rest[options.target]), *used]
+    if target in rest:
+        return [("", rest[target]), *used]
     if len(rest) > 1:
         raise DataError(path, f"holds several variables ({', '.join(found)}): keep those that are used")
     return [*(("", readings) for readings in rest.values()), *used]

@@ -37,6 +37,7 @@ class Verdict(Enum):
     FUTURE = "from the future"
     TOO_OLD = "too old"
     NO_TIME = "no valid time"
+    UNREADABLE = "unreadable line"  # of a file
 
     @property
     def is_stored(self) -> bool:
@@ -242,3 +243,15 @@ class RecentReadings:
 
     def _row(self, seconds: int) -> int:
         return self.rows - 1 + (seconds - self.newest) // self.step
+
+
+def cells_in(known: Readings) -> list[Cell]:
+    """All readings, and the values of further variables."""
+    of = {"": known} | {one.name: one.readings for one in known.others if not one.known_ahead}
+    return [
+        Cell(int(seconds), column, value, variable)
+        for variable, readings in of.items()
+        for seconds, values in zip(readings.seconds, readings.values.tolist(), strict=True)
+        for column, value in enumerate(values)
+        if not math.isnan(value)
+    ]

@@ -11,7 +11,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,11 +36,20 @@ TABLES = (
 
 
 class FileState(NamedTuple):
-    """How far a file of the folder has been read."""
+    """How far a file of the folder has been read, and what tells whether it is still the same.
 
+    modified  nanoseconds
+    read      bytes, to the end of a line
+    lines     that end in them
+    digest    of the beginning of the file and of what is before `read`
+    """
+
+    inode: int
     size: int
-    modified: int  # nanoseconds
-    read: int  # bytes
+    modified: int
+    read: int
+    lines: int
+    digest: str
 
 
 def remove_database(folder: Path, *others: str) -> None:
@@ -120,7 +129,11 @@ class ReadingStore:
         """How far each file of the folder has been read."""
         with explained(self.path):
             rows = self._database.execute("SELECT name, state FROM files").fetchall()
-        return {name: FileState(*json.loads(state)) for name, state in rows}
+        found = {}
+        for name, state in rows:
+            with suppress(TypeError, ValueError):  # of an earlier version: the file is read again
+                found[name] = FileState(*json.loads(state))
+        return found
 
 
 def drop_oldest(database: sqlite3.Connection, most: int = MOST_BYTES) -> None:

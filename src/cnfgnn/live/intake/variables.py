@@ -7,6 +7,7 @@ time a forecast uses its newest value from then or before, as in training (`data
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +43,12 @@ class VariableRows:
         row = int(np.searchsorted(self._times, seconds))
         found = row < len(self._times) and self._times[row] == seconds
         return float(self._values[row, column]) if found else math.nan
+
+    def values_at(self, seconds: npt.NDArray[np.int64], columns: Sequence[int]) -> npt.NDArray[np.float32]:
+        """(times, columns): the values at exactly these times; NaN where there is none, or no column."""
+        rows = np.searchsorted(self._times, seconds).clip(max=len(self._times) - 1)
+        here = (self._times[rows] == seconds)[:, None] & (np.array(columns) >= 0)
+        return np.where(here, self._values[rows[:, None], columns], np.float32(np.nan))
 
     def put(self, seconds: int, column: int, value: float) -> None:
         """Take in a value."""

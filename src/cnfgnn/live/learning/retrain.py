@@ -24,6 +24,7 @@ from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings, rows_of
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Windows
 from cnfgnn.files import hold_lock
@@ -133,26 +134,31 @@ def _trial(run: Run, models: Models, live: str, settings: LiveSettings, watcher:
 def readings_at_hand(run: Run, state: Path, settings: LiveSettings) -> Dataset:
     """All that the service knows: the readings of the files, and on top of them those in its database."""
     config = run.config.with_changes(settings.changes)
-    data = open_data(config, settings.data)
+    refusals = Refusals()  # the service names what is in it
+    data = open_data(config, settings.data, refusals)
     path = settings.data or Path(config.data.path)
     zeros_missing = str(path) != "city" and zeros_are_missing(path)
-    readings = with_stored(data.readings.on_grid(), state, zeros_missing)
+    readings = with_stored(data.readings.on_nearest_grid(refusals), state, zeros_missing)
     return replace(data, readings=readings)
 
 
 def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
-    """Readings of files, and on top of them those that a service has stored in its folder since; not those
-    after a pause of more than a year, which only a wrong clock explains."""
+    """Readings of files, and on top of them those that a service has stored in its folder: also of times that
+    have rolled out of a file; but not those after a pause of more than a year, which only a wrong clock
+    explains."""
     stored = stored_readings(state / DATABASE)
     if not stored.readings:
         return readings
-    first, newest = int(readings.seconds[0]), int(readings.seconds[-1])
+    newest = int(readings.seconds[-1])
     for count, (seconds, _, _) in enumerate(stored.readings):
         if seconds > newest + LONGEST_PAUSE:
             stored = stored._replace(readings=stored.readings[:count])
             break
         newest = max(newest, seconds)
-    step = readings.step_seconds
+    if not stored.readings:
+        return readings
+    first, step = int(readings.seconds[0]), readings.step_seconds
+    first -= max(0, -((stored.readings[0][0] - first) // step)) * step
     recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
     recent.put_stored(stored, first)
     return recent.until(recent.newest)

@@ -45,6 +45,7 @@ MOST_BYTES_AT_ONCE = 64 << 20  # of all uploads that are under way
 UPLOADS_PER_SECOND = 100.0  # in the long run
 UPLOADS_AT_ONCE = 1000  # sensors that each send for themselves do so at the same moment
 BODY_WITHIN = 120.0  # seconds that an upload may take
+REFUSED_SHOWN = 3  # lines of files
 LARGE_BODY = 64 << 10  # bytes; a larger one is read in a thread
 
 
@@ -258,6 +259,8 @@ def health_of(service: LiveService) -> dict[str, Any]:
     """Whether the service works: no reading and no forecast is in it."""
     write, made, now = service.zone.write, service.latest, service.clock.now()
     state: dict[str, Any] = {"status": "ok", "now": write(now), "sensors": len(service.recent.ids)}
+    if refused := list(service.refused.values()):
+        state["refused"] = {"lines": len(refused), "last": refused[-REFUSED_SHOWN:]}
     if made is None:
         return state | {"status": "starting"}
     newest = made.newest_reading

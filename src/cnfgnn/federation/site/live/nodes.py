@@ -31,6 +31,7 @@ from cnfgnn.config.settings import Missing
 from cnfgnn.data.folder import known_positions
 from cnfgnn.data.input_files import names_of_files
 from cnfgnn.data.readings import Readings, last_rows, rows_of
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
 from cnfgnn.federation.coverage_sums import COVERAGE, ToldCoverage
@@ -259,8 +260,10 @@ class LiveSiteNodes(SiteNodes):
     def _read(self, plan: SitePlan) -> SiteData:
         self._check_clock(plan)
         more = [sensor.id for sensor in plan.new_sensors]
-        files = None if plan.readings is None else Files.at(self.kit / plan.readings, names_of_files)
-        data = SiteData(plan, self.kit, more)  # reports if no readings are set
+        files, refusals = None, Refusals()
+        if plan.readings is not None:
+            files = Files.at(self.kit / plan.readings, names_of_files, refusals)
+        data = SiteData(plan, self.kit, more, refusals=refusals)  # reports if no readings are set
         if files is not None:
             files.check_read(data.source, f"{settings_file(self.kit)}: reading.target", plan.reading.target)
             inputs = [one for one in files.inputs if one.name in data.input_names]

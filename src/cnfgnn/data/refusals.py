@@ -1,0 +1,42 @@
+"""Lines of files that are left out and named, where one bad line must not stop a service that has others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from cnfgnn.errors import DataError
+
+
+class FutureTime(DataError):
+    """A row whose time has not come yet."""
+
+
+class Refusal(NamedTuple):
+    """Why something was left out, and the line, if it is one."""
+
+    error: DataError
+    line: bytes
+
+    @property
+    def key(self) -> tuple[Path, bytes]:
+        """Tells it from others, also when its line has another number."""
+        return Path(self.error.source), self.line or str(self.error).encode()
+
+
+@dataclass
+class Refusals:
+    """What a tolerant reader has left out so far. Training has none of these: it refuses the whole file.
+
+    latest  the latest time that a reading may have, for a time step in seconds and for times that are UTC or
+            not; None if any may be meant
+    """
+
+    latest: Callable[[int, bool], float] | None = None
+    found: list[Refusal] = field(default_factory=list)
+    sensors: set[str] = field(default_factory=set)  # whose columns were left out
+
+    def note(self, error: DataError, line: bytes = b"") -> None:
+        self.found.append(Refusal(error, line))

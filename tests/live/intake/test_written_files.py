@@ -1,0 +1,409 @@
+"""Files as people and programs write them: cut off, rolling, corrected, with lines that are no readings.
+
+A service that has survived a line also starts with it, and has the same readings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from cnfgnn.data.folder import load_readings
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import Refusals
+from cnfgnn.errors import DataError
+from cnfgnn.live.forecasting.predictor import Predictor
+from cnfgnn.live.forecasting.schedule import Schedule
+from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.intake import folder_source
+from cnfgnn.live.intake.clock import FeedClock, Zone
+from cnfgnn.live.intake.folder_source import FolderSource
+from cnfgnn.live.intake.recent import Arrived
+from cnfgnn.live.intake.store import ReadingStore
+from cnfgnn.live.learning.retrain import with_stored
+from cnfgnn.live.options import FEED, LiveSettings
+from cnfgnn.live.start import parts_of_run, recent_readings
+from cnfgnn.live.web.service_pages import health_of
+from tests.live.small_service import SmallRun, make_small_run, serving
+from tests.waiting import wait_for
+
+HEADER = "time,a,b\n"
+
+
+def row(number: int, a: object = None, b: object = None) -> str:
+    """A row of a file, five minutes after the one before it."""
+    day, minutes = divmod(number * 5, 1440)
+    values = (number if a is None else a, 100 + number if b is None else b)
+    return f"2024-01-{day + 1:02} {minutes // 60:02}:{minutes % 60:02},{values[0]},{values[1]}\n"
+
+
+def rows(first: int, last: int) -> str:
+    return "".join(row(number) for number in range(first, last))
+
+
+class Folder:
+    """A folder whose file somebody writes, and a service that follows it; the service can begin again."""
+
+    def __init__(self, folder: Path, content: str) -> None:
+        self.folder, self.file = folder, folder / "readings.csv"
+        self.file.write_text(content)
+        self.options = ReadingOptions()
+
+    def follow(self, *writes: Callable[[], object]) -> None:
+        """A service begins with what is there, looks at the file after each of these, and ends."""
+        asyncio.run(self._follow(writes))
+
+    async def _follow(self, writes: tuple[Callable[[], object], ...]) -> None:
+        store, refusals = ReadingStore(self.folder / "state"), Refusals()
+        read = load_readings(self.file, ReadingOptions(refusals=refusals))
+        recent = recent_readings(read, store, zeros_missing=False)
+        clock = FeedClock(recent.newest, recent.step)
+        schedule = Schedule(recent.step, 60, 6)
+        self.service = service = LiveService(
+            cast(Predictor, None), recent, store, clock, Zone(utc=False), schedule
+        )
+        source = FolderSource(service, self.folder, self.options, self.file.name)
+        service.refuse(refusals.found)
+        writing = asyncio.create_task(service._write())
+        await source.look()
+        for write in writes:
+            before = write()
+            if isinstance(before, Arrived):
+                await service.take([before], "http")
+            await source.look()
+        writing.cancel()
+        self.known = recent.until(recent.newest)
+        service._close()
+
+    def append(self, text: str) -> Callable[[], object]:
+        def write() -> None:
+            with self.file.open("a") as opened:
+                opened.write(text)
+
+        return write
+
+    def replace(self, text: str) -> Callable[[], object]:
+        """Write it aside and rename it."""
+
+        def write() -> None:
+            aside = self.folder / ".aside"
+            aside.write_text(text)
+            aside.rename(self.file)
+
+        return write
+
+    def write_over(self, text: str) -> Callable[[], object]:
+        """The same file, with other content and another time."""
+
+        def write() -> None:
+            before = self.file.stat().st_mtime_ns
+            with self.file.open("r+") as opened:
+                opened.write(text)
+                opened.truncate()
+            os.utime(self.file, ns=(before + 10**9, before + 10**9))
+
+        return write
+
+    def values(self, number: int) -> list[float]:
+        """What the service knows of a row."""
+        moment = np.datetime64("2024-01-01T00:00", "s") + np.timedelta64(number * 300, "s")
+        [found] = np.flatnonzero(self.known.times == moment)
+        return cast(list[float], self.known.values[found].tolist())
+
+    def counted(self, verdict: str) -> float:
+        labels = {"source": "folder", "verdict": verdict}
+        return self.service.metrics.registry.get_sample_value("cnfgnn_live_readings_total", labels) or 0.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path, HEADER + rows(0, 30))
+
+
+# ---- lines that are no readings ---------------------------------------------------------------------------
+
+BAD = {
+    "garbage": ("nonsense\n", "line 32: 1 fields, but the header has 3"),
+    "text": ("2024-01-01 02:30,wet,5\n", "line 32, column 'a': 'wet' is not a number"),
+    "quote": ('2024-01-01 02:30,"5,5\n', "line 32: cannot be parsed as csv"),
+    "no time": (
+        "yesterday,5,5\n",
+        "line 32, column 'time': 'yesterday' is not a time like '2024-01-01 00:00'",
+    ),
+    "no day": ("2024-13-01 02:30,5,5\n", "line 32, column 'time': '2024-13-01 02:30' is not a time"),
+    "other time": ("2024-01-01 02:30Z,5,5\n", "line 32, column 'time': '2024-01-01 02:30Z' is not a time"),
+    "implausible": ("2024-01-01 02:30,1e15,5\n", "line 32, column 'a': a reading beyond 1e+12"),
+    "future": ("2031-01-01 00:00,5,5\n", "line 32, column 'time': 2031-01-01 00:00:00 has not come yet"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_line_that_a_running_service_refuses_is_refused_at_the_next_start(
+    kind: str, folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    line, says = BAD[kind]
+    folder.follow(folder.append(line + row(31)))
+    running = folder.known
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert says in told[0]
+    assert folder.values(31) == [31, 131]
+    verdict = "from the future" if kind == "future" else "unreadable line"
+    assert folder.counted(verdict) == 1
+    assert list(folder.service.refused.values()) == [told[0].removeprefix("folder: ")]
+    caplog.clear()
+    folder.follow(folder.append(row(32)), folder.append(row(33)))
+    assert len(caplog.records) == 1, "it is named once"
+    assert folder.values(31) == [31, 131]
+    assert folder.values(33) == [33, 133]
+    np.testing.assert_array_equal(folder.known.values[:-2], running.values[2:])
+    if kind != "future":
+        with pytest.raises(DataError, match=r"line 3[25]"):  # training is stricter, and says so
+            load_readings(folder.file)
+
+
+def test_a_corrected_row_counts_running_and_at_the_next_start(folder: Folder) -> None:
+    folder.follow(folder.append(row(25, 7.5, "")))
+    assert folder.values(25) == [7.5, 125]
+    assert folder.counted("corrected") == 1
+    folder.follow()
+    assert folder.values(25) == [7.5, 125]
+    (folder.folder / "state" / "live.sqlite").unlink()
+    folder.follow()
+    assert folder.values(25) == [7.5, 125]
+    with pytest.raises(
+        DataError, match="line 32: 2024-01-01 02:05:00 is also in line 27, with other readings"
+    ):
+        load_readings(folder.file)
+
+
+def test_a_reading_between_two_steps_counts_for_the_nearest_running_and_at_the_next_start(
+    folder: Folder,
+) -> None:
+    line = row(31, 5.5, 6.5).replace("02:35", "02:36")
+    folder.follow(folder.append(line))
+    assert folder.values(31) == [5.5, 6.5]
+    (folder.folder / "state" / "live.sqlite").unlink()
+    folder.follow()
+    assert folder.values(31) == [5.5, 6.5]
+
+
+def test_what_was_refused_is_seen_until_the_file_is_mended(folder: Folder) -> None:
+    folder.follow(folder.append("nonsense\n" + row(31)))
+    told = health_of(folder.service)["refused"]
+    assert told["lines"] == 1
+    assert told["last"][0].endswith("readings.csv, line 32: 1 fields, but the header has 3")
+    folder.follow(folder.replace(HEADER + rows(0, 30) + row(31)))
+    assert "refused" not in health_of(folder.service)
+
+
+def test_a_bad_line_among_many_does_not_slow_the_others_down(tmp_path: Path) -> None:
+    content = HEADER + rows(0, 4000) + "nonsense\n" + rows(4000, 8000)
+    file = tmp_path / "readings.csv"
+    file.write_text(content)
+    refusals = Refusals()
+    found = load_readings(file, ReadingOptions(refusals=refusals))
+    assert len(found.times) == 8000
+    assert [one.error.line for one in refusals.found] == [4002]
+
+
+# ---- half a line ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", range(len(row(30, 5.5, 7.25))))
+def test_a_line_is_none_before_it_has_ended(cut: int, tmp_path: Path) -> None:
+    line = row(30, 5.5, 7.25)
+    folder = Folder(tmp_path, HEADER + rows(0, 30) + line[:cut])
+    os.utime(folder.file, (0, 0))  # it has not changed for long
+    folder.follow(lambda: None)
+    assert not np.isin(folder.known.times, np.datetime64("2024-01-01T02:30")).any()
+    folder.follow(folder.append(line[cut:]))
+    assert folder.values(30) == [5.5, 7.25]
+    assert not folder.service.refused
+    folder.follow()
+    assert folder.values(30) == [5.5, 7.25]
+
+
+# ---- files that are written anew --------------------------------------------------------------------------
+
+
+def test_no_row_of_a_rolling_file_is_lost(folder: Folder) -> None:
+    """The oldest row goes, and the newest is three bytes longer."""
+    steps = [
+        folder.replace(HEADER + rows(first, first + 29) + row(first + 29, first + 29.125))
+        for first in range(1, 4)
+    ]
+    folder.follow(*steps)
+    assert [folder.values(number) for number in range(30, 33)] == [[30, 130], [31, 131], [32.125, 132]]
+    folder.follow()  # also after a restart, although the file no longer has the first ones
+    assert [folder.values(number)[1] for number in range(0, 33)] == [100 + number for number in range(33)]
+
+
+@pytest.mark.parametrize("write", ["replace", "write_over"])
+@pytest.mark.parametrize("value", [9, 20.5, 7.125])
+@pytest.mark.parametrize("appended", ["", row(30)])
+def test_a_correction_in_the_middle_is_taken_whatever_its_length(
+    folder: Folder, write: str, value: float, appended: str
+) -> None:
+    content = HEADER + rows(0, 20) + row(20, value) + rows(21, 30) + appended
+    folder.follow(getattr(folder, write)(content))
+    assert folder.values(20) == [value, 120]
+    folder.follow()
+    assert folder.values(20) == [value, 120]
+
+
+def test_a_correction_while_the_service_was_away_is_taken(folder: Folder) -> None:
+    folder.follow(folder.append(row(30)))
+    folder.replace(HEADER + rows(0, 30) + row(30, 77.5))()
+    folder.follow()
+    assert folder.values(30) == [77.5, 130]
+
+
+def test_a_file_that_is_written_anew_undoes_no_correction_that_came_otherwise(folder: Folder) -> None:
+    seconds = int(np.datetime64("2024-01-01T01:40", "s").astype(int))
+    corrected = Arrived("a", seconds, 55.5)
+    folder.follow(lambda: corrected, folder.replace(HEADER + rows(1, 31)), folder.append(row(31)))
+    assert folder.values(20) == [55.5, 120]
+    assert folder.values(31) == [31, 131]
+
+
+def test_new_columns_and_other_orders_of_rows_are_understood(folder: Folder) -> None:
+    lines = [f"{row(number)[:-1]},{number}\n" for number in range(30, -1, -1)]
+    folder.follow(folder.replace("time,b,a,c\n" + "".join(lines)))
+    assert folder.values(30) == [130, 30]
+    assert folder.values(20) == [120, 20]
+
+
+def test_a_file_that_has_not_changed_is_not_opened_and_one_that_grows_is_not_read_whole(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_source, "COMPARED", 64)
+    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 64)
+    read: list[int] = []
+    opens = Path.open
+
+    def counting(path: Path, mode: str = "r", *more: object) -> object:
+        opened = opens(path, mode, *more)  # type: ignore[call-overload]
+        if mode != "rb":
+            return opened
+
+        class Counted:
+            def __enter__(self) -> Counted:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                opened.close()
+
+            def read(self, size: int = -1) -> bytes:
+                found: bytes = opened.read(size)
+                read.append(len(found))
+                return found
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(opened, name)
+
+        return Counted()
+
+    def begin() -> None:
+        monkeypatch.setattr(Path, "open", counting)
+        read.clear()
+
+    def grow() -> None:
+        assert not read, "nothing has changed"
+        folder.append(row(30))()
+
+    folder.follow(begin, grow)
+    assert sum(read) == 64 + 64 + len(row(30))
+    assert folder.values(30) == [30, 130]
+
+
+def test_a_change_far_up_is_seen_if_it_has_another_length_or_nothing_was_added(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where docs/live.md says that a correction is not seen, it is not; at the next start it is."""
+    monkeypatch.setattr(folder_source, "COMPARED", 64)
+    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 64)
+    far = HEADER + rows(0, 20) + row(20, 99) + rows(21, 31)
+    folder.follow(folder.write_over(far))
+    assert folder.values(20) == [20, 120]
+    assert folder.values(30) == [30, 130]
+    folder.follow(folder.write_over(far.replace("99", "9.5")))
+    assert folder.values(20) == [9.5, 120]
+
+
+# ---- what other versions left -----------------------------------------------------------------------------
+
+
+def test_a_state_of_an_earlier_version_means_that_the_file_is_read_again(folder: Folder) -> None:
+    folder.follow(folder.append(row(30)))
+    with sqlite3.connect(folder.folder / "state" / "live.sqlite") as database:
+        size = folder.file.stat().st_size
+        database.execute("UPDATE files SET state = ?", (json.dumps([size, 7, size]),))
+        database.execute("UPDATE readings SET value = 7 WHERE sensor = 'a'")  # half a number, stored for good
+    database.close()
+    folder.follow()
+    assert folder.values(30) == [30, 130]
+    assert (folder.counted("corrected"), folder.counted("new"), folder.counted("repeated")) == (1, 0, 0)
+
+
+def test_a_training_beside_the_service_has_its_readings(folder: Folder) -> None:
+    folder.follow(folder.append("nonsense\n" + row(25, 7.5) + row(30)))
+    read: Readings = load_readings(folder.file, ReadingOptions(refusals=Refusals()))
+    found = with_stored(read, folder.folder / "state", zeros_missing=False)
+    np.testing.assert_array_equal(found.values, folder.known.values[-len(found.times) :])
+
+
+# ---- a service of a run -----------------------------------------------------------------------------------
+
+
+def test_a_service_starts_with_everything_that_it_survives_while_it_runs(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    """A corrected row, garbage, a time of tomorrow, a column that sensors.csv lacks, and half a line."""
+    folder = tmp_path / "data"
+    shutil.copytree(small_run.folder, folder)
+    lines = (folder / "readings.csv").read_text().splitlines()
+    last = lines[-1].split(",")[0]
+    cells = [f"{last},41,42,43,44,45,46,7", "nonsense", "2199-01-01T00:00,41,42,43,44,45,46,7", f"{last},9"]
+    wide = [f"{lines[0]},new", *(f"{line},5" for line in lines[1:])]
+    (folder / "readings.csv").write_text("\n".join([*wide, *cells]))
+    settings = LiveSettings(data=folder, state=tmp_path / "state", clock=FEED, deadline=1, speed=100)
+    with serving(small_run.run, settings) as (process, client):
+        recent = process.service.recent
+        assert recent.ids == small_run.data.readings.ids
+        assert recent.until(recent.newest).values[-1].tolist() == [41, 42, 43, 44, 45, 46]
+        client.forecast_after(last.replace(" ", "T"))
+
+        def told() -> list[str]:
+            return sorted(client.get("/health").json["refused"]["last"])
+
+        wait_for(lambda: "2199-01-01 00:00:00 has not come yet" in told()[1], "the first look at the file")
+        first, second, third = told()
+    assert first.endswith(f"readings.csv, line {len(wide) + 2}: 1 fields, but the header has 8")
+    assert f"readings.csv, line {len(wide) + 3}, column 'time': 2199-01-01 00:00:00 has not come" in second
+    assert third.endswith("sensors.csv: has no sensor 'new', which the readings have")
+
+
+def test_a_sensor_that_a_model_of_each_sensor_does_not_know_is_left_out_at_the_start(tmp_path: Path) -> None:
+    small = make_small_run(tmp_path, "gru-local", **{"training.rounds": 1})
+    lines = (small.folder / "readings.csv").read_text().splitlines()
+    text = "\n".join([f"{lines[0]},new", *(f"{line},5" for line in lines[1:]), ""])
+    (small.folder / "readings.csv").write_text(text)
+    with (small.folder / "sensors.csv").open("a") as positions:
+        positions.write("new,34.5,-118.5\n")
+    parts = parts_of_run(small.run, LiveSettings(data=small.folder, clock=FEED), tmp_path / "state")
+    assert parts.readings.ids == small.data.readings.ids
+    assert parts.files is not None
+    [refused] = parts.files.refusals.found
+    assert "the new sensor new is left out" in str(refused.error)
+    assert parts.files.refusals.sensors == {"new"}
