@@ -214,6 +214,10 @@ def test_a_site_tells_its_owner_how_its_service_is() -> None:
         "model: one, round 3",
         "last switch: 2024-01-30T04:00:00Z, from zero: better",
     ]
+    refused = {"lines": 4, "last": ["readings.csv, line 7: 1 fields, but the header has 3"]}
+    assert service_lines({**live, "health": {**health, "refused": refused}})[1] == (
+        "lines of files that are refused: 4, the last: readings.csv, line 7: 1 fields, but the header has 3"
+    )
     assert service_lines({**live, "health": None})[0] == "it does not answer"
     assert service_lines({**live, "health": {"status": "starting"}})[0] == "starting: no forecast yet"
 

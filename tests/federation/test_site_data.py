@@ -16,6 +16,7 @@ from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.export import write_folder
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import ConfigError, DataError, RunError
 from cnfgnn.federation.operator.check import check_site
 from cnfgnn.federation.operator.make_kits import make_kits
@@ -184,3 +185,26 @@ def test_check_reports_suspicious_readings_at_the_site(tmp_path: Path) -> None:
     assert where == f"note: change missing_value and outliers in {toml}"
     toml.write_text(f"{toml.read_text()}missing_value = -999\n")
     assert len(notes()) == 2
+
+
+def test_a_live_site_reads_a_file_that_its_trainings_refuse(tmp_path: Path) -> None:
+    """What cannot be read is left out and named; the copy of a corrected reading stays as it was made."""
+    write_folder(network(n=2, dropout=0.0), tmp_path)
+    (tmp_path / "local").mkdir()
+    file = tmp_path / "readings.csv"
+    toml = 'name = "a"\nsensors = ["s0", "s1"]\nreadings = "readings.csv"\nblur = 5.0\nprivate = "private"\n'
+    (tmp_path / "local" / "site.toml").write_text(toml)
+    plan = read_site(tmp_path)
+    before = SiteData(plan, tmp_path)
+    time = file.read_text().splitlines()[70].split(",")[0]
+    with file.open("a") as opened:
+        opened.write(f"nonsense\n{time},99.5,\n2024-01-01 1")
+    with pytest.raises(DataError, match="line 152"):
+        SiteData(plan, tmp_path)
+    refusals = Refusals()
+    now = SiteData(plan, tmp_path, refusals=refusals)
+    [refused] = refusals.found
+    assert str(refused.error) == f"{file}, line 152: 1 fields, but the header has 3"
+    np.testing.assert_array_equal(now.copy.values, before.copy.values)
+    assert now.truth.values[69, 0] == 99.5
+    assert (now.truth.values != before.truth.values).sum() == 1

@@ -48,6 +48,8 @@ def service_lines(live: Mapping[str, Any]) -> list[str]:
         lines.append(f"{health['status']}: newest forecast after {health['step']} ({qualities}), {alarms}")
         if health.get("server") == "unreachable":
             lines.append("the server cannot be reached: the site goes on by itself")
+    if refused := (health or {}).get("refused"):
+        lines.append(f"lines of files that are refused: {refused['lines']}, the last: {refused['last'][-1]}")
     for part, problem in ((health or {}).get("problems") or {}).items():
         lines.append(f"{part}: {problem}")
     if live["model"]:

@@ -172,6 +172,13 @@ part(["watch", "sensors"], () => {
     element("li", { class: "alarm" }, element("span", { class: "when" }, element("span", { class: "badge bad" }, kind), sensor === null ? element("b", {}, "all sensors") : chooser(place, sensor)), element("span", { class: "text" }, text)));
 });
 
+part(["health"], () => {
+  const { lines, last } = state.health?.refused ?? { lines: 0, last: [] };
+  at("refused-card").hidden = !lines;
+  at("refused-hint").textContent = `${count(lines, "line of the files is", "lines of the files are")} left out. The last:`;
+  list("refused", last, (sentence) => element("li", { class: "alarm" }, element("span", { class: "text" }, sentence)));
+});
+
 function lastTraining({ trainings }) {
   const last = (trainings ?? []).at(-1);
   return last ? `${last.outcome}, begun ${agoWords(last.time)}` : null;
