@@ -562,3 +562,35 @@ def read_only(disk: Path) -> Iterator[None]:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     yield
     subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+
+# ---- files of a site ---------------------------------------------------------------------------------------
+
+
+def test_a_site_survives_lines_that_are_no_readings_and_starts_with_them(
+    begun: LiveFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = begun._file("west")
+    before = file.read_text()
+    bad = ["nonsense", "2199-01-01 00:00:00,1,2,3", f"{before.splitlines()[-1].split(',')[0]},50,51,52", "20"]
+    try:
+        with file.open("a") as opened:
+            opened.write("\n".join(bad))
+        client, number = begun.client("west"), before.count("\n") + 1
+        wait_for(lambda: "refused" in client.get("/health").json, "the lines to be refused")
+        told = [
+            record.getMessage() for record in caplog.records if "readings.csv, line" in record.getMessage()
+        ]
+        assert [f"line {number + k}" in told[k] for k in range(len(told))] == [True, True]
+        assert "2199-01-01 00:00:00 has not come yet" in told[1]
+        begun.end_site("west")
+        begun.restart("west")
+        begun.wait_until_joined("west")
+        assert begun.next_forecasts() == everywhere(begun, FULL)
+        service = begun.nodes["west"].service
+        assert service is not None
+        assert service.process is not None
+        values = service.process.service.recent.until(service.process.service.recent.newest).values
+        assert values[-2].tolist() == [50, 51, 52]
+    finally:
+        file.write_text(before)

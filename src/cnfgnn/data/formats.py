@@ -23,7 +23,7 @@ from cnfgnn.data.hdf import hdf_frame
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.tables import Table, not_a_number, readings_of, variables_of
-from cnfgnn.data.text import MISSING, Lines, Row, Text, decimal_comma, number, open_text, reason
+from cnfgnn.data.text import MISSING, Lines, Row, Text, decimal_comma, has_ended, number, open_text, reason
 from cnfgnn.data.times import RowLocations, is_time
 from cnfgnn.errors import DataError
 
@@ -57,14 +57,16 @@ def _table(path: Path, options: ReadingOptions) -> Table:
 
 
 def _csv(path: Path, options: ReadingOptions) -> Table:
-    if options.refusals is not None:
+    if options.refusals is not None and not has_ended(path):
         return _from_lines(path, Lines.of(path.read_bytes()), options)
-    text = open_text(path, whole=False)
-    layout = _header(text)
     decimal = "," if options.decimal == "comma" else "."
     try:
+        text = open_text(path, whole=False)
+        layout = _header(text)
         frame = _by_arrow(text, layout, decimal)
     except Exception:  # pyarrow reads fewer dialects, and its message names neither line nor column
+        if options.refusals is not None:
+            return _from_lines(path, Lines.of(path.read_bytes()), options)
         text = open_text(path)
         layout = _header(text)
         decimal = _decimal(text, layout, options)
@@ -73,7 +75,11 @@ def _csv(path: Path, options: ReadingOptions) -> Table:
     if decimal == ",":
         notes += ("numbers with decimal commas",)
     lines = cache(lambda: [line for line, _ in text.rows()])
-    return Table(frame, layout, RowLocations(path, lambda row: lines()[row + 1]), decimal, notes)
+    raw = cache(lambda: path.read_bytes().split(b"\n"))
+    locations = RowLocations(
+        path, lambda row: lines()[row + 1], options.refusals, lambda number: raw()[number - 1]
+    )
+    return Table(frame, layout, locations, decimal, notes)
 
 
 def _header(text: Text) -> Layout:
@@ -190,7 +196,7 @@ def _value(field: str, decimal: str) -> float | None:
 
 def _from_lines(path: Path, lines: Lines, options: ReadingOptions) -> Table:
     """The rows of lines; those that cannot be read are refused, and blank."""
-    locations = RowLocations(path, lines.numbers.__getitem__, options.refusals, lines)
+    locations = RowLocations(path, lines.numbers.__getitem__, options.refusals, lines.text_of, lines.chosen)
     text, others = lines.text(path, locations.refuse)
     layout = _header(text)
     rows = [row for row, line in enumerate(others) if line.strip() and row not in locations.left_out]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -97,6 +98,10 @@ class Lines(NamedTuple):
         header, *others = raw.split(b"\n")[:-1] or [b""]
         return cls(header, others, range(2, len(others) + 2), chosen)
 
+    def text_of(self, number: int) -> bytes:
+        """The line of this number."""
+        return self.others[self.numbers.index(number)]
+
     def text(self, path: Path, refuse: Callable[[str, int], None]) -> tuple[Text, list[str]]:
         """The first two lines as a text, and the others; `refuse` gets those that are no text, by row."""
         whole = b"\n".join([self.header, *self.others])
@@ -112,6 +117,13 @@ class Lines(NamedTuple):
         header, *others = content.split("\n")
         head = _fitting_head(header, others)
         return Text(path, head, encoding, _separator(head), header), others
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the last line of a file has ended, so that the file may be complete."""
+    with path.open("rb") as opened:
+        opened.seek(-1, os.SEEK_END)
+        return opened.read() == b"\n"
 
 
 def is_utf_16(raw: bytes) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from pathlib import Path
@@ -17,7 +17,7 @@ from pandas.api.types import is_datetime64_any_dtype
 
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.refusals import FutureTime, Refusals
-from cnfgnn.data.text import Lines, shown
+from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
 
 Times = npt.NDArray[np.datetime64]
@@ -47,13 +47,15 @@ class RowLocations:
     """Where the rows of a table are in its file, for messages: by line in text, otherwise counted from 1.
 
     refusals  notes rows that are refused, and left out; without it, the first of them is an error
-    lines     that the rows were read from, if they may be refused
+    text_of   the line of this number
+    chosen    numbers of the lines whose rows are wanted; None: all
     """
 
     path: Path
     line_of: Callable[[int], int] | None = None
     refusals: Refusals | None = None
-    lines: Lines | None = None
+    text_of: Callable[[int], bytes] | None = None
+    chosen: Container[int] | None = None
     left_out: set[int] = field(default_factory=set)
 
     def at(self, rows: Sequence[int] | Ints) -> RowLocations:
@@ -67,8 +69,8 @@ class RowLocations:
         """Which of so many rows are not left out, and in a line that was chosen."""
         kept = np.ones(count, dtype=np.bool_)
         kept[list(self.left_out)] = False
-        if self.lines is not None and self.lines.chosen is not None and self.line_of is not None:
-            kept &= [self.line_of(row) in self.lines.chosen for row in range(count)]
+        if self.chosen is not None and self.line_of is not None:
+            kept &= [self.line_of(row) in self.chosen for row in range(count)]
         return kept
 
     def describe(self, row: int) -> str:
@@ -92,12 +94,10 @@ class RowLocations:
         if row in self.left_out:
             return
         self.left_out.add(row)
-        line, lines = b"", self.lines
-        if lines is not None and error.line is not None:
-            if lines.chosen is not None and error.line not in lines.chosen:
-                return
-            line = lines.others[lines.numbers.index(error.line)]
-        self.refusals.note(error, line)
+        if error.line is None or self.text_of is None:
+            self.refusals.note(error)
+        elif self.chosen is None or error.line in self.chosen:
+            self.refusals.note(error, self.text_of(error.line))
 
 
 class Column(NamedTuple):

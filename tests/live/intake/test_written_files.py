@@ -10,14 +10,19 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cnfgnn.data.folder import load_readings
+from cnfgnn.data.formats import read_variables
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
@@ -215,6 +220,34 @@ def test_a_bad_line_among_many_does_not_slow_the_others_down(tmp_path: Path) -> 
     found = load_readings(file, ReadingOptions(refusals=refusals))
     assert len(found.times) == 8000
     assert [one.error.line for one in refusals.found] == [4002]
+
+
+PIECES = ["2024-01-01 00:05", "2024-10-27 02:30", "2024-03-31 02:30", "31/01/2024", "", "1", "1e99", "x", "é"]
+ANY_LINE = st.one_of(
+    st.binary(max_size=30),
+    st.lists(st.sampled_from(PIECES), max_size=5).map(lambda cells: ",".join(cells).encode()),
+    st.sampled_from([b'"', b"\0" * 9, b"\xff\xfe", "é;ü".encode("cp1252"), b"\r", b"time,a,b", b"  "]),
+)
+
+
+@given(st.lists(ANY_LINE, max_size=5), st.lists(ANY_LINE, max_size=5), st.sampled_from(["", "Europe/Paris"]))
+@settings(deadline=None, max_examples=60)
+def test_whatever_is_written_between_good_lines_they_are_read(
+    first: list[bytes], last: list[bytes], timezone: str
+) -> None:
+    good = rows(0, 9).encode().splitlines()
+    lines = [HEADER.encode().strip(), *first, *good, *last, b""]
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "readings.csv"
+        file.write_bytes(b"\n".join(lines))
+        options = ReadingOptions(timezone=timezone, refusals=Refusals())
+        [found] = read_variables(file, options, regular=False).values()
+    seconds = found.seconds.tolist()
+    begin = int(pd.Timestamp("2024-01-01", tz=timezone or "UTC").timestamp())
+    for number in range(9):
+        assert begin + 300 * number in seconds
+        if number != 1:  # which a line may correct
+            assert found.values[seconds.index(begin + 300 * number)].tolist() == [number, 100 + number]
 
 
 # ---- half a line ------------------------------------------------------------------------------------------

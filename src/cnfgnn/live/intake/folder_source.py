@@ -106,8 +106,6 @@ class New(NamedTuple):
 
     def with_context(self) -> Lines | None:
         """The new lines, and the first ones of the file, which tell their format; None if nothing is new."""
-        if self.number == 1 and self.is_new.all():
-            return Lines(self.lines[0], self.lines[1:], range(2, len(self.lines) + 1)) if self.lines else None
         rows = np.flatnonzero(self.is_new).tolist()
         new = {self.number + row: self.lines[row] for row in rows if self.number + row > 1}
         if not any(line.strip() for line in new.values()):
@@ -230,8 +228,10 @@ class FolderSource:
             opened.seek(max(0, before.read - COMPARED))
             last = opened.read(min(before.read, COMPARED))
             is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
+            if known is None and not is_as_read:
+                return self._first(file, opened, stamp, variable)
             if known is None:  # since this process began
-                known = _hashes(opened, before.lines) if is_as_read else NO_LINES
+                known = _hashes(opened, before.lines)
             elif stamp[0] != before.inode or stamp[1] == before.size:
                 is_as_read = False  # it was replaced; or something in it was changed, if it is as long
             skipped, begun, last = (before.lines, before.read, last) if is_as_read else (0, 0, b"")
@@ -249,6 +249,22 @@ class FolderSource:
         loses = not is_as_read and not np.isin(known, hashes).all()
         known = np.concatenate([known, hashes]) if is_as_read else hashes
         return Look(FileState(*stamp, read, skipped + len(lines), digest), known, loses, found, refused)
+
+    def _first(self, file: Path, opened: BinaryIO, stamp: tuple[int, int, int], variable: str) -> Look:
+        """All of a CSV file, which may be large."""
+        opened.seek(0)
+        known, read = list[int](), 0
+        for line in opened:
+            if line.endswith(b"\n"):
+                known.append(hash(line[:-1]))
+                read += len(line)
+        opened.seek(0)
+        first = opened.read(COMPARED_FIRST)
+        opened.seek(max(0, read - COMPARED))
+        digest = _digest(first, opened.read(min(read, COMPARED)), read)
+        look = self._whole(file, stamp, variable)  # what is added meanwhile is read again
+        state = FileState(*stamp, read, len(known), digest)
+        return look._replace(state=state, known=np.array(known, dtype=np.int64), loses=False)
 
     def _whole(self, file: Path, stamp: tuple[int, int, int], variable: str) -> Look:
         refusals, found = self._refusals(), list[Found]()
