@@ -36,6 +36,7 @@ from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.live_model import Learning, Loaded, ServedModel
 from cnfgnn.live.learning.models import Models
+from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import LATEST, LIVE, LiveSettings
 from cnfgnn.live.web.broker import Broker
 from cnfgnn.live.web.pages import Door, QuietServer
@@ -237,6 +238,7 @@ class LiveProcess(ServiceProcess):
         except CnfgnnError as error:
             self.service.metrics.failures.labels("folder").inc()
             log.warning("new sensors: %s", error)
+            self._tried = tried  # the files may be in the middle of being written
             return
         if new := sensors & set(parts.readings.ids):
             log.warning("new sensors: %s", ", ".join(sorted(new)))
@@ -257,13 +259,16 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     config = run.config.with_changes(settings.changes)
     d, files, refusals = config.data, None, Refusals()
     if not settings.feed:
-        refusals.latest = lambda step, utc: SystemClock(UTC if utc else settings.zone).latest(step)
+        refusals.latest = lambda step, utc: SystemClock(Zone(utc, settings.zone).zone).latest(step)
     if settings.data is not None or d.path != "city":
         files = Files.at(settings.data or Path(d.path), lambda _: run.data.inputs, refusals)
     data = open_data(config, settings.data, refusals)
     if files is not None:
         files.check_read(data.readings.source, "data.target", d.target)
-        data = replace(data, readings=data.readings.on_nearest_grid(refusals))
+        readings = data.readings.on_nearest_grid(refusals)
+        if len(readings.times) < d.history:  # rows have rolled out of the file since
+            readings = with_stored(readings, state, zeros_are_missing(files.folder))
+        data = replace(data, readings=readings)
     # The run's further inputs; refused if one is not there.
     names = run.data.inputs if run.config.model.takes_inputs else NO_NAMES
     data = replace(data, readings=with_inputs(data.readings, names, str(run.folder)))

@@ -27,6 +27,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import DataError
+from cnfgnn.files import write_whole
 from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
@@ -440,3 +441,23 @@ def test_a_sensor_that_a_model_of_each_sensor_does_not_know_is_left_out_at_the_s
     [refused] = parts.files.refusals.found
     assert "the new sensor new is left out" in str(refused.error)
     assert parts.files.refusals.sensors == {"new"}
+
+
+def test_a_service_starts_although_most_rows_have_rolled_out_of_its_file(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    """They are stored before they go, also if they were in the file when it first started."""
+    folder = tmp_path / "data"
+    shutil.copytree(small_run.folder, folder)
+    settings = LiveSettings(
+        data=folder, state=tmp_path / "state", clock=FEED, deadline=1, speed=100, poll=0.05
+    )
+    header, *lines = (folder / "readings.csv").read_text().splitlines()
+    with serving(small_run.run, settings) as (process, _):
+        expected = process.service.recent.until(process.service.recent.newest)
+        wait_for(lambda: process.service.store.files(), "the first look")
+        write_whole(folder / "readings.csv", "\n".join([header, *lines[-3:], ""]).encode())
+        wait_for(lambda: process.service.store.newest() is not None, "the rows to be stored")
+    parts = parts_of_run(small_run.run, settings, tmp_path / "state")
+    np.testing.assert_array_equal(parts.readings.values, expected.values[-len(parts.readings.times) :])
+    assert len(parts.readings.times) == len(lines)

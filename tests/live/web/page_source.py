@@ -49,6 +49,7 @@ class PageSource:
     model: dict[str, Any] | None = None
     status: str = "ok"
     problems: dict[str, str] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
     silent: dict[str, int] = field(default_factory=dict)  # sensor -> steps since its last reading
     speed: float = 100.0  # like a recording: the page does not let time pass by itself
     valid_for: int = 7 * 60  # seconds after its step that a forecast may be used
@@ -160,7 +161,13 @@ class PageSource:
         return [None if math.isnan(value) else round(value, 3) for value in values.tolist()]
 
     def health(self) -> dict[str, Any]:
-        told = {"status": self.status, "now": written(self.step), "run": "/somewhere/runs/metr-la"}
+        told: dict[str, Any] = {
+            "status": self.status,
+            "now": written(self.step),
+            "run": "/somewhere/runs/metr-la",
+        }
+        if self.refused:
+            told["refused"] = {"lines": len(self.refused), "last": self.refused}
         return told | ({"problems": self.problems} if self.problems else {})
 
     # ---- over HTTP ----------------------------------------------------------------------------------

@@ -355,8 +355,12 @@ def test_a_stale_forecast_and_what_is_wrong_are_said(page: Page, source: PageSou
         assert sentence.startswith("The forecasts are out of date: they could be used until 08:07")
         assert sentence.endswith("disk: No space left on device")
         assert "stale since 08:07" in page.tile("Newest forecast")
+        assert not page.find("#refused-card").is_displayed()
         source.status, source.problems = "ok", {}
+        source.refused = ("readings.csv, line 7: 1 fields, but the header has 3",)
         page.until(lambda: page.state() == "live" and not page.find("#banner").is_displayed())
+        page.until(lambda: page.texts("#refused li") == list(source.refused))
+        assert page.texts("#refused-hint") == ["1 line of the files is left out. The last:"]
 
 
 @pytest.mark.slow
