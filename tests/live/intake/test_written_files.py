@@ -311,6 +311,22 @@ def test_a_file_that_is_written_anew_undoes_no_correction_that_came_otherwise(fo
     assert folder.values(31) == [31, 131]
 
 
+def test_a_parquet_file_beside_it_undoes_no_correction_that_came_otherwise(folder: Folder) -> None:
+    moment = pd.Timestamp("2024-01-01 02:30")
+    frame = pd.DataFrame({"a": [5.0], "b": [6.0]}, index=pd.DatetimeIndex([moment], name="time"))
+    corrected = Arrived("a", int(moment.timestamp()), 55.5)
+    folder.follow(lambda: frame.to_parquet(folder.folder / "readings-2.parquet"), lambda: corrected)
+    assert folder.values(30) == [55.5, 6]
+    folder.follow()
+    assert folder.values(30) == [55.5, 6]
+
+
+def test_the_first_line_may_be_very_long(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_source, "COMPARED_FIRST", 4)
+    folder.follow(folder.append(row(30)), folder.append(row(31)))
+    assert folder.values(31) == [31, 131]
+
+
 def test_new_columns_and_other_orders_of_rows_are_understood(folder: Folder) -> None:
     lines = [f"{row(number)[:-1]},{number}\n" for number in range(30, -1, -1)]
     folder.follow(folder.replace("time,b,a,c\n" + "".join(lines)))

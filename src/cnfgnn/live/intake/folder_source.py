@@ -222,9 +222,10 @@ class FolderSource:
             return None
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
-            first = opened.read(COMPARED_FIRST)
+            first = _beginning(opened)
             if file.suffix != ".csv" or is_utf_16(first):
-                return self._whole(file, stamp, variable)
+                look = self._whole(file, stamp, variable) if stamp != before[:3] else None
+                return None if look is None else look._replace(loses=known is not None)
             opened.seek(max(0, before.read - COMPARED))
             last = opened.read(min(before.read, COMPARED))
             is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
@@ -258,20 +259,19 @@ class FolderSource:
             if line.endswith(b"\n"):
                 known.append(hash(line[:-1]))
                 read += len(line)
-        opened.seek(0)
-        first = opened.read(COMPARED_FIRST)
+        first = _beginning(opened)
         opened.seek(max(0, read - COMPARED))
         digest = _digest(first, opened.read(min(read, COMPARED)), read)
         look = self._whole(file, stamp, variable)  # what is added meanwhile is read again
         state = FileState(*stamp, read, len(known), digest)
-        return look._replace(state=state, known=np.array(known, dtype=np.int64), loses=False)
+        return look._replace(state=state, known=np.array(known, dtype=np.int64))
 
     def _whole(self, file: Path, stamp: tuple[int, int, int], variable: str) -> Look:
         refusals, found = self._refusals(), list[Found]()
         with _noting(refusals):  # it may be in the middle of being written: look again when it changes
             content = read_variables(file, replace(self.options, refusals=refusals), regular=False)
             found = self._by_variable(file, content, variable)
-        return Look(FileState(*stamp, 0, 0, ""), NO_LINES, True, found, refusals.found)
+        return Look(FileState(*stamp, 0, 0, ""), NO_LINES, False, found, refusals.found)
 
     def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal]]:
         """The readings of new lines, and what could not be read. All lines before them tell which hour is
@@ -321,6 +321,13 @@ def _noting(refusals: Refusals) -> Iterator[None]:
 def _stamp(found: os.stat_result) -> tuple[int, int, int]:
     """What changes whenever a file does."""
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _beginning(opened: BinaryIO) -> bytes:
+    """The first bytes of a file, and at least its first line."""
+    opened.seek(0)
+    first = opened.read(COMPARED_FIRST)
+    return first if b"\n" in first else first + opened.readline()
 
 
 def _digest(first: bytes, last: bytes, read: int) -> str:
