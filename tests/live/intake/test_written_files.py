@@ -40,7 +40,7 @@ from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import parts_of_run, recent_readings
 from cnfgnn.live.web.service_pages import health_of
-from tests.live.small_service import SmallRun, make_small_run, serving
+from tests.live.small_service import KNOWN, SmallRun, make_small_run, serving
 from tests.waiting import wait_for
 
 HEADER = "time,a,b\n"
@@ -477,3 +477,20 @@ def test_a_service_starts_although_most_rows_have_rolled_out_of_its_file(
     parts = parts_of_run(small_run.run, settings, tmp_path / "state")
     np.testing.assert_array_equal(parts.readings.values, expected.values[-len(parts.readings.times) :])
     assert len(parts.readings.times) == len(lines)
+
+
+def test_a_row_of_the_future_is_left_out_at_the_start_by_the_clock_of_the_machine(
+    small_run: SmallRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(small_run.folder, folder)
+    number = (folder / "readings.csv").read_text().count("\n") + 1
+    with (folder / "readings.csv").open("a") as opened:
+        opened.write("2199-01-01 00:00:00,1,2,3,4,5,6\n")
+    parts = parts_of_run(small_run.run, LiveSettings(data=folder), tmp_path / "state")
+    assert parts.files is not None
+    [refused] = parts.files.refusals.found
+    assert f"readings.csv, line {number}, column 'time': 2199-01-01 00:00:00 has not come" in str(
+        refused.error
+    )
+    assert parts.readings.times[-1] == small_run.until(KNOWN).readings.times[-1]
