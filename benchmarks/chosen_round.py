@@ -20,7 +20,7 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import parse_change
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory

@@ -14,7 +14,7 @@ import sys
 import time
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import Progress, evaluate_best, train

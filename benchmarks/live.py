@@ -34,8 +34,8 @@ import numpy as np
 
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.readings import last_rows, rows_of
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS

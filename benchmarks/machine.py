@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from cnfgnn.algorithm.compute import multiplies_bf16
+from cnfgnn.algorithm.compute.device import multiplies_bf16
 
 GIB = 2**30
 WITHIN = 4.0  # seconds for a calibration, unless a single call takes longer

@@ -35,14 +35,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import federate
+from cnfgnn.algorithm.messages.calls import Call, Payload
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.server import Server
-from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset

@@ -16,8 +16,8 @@ from itertools import islice
 
 import torch
 
+from cnfgnn.algorithm.messages.randomness import Batches, Draw
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.algorithm.randomness import Batches, Draw
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate

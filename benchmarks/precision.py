@@ -12,10 +12,10 @@ import statistics
 import sys
 import time
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import ComputeConfig
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.process_setup import keep_freed_memory
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import train

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.hidden_states import Encodings
 from cnfgnn.algorithm.methods import preset

@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.messages.randomness import Batches, Draw, Minibatches
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.algorithm.randomness import Batches, Draw, Minibatches
 from cnfgnn.algorithm.server import Alternating, Server
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.process_setup import keep_freed_memory

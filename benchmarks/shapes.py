@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.city import city

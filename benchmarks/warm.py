@@ -207,7 +207,7 @@ def _data(options: argparse.Namespace) -> Dataset:
         return city(options.sensors, options.days, seed=0)
     if options.data.endswith(".npz"):
         return _read_npz(Path(options.data))
-    from cnfgnn.data.folder import load  # late: it needs h5py
+    from cnfgnn.data.files.folder import load  # late: it needs h5py
 
     return load(options.data)
 

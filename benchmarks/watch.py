@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.methods import preset
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.quality import clean
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.journal import Journal
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS
 from cnfgnn.live.forecasting.tracking import Tracking

@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import numpy as np
 import pytest
 
-from cnfgnn.algorithm.compute import multiplies_bf16
+from cnfgnn.algorithm.compute.device import multiplies_bf16
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.algorithm.server import Server

@@ -18,7 +18,7 @@ from benchmarks.site_costs import memory_of, processes_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import cnfgnn
-from cnfgnn.algorithm.compute import multiplies_bf16
+from cnfgnn.algorithm.compute.device import multiplies_bf16
 from cnfgnn.algorithm.forecaster import DOUBT
 from cnfgnn.algorithm.server import Alternating
 from cnfgnn.data.batch import Batch

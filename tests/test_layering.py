@@ -20,6 +20,7 @@ ORDER = [
     "repeated_lines",
     "files",
     "config",
+    "forecasters",
     "data",
     "privacy",
     "models",
@@ -89,7 +90,7 @@ def test_imports_point_one_way(path: Path) -> None:
             assert ORDER.index(other) <= ORDER.index(layer), f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "algorithm").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "algorithm").rglob("*.py")), ids=lambda p: p.name)
 def test_the_algorithm_knows_no_engine_no_file_format_and_no_network(path: Path) -> None:
     assert not FORBIDDEN_IN_ALGORITHM & {name.split(".")[0] for name in imports(path)}
 
@@ -159,6 +160,24 @@ def test_rooms_of_a_federation_import_those_below_them() -> None:
             if name.startswith("cnfgnn.federation.") and room_of(name) >= 0:
                 assert room_of(name) <= room_of(own), f"{own} imports {name}"
                 assert (own.split(".")[2], name.split(".")[2]) not in APART, f"{own} imports {name}"
+
+
+# The rooms of two packages, from the lowest; "" are the modules outside of any.
+FLOORS = {"algorithm": ("messages", "compute", ""), "data": ("", "synthetic", "files")}
+ABOVE_ALL = {"cnfgnn.data.source"}  # opens either the synthetic city or files
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_rooms_import_those_below_them(package: str) -> None:
+    def floor(module: str) -> int:
+        room = module.split(".")[2]
+        return FLOORS[package].index(room if room in FLOORS[package] else "")
+
+    for path in (PACKAGE / package).rglob("*.py"):
+        own = module_name(path)
+        for name in top_level_imports(path):
+            if name.startswith(f"cnfgnn.{package}.") and own not in ABOVE_ALL:
+                assert floor(name) <= floor(own), f"{own} imports {name}"
 
 
 # The rooms of the live service, from the lowest; its options stand below all, and what starts it above.
@@ -291,7 +310,7 @@ def reachable_modules(first: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["clients", "verbs", "forecaster", "nodes", "server"])
+@pytest.mark.parametrize("module", ["clients", "messages.verbs", "forecaster", "messages.nodes", "server"])
 def test_what_answers_a_verb_or_asks_for_it_does_not_know_owners(module: str) -> None:
     assert OWNER not in reachable_modules(f"cnfgnn.algorithm.{module}")
 
@@ -309,7 +328,7 @@ def test_in_the_algorithm_only_few_know_owners() -> None:
     assert importing == MAY_IMPORT_THE_OWNER
 
 
-@pytest.mark.parametrize("module", ["clients", "verbs", "forecaster"])
+@pytest.mark.parametrize("module", ["clients", "messages.verbs", "forecaster"])
 def test_what_answers_a_verb_does_not_know_how_copies_are_made(module: str) -> None:
     assert not any(
         name.startswith("cnfgnn.privacy") for name in reachable_modules(f"cnfgnn.algorithm.{module}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cnfgnn.algorithm.compute import caller_settings_restored
+from cnfgnn.algorithm.compute.device import caller_settings_restored
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.messages.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS, Like, Method, preset
 from cnfgnn.config.presets import DEFAULT_METHOD
 from cnfgnn.config.settings import (
@@ -29,7 +29,7 @@ from cnfgnn.config.settings import (
 )
 from cnfgnn.data.batch import Loss
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.synthetic.city import city

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.compute.adam import Adam
 
 
 def gradients(steps: int, n: int) -> list[torch.Tensor]:

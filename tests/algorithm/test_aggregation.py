@@ -10,7 +10,7 @@ import torch
 
 from cnfgnn.algorithm import aggregation
 from cnfgnn.algorithm.aggregation import average, neighbours
-from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.messages.nodes import Nodes
 from cnfgnn.algorithm.server import Server
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm import compute
-from cnfgnn.algorithm.compute import Compute, multiplies_bf16
+from cnfgnn.algorithm.compute import device as compute
+from cnfgnn.algorithm.compute.device import Compute, multiplies_bf16
 from cnfgnn.config.settings import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 

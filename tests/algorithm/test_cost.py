@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.cost import GIB, Size, operations, training_bytes
+from cnfgnn.algorithm.messages.cost import GIB, Size, operations, training_bytes
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.gru import NodeModel

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.algorithm.intervals import (
+from cnfgnn.errors import ConfigError
+from cnfgnn.forecasters.intervals import (
     KNOTS,
     LEVELS,
     MEMORY,
@@ -20,7 +21,6 @@ from cnfgnn.algorithm.intervals import (
     check_levels,
     interval_sums,
 )
-from cnfgnn.errors import ConfigError
 
 T = 4  # steps ahead
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm import learner
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cuda_graphs import Replay
+from cnfgnn.algorithm.compute import learner
+from cnfgnn.algorithm.compute.cuda_graphs import Replay
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Edges

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from cnfgnn.algorithm import hidden_states
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.compute.memory_plan import MemoryPlan, SiteStates, plan_memory
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, StateFormat, plan_memory
+from cnfgnn.algorithm.messages.calls import Call, MemoryLimit, Payload
+from cnfgnn.algorithm.messages.cost import GIB
+from cnfgnn.algorithm.messages.settings import StateFormat
 from cnfgnn.cli.progress import LineWatcher
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset

@@ -9,7 +9,7 @@ import torch
 from benchmarks.naive import graph_network
 from torch import Tensor
 
-from cnfgnn.algorithm.randomness import (
+from cnfgnn.algorithm.messages.randomness import (
     CLIENT_BATCHES,
     COINS,
     NODE_WEIGHTS,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.algorithm import compute
+from cnfgnn.algorithm.compute import device as compute
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.server import Server
 from cnfgnn.config.settings import Config

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.messages.calls import Call, Payload
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset

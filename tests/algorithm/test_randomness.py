@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cnfgnn.algorithm.randomness import (
+from cnfgnn.algorithm.messages.randomness import (
     CLIENT_BATCHES,
     Batches,
     Coins,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from cnfgnn.algorithm.messages.settings import NODE_SETTING_RULES, NodeSettings
 from cnfgnn.algorithm.methods import METHODS, preset
-from cnfgnn.algorithm.settings import NODE_SETTING_RULES, NodeSettings
 from cnfgnn.config.settings import Config, settings_table
 
 # The names of the numbers that `prepare` carries: they do not change from version to version.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import BETA_1
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.compute.adam import BETA_1
+from cnfgnn.algorithm.compute.learner import GraphLearner
 from cnfgnn.algorithm.server import Server
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.models.params import own

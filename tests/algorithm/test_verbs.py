@@ -8,17 +8,17 @@ import inspect
 import pytest
 import torch
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.catch_up import CatchUp
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.dispatch import run
-from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.number_rules import InvalidCall, number_fields
-from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.verb import Ask, Tell, Verb
-from cnfgnn.algorithm.verbs import VERBS
-from cnfgnn.algorithm.window_plan import WindowPlan
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.catch_up import CatchUp
+from cnfgnn.algorithm.messages.nodes import Nodes
+from cnfgnn.algorithm.messages.number_rules import InvalidCall, number_fields
+from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
+from cnfgnn.algorithm.messages.verb import Ask, Tell, Verb
+from cnfgnn.algorithm.messages.verbs import VERBS
+from cnfgnn.algorithm.messages.window_plan import WindowPlan
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.runs.simulation import simulate

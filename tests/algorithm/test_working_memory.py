@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm import working_memory
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.compute import working_memory
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.compute.working_memory import NodeMemory, network_windows
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.working_memory import NodeMemory, network_windows
+from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models.gru import NodeModel
 from tests.algorithm.test_partition import assert_same, brief, together, trained
@@ -36,7 +36,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         NodeMemory, "within", lambda _, nodes, windows: (slice(i, i + 1) for i in range(nodes))
     )
-    monkeypatch.setattr("cnfgnn.algorithm.learner.network_windows", lambda *_: 3)
+    monkeypatch.setattr("cnfgnn.algorithm.compute.learner.network_windows", lambda *_: 3)
 
 
 def methods() -> list[Any]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.verbs import Prepare
-from cnfgnn.algorithm.window_plan import plan_of, starts_of
+from cnfgnn.algorithm.messages.calls import Call, Payload
+from cnfgnn.algorithm.messages.verbs import Prepare
+from cnfgnn.algorithm.messages.window_plan import plan_of, starts_of
 from cnfgnn.attack.observe import observe
 from cnfgnn.attack.recording import Recorder, Recording, SetUp
 from cnfgnn.attack.replica import Received

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.runs.folder import Run
 from tests.commands import said

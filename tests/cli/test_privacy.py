@@ -14,8 +14,8 @@ from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.cli.privacy import _table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import DataDescription, FederatedData
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load_readings
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load_readings
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.messages.ledger import Bytes
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.cli.progress import Outlook, quicker
 from cnfgnn.cli.time_left import Pace

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.data.adjacency import (
+from cnfgnn.data.files.adjacency import (
     Edge,
     graph_of_distances,
     graph_of_weights,

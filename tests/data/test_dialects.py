@@ -14,13 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.data.adjacency import detected, read_edges, read_positions
-from cnfgnn.data.columns import ID_NAMES, TIME_NAMES, VALUE_NAMES
-from cnfgnn.data.folder import load, load_readings
-from cnfgnn.data.formats import read_readings
+from cnfgnn.data.files.adjacency import detected, read_edges, read_positions
+from cnfgnn.data.files.columns import ID_NAMES, TIME_NAMES, VALUE_NAMES
+from cnfgnn.data.files.folder import load, load_readings
+from cnfgnn.data.files.formats import read_readings
+from cnfgnn.data.files.times import RowLocations, clock_to_utc
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.times import RowLocations, clock_to_utc
 from cnfgnn.errors import ConfigError, DataError
 
 FUZZ = settings(max_examples=80, deadline=None, derandomize=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import known_positions, load
+from cnfgnn.data.files.folder import known_positions, load
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import DataError
 

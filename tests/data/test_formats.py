@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.data.formats import read_readings
+from cnfgnn.data.files.formats import read_readings
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
 

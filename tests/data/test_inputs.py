@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cnfgnn.config.settings import Config
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.inputs import (
     InputCounts,
     InputNames,

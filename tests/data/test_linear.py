@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import ModelConfig
-from cnfgnn.data.linear import Forecasters, calendar_inputs
 from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
+from cnfgnn.forecasters.linear import Forecasters, calendar_inputs
 from cnfgnn.models.plus import levels
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from cnfgnn.config.settings import DataConfig, ModelConfig
-from cnfgnn.data import linear
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, SEASONS, PreparedSeries
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.series import Scaler, Series
 from cnfgnn.data.windows import Windows
+from cnfgnn.forecasters import linear
 from tests.one_baseline import last_value, ridge
 
 CPU = torch.device("cpu")

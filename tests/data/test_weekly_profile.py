@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cnfgnn.data.series import Series
-from cnfgnn.data.weekly_profile import SHRINKAGE_DAYS, SLOTS, SMOOTHING_SLOTS, Calendar
 from cnfgnn.data.windows import Windows
+from cnfgnn.forecasters.weekly_profile import SHRINKAGE_DAYS, SLOTS, SMOOTHING_SLOTS, Calendar
 
 DAYS = 21
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from cnfgnn.algorithm.messages.randomness import Draw
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.randomness import Draw
 from cnfgnn.federation.site.nodes import SiteNodes
 
 PROGRAM = """import sys

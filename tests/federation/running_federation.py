@@ -17,8 +17,8 @@ import pytest
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.federation.example import write_example
 from cnfgnn.federation.kits import processes

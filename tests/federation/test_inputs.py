@@ -13,7 +13,7 @@ import torch
 
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.operator.check import _inputs

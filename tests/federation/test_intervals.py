@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.federation.site.owner import EVALUATIONS, SiteOwner
 from cnfgnn.federation.site.status import read_site_status
 from cnfgnn.federation.site.store import INTERVALS, OWNER, STATES
 from cnfgnn.federation.task import Task
+from cnfgnn.forecasters.intervals import Intervals
 from tests.conftest import network, small
 from tests.federation.in_memory_federation import SITES, InMemoryFederation
 

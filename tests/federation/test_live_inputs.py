@@ -12,8 +12,8 @@ import pytest
 
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load_readings
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load_readings
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.readings import rows_of
 from cnfgnn.errors import RunError
 from cnfgnn.federation.kits import processes

@@ -15,7 +15,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from cnfgnn.attack.recording import RECORDING_FILE
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.engine_files import ENGINE_FOLDER

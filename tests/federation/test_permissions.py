@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.number_rules import TAG
-from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.messages.number_rules import TAG
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.permission_rules import Hours, PermissionRules, bytes_as_text, permission_rules
 from cnfgnn.federation.run_names import RUN_NAME, is_about, line_of, name_in_requests

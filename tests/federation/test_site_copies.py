@@ -14,7 +14,7 @@ import pytest
 
 from cnfgnn.attack.smoothed_copies import SmoothedCopies
 from cnfgnn.config.toml import dump_table
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError
 from cnfgnn.federation.operator.check import _smoothing, check_site
 from cnfgnn.federation.operator.make_kits import make_kits

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import ConfigError, DataError, RunError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cnfgnn.algorithm import verbs
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.verb import Ask
 from cnfgnn.algorithm.methods import METHODS
-from cnfgnn.algorithm.verb import Ask
 from cnfgnn.federation.permission_rules import TASKS
 from cnfgnn.federation.site.task_verbs import ASKS, VERBS, verbs_allowed
 from cnfgnn.federation.site_task import SiteTask

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.cli.federation_live import how_services_ended
 from cnfgnn.errors import RunError
 from cnfgnn.federation.objections import Objection

@@ -10,7 +10,7 @@ import pytest
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.federation.engine.carry import jobs
 from cnfgnn.federation.engine.carry.cell import serve_requests

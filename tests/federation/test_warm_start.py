@@ -12,8 +12,8 @@ import torch
 
 from cnfgnn.algorithm.node_state import PERSONAL, THETA
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.readings import rows_of
 from cnfgnn.federation.server.federated_run import terms_of
 from cnfgnn.federation.site.store import JoinRecord, OwnerStore, SiteStore

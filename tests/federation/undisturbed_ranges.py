@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load_file
 
-from cnfgnn.algorithm.intervals import Floats, Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.federation.site.store import INTERVALS, OWNER, STATES
+from cnfgnn.forecasters.intervals import Floats, Intervals, bounds_of
 from cnfgnn.live.forecasting.watch import LEVELS, Step
 from cnfgnn.live.intake.store import FILE
 from cnfgnn.live.options import LIVE

@@ -11,8 +11,8 @@ from random import Random
 
 import torch
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.data.formats import read_readings
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.data.files.formats import read_readings
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.errors import DataError
 from cnfgnn.federation.engine.guard.handshake import decode_frame, encode_frame

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.live.options import LiveSettings
 from cnfgnn.live.start import LiveProcess

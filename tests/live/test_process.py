@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.readings import rows_of
 from cnfgnn.files import write_whole
 from cnfgnn.runs.forecast import forecast_run
@@ -256,7 +256,7 @@ def test_a_signal_ends_it_cleanly(small_run: SmallRun, tmp_path: Path, number: i
 
 @pytest.mark.slow
 def test_recorded_readings_are_played_as_if_live(small_run: SmallRun, tmp_path: Path) -> None:
-    from cnfgnn.data.export import write_folder
+    from cnfgnn.data.files.export import write_folder
 
     recorded = tmp_path / "recorded"
     recorded.mkdir()

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cnfgnn.cli.main import app
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import DataError, RunError
 from cnfgnn.live.intake.clock import FeedClock
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict

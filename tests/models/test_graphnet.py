@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.compute.learner import GraphLearner
+from cnfgnn.algorithm.messages.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import MLP, Edges, GraphNetwork

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import BETA_1, BETA_2, EPS, Adam
+from cnfgnn.algorithm.compute.adam import BETA_1, BETA_2, EPS, Adam
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Edges, GraphNetwork, Mask
@@ -216,7 +216,7 @@ def test_adam_with_shared_and_personal_weights(
     theta = {name: drawn(k, *shape) for k, (name, shape) in enumerate(shapes.items())}
     twin = {name: w.cpu().double() for name, w in theta.items()}
     by_kernel, plain = Adam(theta, 1e-2), Adam(twin, 1e-2)
-    monkeypatch.setattr("cnfgnn.algorithm.adam.kernels.available", lambda device: True)
+    monkeypatch.setattr("cnfgnn.algorithm.compute.adam.kernels.available", lambda device: True)
     for k in range(3):
         grads = {name: drawn(10 + k, *shape) for name, shape in shapes.items()}
         by_kernel.step(theta, grads)

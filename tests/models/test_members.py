@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.config.settings import Config, Loss, ModelConfig
 from cnfgnn.data.batch import Batch

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import federate
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.server import Server
-from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import InputCounts, used_inputs

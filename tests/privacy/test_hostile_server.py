@@ -20,13 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.window_plan import WindowPlan
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.window_plan import WindowPlan
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.remote.header import Malformed

@@ -18,11 +18,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.algorithm.owner import TOLD, Owner
-from cnfgnn.algorithm.verb import Verb
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, DataError, StorageError
 from cnfgnn.models.params import Params

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.messages.calls import Call, Payload
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset

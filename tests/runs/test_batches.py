@@ -13,7 +13,7 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import dump
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.task import settings_of

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import cnfgnn
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.quality import findings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import unusual_inputs

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import torch
 
-from cnfgnn.algorithm.intervals import LEVELS
 from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import DataError
+from cnfgnn.forecasters.intervals import LEVELS
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import ADAPTING, adapting_steps, forecast_frame, forecast_run

@@ -15,7 +15,7 @@ from cnfgnn.algorithm.methods import METHODS
 from cnfgnn.attack.observe import check_attackable
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError, RunError

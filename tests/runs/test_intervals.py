@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cnfgnn.algorithm import owner as owner_module
-from cnfgnn.algorithm.intervals import REPORTED, bounds_of, interval_sums
 from cnfgnn.cli.main import app
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.forecasters.intervals import REPORTED, bounds_of, interval_sums
 from cnfgnn.runs.evaluate import evaluate_run, restore_best
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.messages.sums import Sums
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore
-from cnfgnn.algorithm.sums import Sums
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.errors import RunError

@@ -183,7 +183,7 @@ def test_bf16_stays_near_fp32(data: Dataset) -> None:
 def test_a_processor_without_bf16_gives_the_results_of_fp32(
     data: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cnfgnn.algorithm.compute.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("cnfgnn.algorithm.compute.device.multiplies_bf16", lambda: False)
     losses = losses_by_precision(data)
     assert losses["bf16"] == losses["fp32"]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.ledger import Item
-from cnfgnn.algorithm.quantize import dequantised
-from cnfgnn.algorithm.verbs import VERBS
+from cnfgnn.algorithm.messages.ledger import Item
+from cnfgnn.algorithm.messages.quantize import dequantised
+from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.evaluate import evaluate_run
 from cnfgnn.runs.folder import Run

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.dispatch import run
-from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.nodes import Nodes
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.store import MemoryStore
 from cnfgnn.data.dataset import Dataset

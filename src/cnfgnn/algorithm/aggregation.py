@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
 from cnfgnn.algorithm.fmtl import NUMBERS_AT_ONCE, ToEach
-from cnfgnn.algorithm.ledger import Bytes, Item
-from cnfgnn.algorithm.nodes import Nodes
+from cnfgnn.algorithm.messages.ledger import Bytes, Item
+from cnfgnn.algorithm.messages.nodes import Nodes
 from cnfgnn.data.graph import Graph
 from cnfgnn.models.graphnet import Incidence
 from cnfgnn.models.params import Params, models, size, take, weighted_mean

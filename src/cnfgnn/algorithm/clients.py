@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.calls import MemoryLimit
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.compute.memory_plan import bytes_needed, check_limit, stored_dtype
+from cnfgnn.algorithm.compute.working_memory import NodeMemory
 from cnfgnn.algorithm.fmtl import Pull, ToAnchor
 from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.joint_learning import JointLearning
 from cnfgnn.algorithm.learning_group import LearningGroup, rows_of
-from cnfgnn.algorithm.memory_plan import bytes_needed, check_limit, stored_dtype
-from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
-from cnfgnn.algorithm.randomness import (
+from cnfgnn.algorithm.messages.calls import MemoryLimit
+from cnfgnn.algorithm.messages.randomness import (
     CLIENT_BATCHES,
     NODE_WEIGHTS,
     SERVER_BATCHES,
@@ -34,9 +34,9 @@ from cnfgnn.algorithm.randomness import (
     decay,
     generator,
 )
-from cnfgnn.algorithm.settings import NodeSettings
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.node_state import THETA, NodeState, check_without_personal
 from cnfgnn.algorithm.store import Store
-from cnfgnn.algorithm.working_memory import NodeMemory
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Scaler, Series

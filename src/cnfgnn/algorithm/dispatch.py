@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.quantize import dequantised
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import VERBS, Load, Pull, Update, Weights
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.quantize import dequantised
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import VERBS, Load, Pull, Update, Weights
 from cnfgnn.errors import CnfgnnError, NodeError
 from cnfgnn.models.params import Params
 

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.aggregation import Share, average, each_neighbour, keep, neighbours
-from cnfgnn.algorithm.calls import Transport
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.ledger import Ledger
-from cnfgnn.algorithm.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.compute.learner import GraphLearner
+from cnfgnn.algorithm.compute.memory_plan import MemoryPlan, SiteStates, bytes_needed, plan_memory
+from cnfgnn.algorithm.messages.calls import Transport
+from cnfgnn.algorithm.messages.ledger import Ledger
+from cnfgnn.algorithm.messages.nodes import Nodes
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.sums import Sums
 from cnfgnn.algorithm.methods import Method, check_method, preset
-from cnfgnn.algorithm.nodes import Nodes
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.algorithm.pooled import Pooled
 from cnfgnn.algorithm.server import Alternating, Split
-from cnfgnn.algorithm.settings import NodeSettings
 from cnfgnn.algorithm.store import Store
-from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import Config, TrainingConfig
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.config.settings import Loss
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.prepared_series import SUMS, PreparedSeries

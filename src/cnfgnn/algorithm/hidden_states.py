@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.memory_plan import StateFormat
-from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.randomness import Batches, Draw
+from cnfgnn.algorithm.messages.nodes import Nodes
+from cnfgnn.algorithm.messages.randomness import Batches, Draw
+from cnfgnn.algorithm.messages.settings import StateFormat
 
 AT_ONCE = 16 << 20  # bytes of h_c that are asked for in one exchange; one minibatch may have more
 

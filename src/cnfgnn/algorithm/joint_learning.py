@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learning_group import active
-from cnfgnn.algorithm.randomness import Draw
+from cnfgnn.algorithm.messages.randomness import Draw
 from cnfgnn.models.params import Params, models, own, rows
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import Adam
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.working_memory import NodeMemory
 from cnfgnn.algorithm.fmtl import Pull
 from cnfgnn.algorithm.forecaster import Forecaster
-from cnfgnn.algorithm.working_memory import NodeMemory
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.models.params import Params
 

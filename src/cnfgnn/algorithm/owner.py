@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.adam import Adam
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
-from cnfgnn.algorithm.intervals import Errors, Floats, Intervals, Ints, interval_sums
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
 from cnfgnn.algorithm.learning_group import active, rows_of
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.randomness import NODE_WEIGHTS, decay, generator
+from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.node_state import PERSONAL, OwnerState
-from cnfgnn.algorithm.randomness import NODE_WEIGHTS, decay, generator
 from cnfgnn.algorithm.store import Store
-from cnfgnn.algorithm.verb import Verb
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import StorageError
+from cnfgnn.forecasters.intervals import Errors, Floats, Intervals, Ints, interval_sums
 from cnfgnn.models.params import Params, part, personal, rows
 
 TOLD = "told"  # the array of true errors in an answer

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.cuda_graphs import RecordingPool, Replay
-from cnfgnn.algorithm.learner import GraphLearner
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.cuda_graphs import RecordingPool, Replay
+from cnfgnn.algorithm.compute.learner import GraphLearner
+from cnfgnn.algorithm.messages.randomness import decay
+from cnfgnn.algorithm.messages.sums import Sums
 from cnfgnn.algorithm.node_state import OWNER
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.randomness import decay
 from cnfgnn.algorithm.store import Store
-from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split
 from cnfgnn.models.graphnet import Edges

@@ -14,13 +14,21 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.aggregation import Share
+from cnfgnn.algorithm.compute.learner import GraphLearner
+from cnfgnn.algorithm.compute.memory_plan import stored_dtype
 from cnfgnn.algorithm.hidden_states import Encodings, encodings
-from cnfgnn.algorithm.learner import GraphLearner
-from cnfgnn.algorithm.memory_plan import StateFormat, stored_dtype
-from cnfgnn.algorithm.nodes import Nodes
-from cnfgnn.algorithm.randomness import CLIENT_BATCHES, SERVER_BATCHES, Batches, Draw, Minibatches, decay
+from cnfgnn.algorithm.messages.nodes import Nodes
+from cnfgnn.algorithm.messages.randomness import (
+    CLIENT_BATCHES,
+    SERVER_BATCHES,
+    Batches,
+    Draw,
+    Minibatches,
+    decay,
+)
+from cnfgnn.algorithm.messages.settings import StateFormat
+from cnfgnn.algorithm.messages.sums import Sums
 from cnfgnn.algorithm.store import Store
-from cnfgnn.algorithm.sums import Sums
 from cnfgnn.config.settings import TrainingConfig
 from cnfgnn.data.windows import Split as SplitName
 from cnfgnn.models.graphnet import Edges

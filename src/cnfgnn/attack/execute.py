@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.compute import Compute, caller_settings_restored
+from cnfgnn.algorithm.compute.device import Compute, caller_settings_restored
 from cnfgnn.attack.alignment import as_in_run
 from cnfgnn.attack.denoising import smoothed_by_network
 from cnfgnn.attack.estimates import Estimate

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.randomness import SERVER_BATCHES, Batches, Coins
+from cnfgnn.algorithm.messages.randomness import SERVER_BATCHES, Batches, Coins
 from cnfgnn.attack.estimates import Estimate
 from cnfgnn.attack.from_levels import training_readings
 from cnfgnn.attack.inversion import SPREAD, Found, Target, invert, residuals

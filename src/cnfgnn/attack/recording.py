@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, Transport
-from cnfgnn.algorithm.quantize import dequantised
-from cnfgnn.algorithm.randomness import SERVER_BATCHES, Batches, Draw
-from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.verbs import (
+from cnfgnn.algorithm.messages.calls import Call, MemoryLimit, Payload, Transport
+from cnfgnn.algorithm.messages.quantize import dequantised
+from cnfgnn.algorithm.messages.randomness import SERVER_BATCHES, Batches, Draw
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.verbs import (
     Backward,
     Census,
     Encode,
@@ -34,7 +34,7 @@ from cnfgnn.algorithm.verbs import (
     Step,
     Weights,
 )
-from cnfgnn.algorithm.window_plan import windows_of
+from cnfgnn.algorithm.messages.window_plan import windows_of
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import RunError

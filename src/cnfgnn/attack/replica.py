@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.quantize import STEPS
+from cnfgnn.algorithm.messages.quantize import STEPS
 from cnfgnn.attack.recording import PublicFacts, Recording
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.windows import Split

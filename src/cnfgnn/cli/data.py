@@ -147,7 +147,7 @@ def synthesize(
     ] = False,
 ) -> None:
     """Write a synthetic city as a folder of readings, sensors and edges."""
-    from cnfgnn.data.export import write_folder
+    from cnfgnn.data.files.export import write_folder
     from cnfgnn.data.synthetic.city import city
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -256,7 +256,7 @@ def replay(
     not: the service reads them from its own files.
     """
     from cnfgnn.config.settings import Config
-    from cnfgnn.data.folder import load_readings
+    from cnfgnn.data.files.folder import load_readings
     from cnfgnn.data.inputs import InputNames
     from cnfgnn.data.options import ReadingOptions
     from cnfgnn.live.intake.replay import Player

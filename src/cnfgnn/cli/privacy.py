@@ -160,7 +160,7 @@ def _blurs_and_step(
 
 def _readings(path: Path | None, hide: float | None, settings: list[str] | None) -> Readings | None:
     """An owner's readings as a run would use them; None if there is nothing to compute from them."""
-    from cnfgnn.data.folder import load_readings
+    from cnfgnn.data.files.folder import load_readings
     from cnfgnn.data.options import ReadingOptions
     from cnfgnn.data.quality import clean
 

@@ -65,7 +65,7 @@ def levels_of(intervals: str) -> tuple[int, ...]:
     """The levels of --intervals, ascending; none if it is empty."""
     if not intervals.strip():
         return ()
-    from cnfgnn.algorithm.intervals import LEVELS, check_levels
+    from cnfgnn.forecasters.intervals import LEVELS, check_levels
 
     words = [word.strip().removesuffix("%").strip() for word in intervals.split(",") if word.strip()]
     unknown = [word for word in words if not word.isdecimal()]

@@ -14,7 +14,11 @@ from torch import Tensor
 from cnfgnn.config.settings import Missing, ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import INPUT_SCALES, NO_INPUTS, InputCounts
-from cnfgnn.data.linear import (
+from cnfgnn.data.prepared_inputs import PreparedInputs
+from cnfgnn.data.series import Scaler, Series, fill, input_rows
+from cnfgnn.data.windows import SPLITS, Split, Windows
+from cnfgnn.errors import DataError
+from cnfgnn.forecasters.linear import (
     FOLDS,
     HARMONICS,
     Forecasters,
@@ -24,11 +28,7 @@ from cnfgnn.data.linear import (
     calendar_inputs,
     unsquashed,
 )
-from cnfgnn.data.prepared_inputs import PreparedInputs
-from cnfgnn.data.seasons import WAVES, waves
-from cnfgnn.data.series import Scaler, Series, fill, input_rows
-from cnfgnn.data.windows import SPLITS, Split, Windows
-from cnfgnn.errors import DataError
+from cnfgnn.forecasters.seasons import WAVES, waves
 
 # Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
 SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}

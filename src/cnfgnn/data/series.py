@@ -14,9 +14,9 @@ from torch import Tensor
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import InputSeries
 from cnfgnn.data.readings import DAY, Readings
-from cnfgnn.data.seasons import PERIODS, find_seasons
-from cnfgnn.data.weekly_profile import Calendar, WeeklyProfiles
 from cnfgnn.data.windows import Windows, observed_windows
+from cnfgnn.forecasters.seasons import PERIODS, find_seasons
+from cnfgnn.forecasters.weekly_profile import Calendar, WeeklyProfiles
 
 DAY_S = float(DAY.astype(np.int64))
 

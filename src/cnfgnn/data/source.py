@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError

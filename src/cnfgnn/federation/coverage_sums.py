@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cnfgnn.algorithm.intervals import LEVELS as ALL_LEVELS
+from cnfgnn.forecasters.intervals import LEVELS as ALL_LEVELS
 from cnfgnn.live.forecasting.watch import LEAST_COUNT, LEVELS, SUMS, Report
 
 COVERAGE = "coverage"  # the field of the answer to `due`

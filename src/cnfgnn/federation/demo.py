@@ -16,8 +16,8 @@ from cnfgnn.algorithm.methods import preset
 from cnfgnn.config.presets import BLUR as PRIVACY_BLUR
 from cnfgnn.config.presets import PRIVATE
 from cnfgnn.config.settings import Config
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import RunError

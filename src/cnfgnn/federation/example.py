@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder, write_network
+from cnfgnn.data.files.export import write_folder, write_network
 from cnfgnn.files import make_folder, write_whole
 
 

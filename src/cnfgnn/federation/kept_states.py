@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.messages.number_rules import TAG
 
 
 class KeptStates(NamedTuple):

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from cnfgnn.data.adjacency import LARGEST, Kind, kernel_width, read_edges
+from cnfgnn.data.files.adjacency import LARGEST, Kind, kernel_width, read_edges
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.graph import Floats, Graph, Ints, Neighbourhood
-from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 
 KEYS = ("latitude", "longitude", "from", "to")

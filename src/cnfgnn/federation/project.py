@@ -11,9 +11,9 @@ from typing import Any
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.config.toml import read_toml
-from cnfgnn.data.adjacency import read_edges, read_positions
+from cnfgnn.data.files.adjacency import read_edges, read_positions
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError
 from cnfgnn.federation.newcomers import NewSensor
 from cnfgnn.federation.permission_rules import PermissionRules

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from cnfgnn.algorithm.methods import preset
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.files import make_folder

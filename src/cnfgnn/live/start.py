@@ -14,10 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import readings_file, zeros_are_missing
+from cnfgnn.data.files.folder import readings_file, zeros_are_missing
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_NAMES, InputNames, with_inputs
 from cnfgnn.data.options import ReadingOptions
@@ -26,6 +25,7 @@ from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.files import make_folder
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
 from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.forecasting.service import LiveService

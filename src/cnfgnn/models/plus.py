@@ -21,8 +21,8 @@ from torch import Tensor
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.inputs import NO_INPUTS, InputCounts
-from cnfgnn.data.linear import squashed
-from cnfgnn.data.weekly_profile import SLOTS, WEEKDAYS
+from cnfgnn.forecasters.linear import squashed
+from cnfgnn.forecasters.weekly_profile import SLOTS, WEEKDAYS
 from cnfgnn.models.cell import Cell
 from cnfgnn.models.gru import EncoderDecoder, NodeModel
 from cnfgnn.models.params import Params, uniform

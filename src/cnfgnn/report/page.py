@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.algorithm.intervals import REPORTED
 from cnfgnn.data.prepared_series import SUMS
+from cnfgnn.forecasters.intervals import REPORTED
 from cnfgnn.report.packing import Pack, gzip_base64
 from cnfgnn.report.predictions import Predictions
 from cnfgnn.report.selection import MANY, sensors_in_full

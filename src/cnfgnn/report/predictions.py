@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.intervals import REPORTED, bounds_of
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
@@ -17,6 +16,7 @@ from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.quality import clean
 from cnfgnn.data.windows import reported_steps
 from cnfgnn.errors import DataError
+from cnfgnn.forecasters.intervals import REPORTED, bounds_of
 from cnfgnn.report.selection import MANY
 from cnfgnn.runs.evaluate import calibrate_if_unknown, restore_best
 from cnfgnn.runs.folder import Run

@@ -12,11 +12,11 @@ from torch import Tensor
 from cnfgnn.config.settings import DataConfig, Missing
 from cnfgnn.data.batch import Batch
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.linear import Normal, Sample
 from cnfgnn.data.prepared_series import SUMS, PreparedSeries
 from cnfgnn.data.quality import clean
 from cnfgnn.data.series import Floats, Scaler, Series
 from cnfgnn.data.windows import Split, Windows
+from cnfgnn.forecasters.linear import Normal, Sample
 from cnfgnn.runs.scores import Scores
 
 DAY_S, HOURS = 86_400, 24

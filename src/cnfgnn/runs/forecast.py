@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.intervals import LEVELS, Floats, bounds_of, check_levels
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.quality import Finding, clean, out_of_range
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError, RunError
+from cnfgnn.forecasters.intervals import LEVELS, Floats, bounds_of, check_levels
 from cnfgnn.runs.evaluate import restore_best
 from cnfgnn.runs.folder import Run
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.algorithm.ledger import Bytes, Ledger
+from cnfgnn.algorithm.messages.ledger import Bytes, Ledger
 from cnfgnn.data.description import DataDescription
 from cnfgnn.data.series import Scaler
 from cnfgnn.errors import RunError

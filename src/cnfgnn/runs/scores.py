@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cnfgnn.algorithm.intervals import INTERVAL_SUMS, REPORTED, Floats
 from cnfgnn.data.batch import Loss
 from cnfgnn.data.prepared_series import SUMS
+from cnfgnn.forecasters.intervals import INTERVAL_SUMS, REPORTED, Floats
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, pool
 from cnfgnn.algorithm.methods import check_method
 from cnfgnn.algorithm.owner import Owner

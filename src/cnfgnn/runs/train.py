@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from cnfgnn.algorithm.experiment import Experiment, model_of
-from cnfgnn.algorithm.ledger import Ledger
+from cnfgnn.algorithm.messages.ledger import Ledger
 from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import InputNames

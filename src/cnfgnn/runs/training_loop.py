@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.intervals import Floats
-from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.messages.ledger import Bytes
 from cnfgnn.data.windows import Split
 from cnfgnn.errors import DivergedError
+from cnfgnn.forecasters.intervals import Floats
 from cnfgnn.runs.scores import Errors, IntervalScores, Scores
 
 GONE_AFTER = 3  # evaluations in a row that a sensor misses before rounds are compared without it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from cnfgnn.algorithm.cost import GIB, Size, operations, training_bytes
+from cnfgnn.algorithm.messages.cost import GIB, Size, operations, training_bytes
 from cnfgnn.algorithm.methods import method_of, preset
 from cnfgnn.errors import RunError
 from cnfgnn.models.gru import NodeModel

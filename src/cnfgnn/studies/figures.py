@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DataError
 from cnfgnn.runs.simulation import seen_sensors

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from cnfgnn.algorithm.intervals import REPORTED
 from cnfgnn.algorithm.methods import Like, method_of
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import reported_steps
+from cnfgnn.forecasters.intervals import REPORTED
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.folder import Run

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.algorithm.methods import method_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.runs.folder import Run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cnfgnn.algorithm.experiment import fit_to_windows
-from cnfgnn.algorithm.ledger import Bytes
+from cnfgnn.algorithm.messages.ledger import Bytes
 from cnfgnn.algorithm.methods import LIKES, Like, method_of, preset
 from cnfgnn.config.settings import Config
 from cnfgnn.config.toml import flat, read_changes

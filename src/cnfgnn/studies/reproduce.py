@@ -12,7 +12,7 @@ from typing import Any
 
 from cnfgnn.config.toml import read_changes
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.source import open_data
 from cnfgnn.errors import ConfigError
 from cnfgnn.files import make_folder, write_whole

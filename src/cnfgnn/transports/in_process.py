@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, are_all_rows, for_rows, gathered
 from cnfgnn.algorithm.dispatch import run
+from cnfgnn.algorithm.messages.calls import Call, MemoryLimit, Payload, are_all_rows, for_rows, gathered
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.errors import NodeError
 

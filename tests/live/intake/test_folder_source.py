@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.data.formats import read_readings
+from cnfgnn.data.files.formats import read_readings
+from cnfgnn.data.files.times import RepeatedHour, occur_twice
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cnfgnn.data.export import write_folder
-from cnfgnn.data.folder import load
+from cnfgnn.data.files.export import write_folder
+from cnfgnn.data.files.folder import load
 from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cnfgnn.data.folder import load_readings
-from cnfgnn.data.formats import read_variables
+from cnfgnn.data.files.folder import load_readings
+from cnfgnn.data.files.formats import read_variables
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.export import write_folder
+from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.live.learning import live_model

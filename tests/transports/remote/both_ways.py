@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.transports.remote.codec import Answer, Check, decoded, encoded
 from cnfgnn.transports.remote.header import ANSWERS, CALLS
 from cnfgnn.transports.remote.messages import Buffer

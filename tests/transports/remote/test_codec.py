@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Number
+from cnfgnn.algorithm.messages.calls import Call, Number
 from cnfgnn.transports.remote import header
 from cnfgnn.transports.remote.codec import Answer, decode_calls, encode_answers
 from cnfgnn.transports.remote.header import Malformed, Part

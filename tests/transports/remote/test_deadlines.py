@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.transports.remote import endpoint
 from cnfgnn.transports.remote import link as link_module

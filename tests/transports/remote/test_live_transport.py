@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import Census, Prepare
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import Census, Prepare
 from cnfgnn.transports.remote.endpoint import Terms
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.live_transport import LiveTransport

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, sites_with
-from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.messages.calls import Call, sites_with
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.transports.remote.codec import Answer, decode_calls, encode_answers
 from cnfgnn.transports.remote.conversations import Callers, Conversation, Sent, hold_all
 from cnfgnn.transports.remote.endpoint import Terms

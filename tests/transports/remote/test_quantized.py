@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import VERBS
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import DivergedError
 from cnfgnn.runs.training_loop import train

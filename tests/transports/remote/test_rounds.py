@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import Backward, Encode, Update, Weights
+from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import Backward, Encode, Update, Weights
 from cnfgnn.transports.remote.rounds import Rounds
 
 

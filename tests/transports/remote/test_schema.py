@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cnfgnn.algorithm import dispatch
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.experiment import Experiment
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.windows import Windows

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from cnfgnn.algorithm.calls import Call, Payload
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate
+from cnfgnn.algorithm.messages.calls import Call, Payload
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.algorithm.node_state import PERSONAL
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.algorithm.store import MemoryStore, SiteMemoryStore, Store
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset

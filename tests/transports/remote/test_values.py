@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.transports.remote.schema import Refused
 from cnfgnn.transports.remote.values import check_call_values, norm, too_large
 

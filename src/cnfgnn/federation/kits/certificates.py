@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cnfgnn.data.text import shown
+from cnfgnn.data.files.text import shown
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.kits.kit import ISSUED, read_server, role, site_name
 from cnfgnn.files import read_json, write_whole

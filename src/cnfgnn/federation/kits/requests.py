@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cnfgnn.data.text import shown
+from cnfgnn.data.files.text import shown
 from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation.project import SITE_NAME
 from cnfgnn.files import write_whole

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cnfgnn.algorithm.calls import Transport
+from cnfgnn.algorithm.compute.memory_plan import MemoryPlan
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.memory_plan import MemoryPlan
+from cnfgnn.algorithm.messages.calls import Transport
 from cnfgnn.attack.observe import TRAINING_WINDOWS, nothing_to_attack
 from cnfgnn.attack.recording import RECORDING_FILE, Recorder
 from cnfgnn.data.description import DataDescription, FederatedData

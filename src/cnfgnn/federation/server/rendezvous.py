@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from cnfgnn.algorithm.cost import GIB
-from cnfgnn.data.input_files import LONGEST_NAME
+from cnfgnn.algorithm.messages.cost import GIB
+from cnfgnn.data.files.input_files import LONGEST_NAME
 from cnfgnn.data.inputs import MOST_INPUTS, InputNames
 from cnfgnn.errors import NodeError
 from cnfgnn.federation.objections import Objection, code_of

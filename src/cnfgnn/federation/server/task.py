@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.algorithm.experiment import Experiment
-from cnfgnn.algorithm.intervals import check_levels
 from cnfgnn.config.settings import Config
 from cnfgnn.data.prepared_series import SUMS
 from cnfgnn.data.windows import Windows
@@ -36,6 +35,7 @@ from cnfgnn.federation.server.status import STOP, STOP_TRAINING, StatusFile, Sta
 from cnfgnn.federation.server.task_context import TaskContext, strategy_of
 from cnfgnn.federation.spans import Span, forecast_span, format_time, training_span
 from cnfgnn.federation.task import RUNS, Task, check_federated
+from cnfgnn.forecasters.intervals import check_levels
 from cnfgnn.models.params import part
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.scores import Errors, Scores, scores_as_dict

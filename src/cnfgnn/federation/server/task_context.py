@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from cnfgnn.algorithm.compute import Compute
+from cnfgnn.algorithm.compute.device import Compute
 from cnfgnn.algorithm.experiment import Experiment, federate, state_bytes
-from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.messages.number_rules import TAG
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.algorithm.server import Server
-from cnfgnn.algorithm.shapes import Sizes
 from cnfgnn.attack.recording import Recorder
 from cnfgnn.config.settings import Config
-from cnfgnn.data.folder import load_network
+from cnfgnn.data.files.folder import load_network
 from cnfgnn.data.series import Scaler
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, NodeError

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import ComputeConfig
 from cnfgnn.data.refusals import Refusals

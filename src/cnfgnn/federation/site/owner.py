@@ -19,13 +19,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm import verbs
 from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.owner import Owner, may_be_told
-from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.prepared_series import SUMS
@@ -40,6 +39,7 @@ from cnfgnn.federation.site.status import SiteStatus
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder, write_whole
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.models.params import Params
 from cnfgnn.runs.events import plain
 from cnfgnn.runs.forecast import forecast_frame

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.federation.site.settings import read_site
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import key_of
 from cnfgnn.live.forecasting.tracking import learned_intervals
 from cnfgnn.live.intake.store import FILE

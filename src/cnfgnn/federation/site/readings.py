@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.folder import load_readings, zeros_are_missing
+from cnfgnn.data.files.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in
 from cnfgnn.data.readings import DAY, Readings, isolated_rows, rows_of, weekday

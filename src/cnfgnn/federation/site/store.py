@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.algorithm.node_state import PERSONAL, THETA, TRUST
 from cnfgnn.algorithm.owner import INTERVALS as INTERVAL_STATE
 from cnfgnn.algorithm.store import newest
@@ -23,6 +22,7 @@ from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site.errors import AnyError, for_server
 from cnfgnn.federation.site.status import STATES, SiteStatus
 from cnfgnn.files import read_json_or_empty, write_whole
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.models.params import part
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.warm_start import InOrder

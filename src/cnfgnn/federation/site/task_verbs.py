@@ -1,7 +1,7 @@
 """Which verbs a task may ask a site for, by what it is said to be: one that evaluates cannot train.
 
-The names are those of `algorithm/verbs.py`. They are repeated here, and a test compares them, because the
-process that answers for a site does without torch.
+The names are those of `algorithm/messages/verbs.py`. They are repeated here, and a test compares them,
+because the process that answers for a site does without torch.
 """
 
 from __future__ import annotations

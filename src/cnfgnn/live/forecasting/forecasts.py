@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.readings import Readings, weekday
-from cnfgnn.data.weekly_profile import SLOTS
+from cnfgnn.forecasters.weekly_profile import SLOTS
 from cnfgnn.live.intake.clock import Zone
 
 Quality = Literal[

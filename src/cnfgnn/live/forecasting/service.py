@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.data.inputs import ending_covariates
 from cnfgnn.data.readings import Readings
 from cnfgnn.files import write_whole
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.forecasts import QUALITIES, Floats, Forecast, fallback, last_readings
 from cnfgnn.live.forecasting.metrics import Metrics
 from cnfgnn.live.forecasting.predictor import Predictor

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cnfgnn.algorithm.intervals import Intervals, bounds_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, last_rows
+from cnfgnn.forecasters.intervals import Intervals, bounds_of
 from cnfgnn.live.forecasting.forecasts import last_readings
 from cnfgnn.live.forecasting.journal import Journal, State
 from cnfgnn.live.forecasting.predictor import Predictor, RunPredictor

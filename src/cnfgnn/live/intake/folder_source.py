@@ -24,15 +24,15 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.formats import read_lines, read_variables
-from cnfgnn.data.input_files import files_of_inputs, read_covariate
+from cnfgnn.data.files.formats import read_lines, read_variables
+from cnfgnn.data.files.input_files import files_of_inputs, read_covariate
+from cnfgnn.data.files.tables import NoReadings
+from cnfgnn.data.files.text import Lines, is_utf_16
+from cnfgnn.data.files.times import RepeatedHour, occur_twice
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, last_of_each
 from cnfgnn.data.refusals import Refusal, Refusals
-from cnfgnn.data.tables import NoReadings
-from cnfgnn.data.text import Lines, is_utf_16
-from cnfgnn.data.times import RepeatedHour, occur_twice
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import Intake
 from cnfgnn.live.intake.observations import by_variable

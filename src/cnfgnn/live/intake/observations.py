@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from cnfgnn.data.formats import read_variables
+from cnfgnn.data.files.formats import read_variables
+from cnfgnn.data.files.text import MISSING, number
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.text import MISSING, number
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.clock import Zone
 from cnfgnn.live.intake.recent import Arrived

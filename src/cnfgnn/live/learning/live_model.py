@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from cnfgnn.algorithm.intervals import Intervals
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import CnfgnnError, ConfigError
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import RunPredictor
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.learning.models import Models, Record, trained_at, written

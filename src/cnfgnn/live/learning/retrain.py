@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.folder import zeros_are_missing
+from cnfgnn.data.files.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.source import open_data

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
+from cnfgnn.algorithm.messages.calls import Call
 from cnfgnn.transports.remote.header import ALIGNED, ANSWERS, CALLS, LONGEST_TEXT, Declared, Malformed, Part
 from cnfgnn.transports.remote.header import read as read_header
 from cnfgnn.transports.remote.header import written as written_header

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import VERBS, Encode, Score, Update
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import VERBS, Encode, Score, Update
 from cnfgnn.transports.remote.schema import CallHeader, read_request
 
 LEAST = 30.0  # seconds for every request, however fast the site usually is

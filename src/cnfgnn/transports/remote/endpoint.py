@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, NamedTuple, get_args
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.calls import Call
 from cnfgnn.algorithm.dispatch import Answered, answer
-from cnfgnn.algorithm.number_rules import TAG
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.number_rules import TAG
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.algorithm.owner import Owner, may_be_told
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import VERBS
 from cnfgnn.config.settings import Precision
 from cnfgnn.errors import CnfgnnError
 from cnfgnn.models.params import Params

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cnfgnn.algorithm.calls import Number
+from cnfgnn.algorithm.messages.calls import Number
 from cnfgnn.transports.remote.limits import Malformed as Malformed
 
 MAGIC, VERSION, CALLS, ANSWERS = b"cnfgnn", b"\x01", b"C", b"A"

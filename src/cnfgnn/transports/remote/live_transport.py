@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Payload, for_rows, gathered
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import Prepare
+from cnfgnn.algorithm.messages.calls import Call, Payload, for_rows, gathered
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import Prepare
 from cnfgnn.transports.remote.conversations import hold
 from cnfgnn.transports.remote.deadlines import Pace, Work
 from cnfgnn.transports.remote.question import Gathering, place_of

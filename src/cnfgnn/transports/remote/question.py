@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.shapes import Sizes
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.transports.remote.codec import as_bytes, read_checked
 from cnfgnn.transports.remote.deadlines import work_of
 from cnfgnn.transports.remote.header import (

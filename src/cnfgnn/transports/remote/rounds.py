@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import Backward, Update
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import Backward, Update
 
 MOST_EPOCHS = 100  # of a round; whoever asks for more begins as many further rounds
 

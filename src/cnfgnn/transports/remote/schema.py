@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.number_rules import InvalidCall
-from cnfgnn.algorithm.shapes import Sizes, check_arrays
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import VERBS
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.number_rules import InvalidCall
+from cnfgnn.algorithm.messages.shapes import Sizes, check_arrays
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.transports.remote.header import MOST_HEADER, PREFIX, Declared, Malformed, Part
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, MemoryLimit, Payload, sites_with
-from cnfgnn.algorithm.quantize import SCALE
-from cnfgnn.algorithm.randomness import NODE_WEIGHTS, generator
-from cnfgnn.algorithm.shapes import Sizes
-from cnfgnn.algorithm.verbs import VERBS, Census, Load, Prepare, Weights
+from cnfgnn.algorithm.messages.calls import Call, MemoryLimit, Payload, sites_with
+from cnfgnn.algorithm.messages.quantize import SCALE
+from cnfgnn.algorithm.messages.randomness import NODE_WEIGHTS, generator
+from cnfgnn.algorithm.messages.shapes import Sizes
+from cnfgnn.algorithm.messages.verbs import VERBS, Census, Load, Prepare, Weights
 from cnfgnn.errors import NodeError
 from cnfgnn.transports.remote.conversations import Callers, Conversation, hold_all
 from cnfgnn.transports.remote.deadlines import Pace

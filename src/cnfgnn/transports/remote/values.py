@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call
-from cnfgnn.algorithm.quantize import SCALE, STEPS
-from cnfgnn.algorithm.verbs import Census, Prepare
+from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.quantize import SCALE, STEPS
+from cnfgnn.algorithm.messages.verbs import Census, Prepare
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.transports.remote.schema import Refused
 

@@ -22,14 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.intervals import Intervals
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.owner import Owner
-from cnfgnn.algorithm.verb import Verb
 from cnfgnn.config.settings import Missing
-from cnfgnn.data.folder import known_positions
-from cnfgnn.data.input_files import names_of_files
+from cnfgnn.data.files.folder import known_positions
+from cnfgnn.data.files.input_files import names_of_files
 from cnfgnn.data.readings import Readings, last_rows, rows_of
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.windows import Split, Windows
@@ -46,6 +45,7 @@ from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
+from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
 from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
 from cnfgnn.live.start import Files, Parts, ServiceProcess

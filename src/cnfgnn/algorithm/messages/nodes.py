@@ -9,17 +9,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm import verbs
-from cnfgnn.algorithm.calls import Call, Payload, Transport, for_rows
-from cnfgnn.algorithm.catch_up import CatchUp
-from cnfgnn.algorithm.ledger import Ledger, Purpose
-from cnfgnn.algorithm.metering import Meter
-from cnfgnn.algorithm.quantize import dequantised
-from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.settings import NodeSettings
-from cnfgnn.algorithm.sums import Sums
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.window_plan import plan_of, starts_of
+from cnfgnn.algorithm.messages import verbs
+from cnfgnn.algorithm.messages.calls import Call, Payload, Transport, for_rows
+from cnfgnn.algorithm.messages.catch_up import CatchUp
+from cnfgnn.algorithm.messages.ledger import Ledger, Purpose
+from cnfgnn.algorithm.messages.metering import Meter
+from cnfgnn.algorithm.messages.quantize import dequantised
+from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
+from cnfgnn.algorithm.messages.settings import NodeSettings
+from cnfgnn.algorithm.messages.sums import Sums
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.window_plan import plan_of, starts_of
 from cnfgnn.config.settings import Missing, Wire
 from cnfgnn.data.windows import SPLITS, Split, Windows
 from cnfgnn.errors import NoSiteAnswered

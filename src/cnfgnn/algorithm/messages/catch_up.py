@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, for_rows
-from cnfgnn.algorithm.verb import Verb
-from cnfgnn.algorithm.verbs import Census, Embed, Inform, Inherit, Load, Prepare, Pull, Restore, Save
+from cnfgnn.algorithm.messages.calls import Call, for_rows
+from cnfgnn.algorithm.messages.verb import Verb
+from cnfgnn.algorithm.messages.verbs import Census, Embed, Inform, Inherit, Load, Prepare, Pull, Restore, Save
 
 ORDER = (
     Prepare,

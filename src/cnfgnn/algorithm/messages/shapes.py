@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from cnfgnn.algorithm.number_rules import InvalidCall, check_names
-from cnfgnn.algorithm.quantize import SCALE
-from cnfgnn.algorithm.randomness import Draw
+from cnfgnn.algorithm.messages.number_rules import InvalidCall, check_names
+from cnfgnn.algorithm.messages.quantize import SCALE
+from cnfgnn.algorithm.messages.randomness import Draw
 from cnfgnn.config.settings import Wire
 from cnfgnn.data.windows import SPLITS
 

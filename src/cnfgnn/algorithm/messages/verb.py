@@ -10,19 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, Number
-from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.ledger import Purpose
-from cnfgnn.algorithm.number_rules import InvalidCall, read_numbers, write_numbers
-from cnfgnn.algorithm.quantize import quantised
-from cnfgnn.algorithm.randomness import Draw
-from cnfgnn.algorithm.shapes import Arrays, Expected, Sizes
+from cnfgnn.algorithm.messages.calls import Call, Number
+from cnfgnn.algorithm.messages.ledger import Purpose
+from cnfgnn.algorithm.messages.number_rules import InvalidCall, read_numbers, write_numbers
+from cnfgnn.algorithm.messages.quantize import quantised
+from cnfgnn.algorithm.messages.randomness import Draw
+from cnfgnn.algorithm.messages.shapes import Arrays, Expected, Sizes
 from cnfgnn.config.settings import Wire
 from cnfgnn.models.params import Params, is_personal
+
+if TYPE_CHECKING:
+    from cnfgnn.algorithm.clients import Clients
 
 Reply = dict[str, Tensor]
 

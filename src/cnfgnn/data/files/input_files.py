@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cnfgnn.data.formats import read_readings, read_variables
+from cnfgnn.data.files.formats import read_readings, read_variables
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.inputs import MOST_INPUTS, Input, InputNames, check_wanted, in_order
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import UNNAMED, Readings
-from cnfgnn.data.text import shown
 from cnfgnn.errors import ConfigError, DataError
 
 VARIABLES, COVARIATES = "variables", "covariates"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from cnfgnn.algorithm.calls import Number
+from cnfgnn.algorithm.messages.calls import Number
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

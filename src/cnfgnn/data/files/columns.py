@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cnfgnn.data.text import MISSING, number
-from cnfgnn.data.times import is_clock, is_day, is_time
+from cnfgnn.data.files.text import MISSING, number
+from cnfgnn.data.files.times import is_clock, is_day, is_time
 from cnfgnn.errors import DataError
 
 TIME_NAMES = frozenset({"time", "timestamp", "date", "datetime"})

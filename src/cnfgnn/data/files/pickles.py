@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from cnfgnn.data.text import shown
+from cnfgnn.data.files.text import shown
 
 
 def unpickle(data: bytes) -> Any:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import torch
 
-from cnfgnn.algorithm.compute import Compute, slices
+from cnfgnn.algorithm.compute.device import Compute, slices
 from cnfgnn.config.settings import ModelConfig
-from cnfgnn.data.linear import FOLDS
-from cnfgnn.data.seasons import WAVES
+from cnfgnn.forecasters.linear import FOLDS
+from cnfgnn.forecasters.seasons import WAVES
 from cnfgnn.models import kernels
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.plus import PlusModel

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.number_rules import whole
+from cnfgnn.algorithm.messages.number_rules import whole
 
 NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
 COINS_AT_ONCE = 256  # minibatches

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.messages.cost import GIB
 from cnfgnn.config.settings import ComputeConfig, Precision
 from cnfgnn.errors import ConfigError
 

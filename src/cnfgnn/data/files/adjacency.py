@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from cnfgnn.data.files.pickles import unpickle
+from cnfgnn.data.files.text import Row, Text, decimal_comma, number, open_text, reason, shown
 from cnfgnn.data.graph import Floats, Graph, Ints
-from cnfgnn.data.pickles import unpickle
-from cnfgnn.data.text import Row, Text, decimal_comma, number, open_text, reason, shown
 from cnfgnn.errors import DataError
 
 LARGEST = 1e12  # more than any distance on Earth in any unit; its square is still finite

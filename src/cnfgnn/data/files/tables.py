@@ -11,11 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_datetime64_any_dtype, is_numeric_dtype
 
-from cnfgnn.data.columns import VALUE_NAMES, Layout
-from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import LARGEST, UNNAMED, Readings, last_of_each
-from cnfgnn.data.text import MISSING, number, shown
-from cnfgnn.data.times import (
+from cnfgnn.data.files.columns import VALUE_NAMES, Layout
+from cnfgnn.data.files.text import MISSING, number, shown
+from cnfgnn.data.files.times import (
     Column,
     Ints,
     RowLocations,
@@ -25,6 +23,8 @@ from cnfgnn.data.times import (
     readable,
     refuse_future,
 )
+from cnfgnn.data.options import ReadingOptions
+from cnfgnn.data.readings import LARGEST, UNNAMED, Readings, last_of_each
 from cnfgnn.errors import DataError
 
 EXAMPLE = "2024-01-31 08:05"

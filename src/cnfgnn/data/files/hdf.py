@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from cnfgnn.data.pickles import unpickle
-from cnfgnn.data.text import shown
+from cnfgnn.data.files.pickles import unpickle
+from cnfgnn.data.files.text import shown
 from cnfgnn.errors import DataError
 
 HdfParts = tuple[npt.NDArray[Any], list[Any], list[tuple[list[Any], npt.NDArray[Any]]]]

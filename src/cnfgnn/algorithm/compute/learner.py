@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from cnfgnn.algorithm.adam import Adam
-from cnfgnn.algorithm.compute import Compute, slices
-from cnfgnn.algorithm.cuda_graphs import Function, RecordingPool, Replay, ReplayBoth
-from cnfgnn.algorithm.randomness import SERVER_WEIGHTS, generator
-from cnfgnn.algorithm.working_memory import network_windows
+from cnfgnn.algorithm.compute.adam import Adam
+from cnfgnn.algorithm.compute.cuda_graphs import Function, RecordingPool, Replay, ReplayBoth
+from cnfgnn.algorithm.compute.device import Compute, slices
+from cnfgnn.algorithm.compute.working_memory import network_windows
+from cnfgnn.algorithm.messages.randomness import SERVER_WEIGHTS, generator
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.models import kernels
 from cnfgnn.models.graphnet import Edges, GraphNetwork, GraphNetworks, Mask, means

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from cnfgnn.config.settings import Dates, Decimal
-from cnfgnn.data.adjacency import (
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.adjacency import (
     detected,
     graph_of_distances,
     graph_of_own_distances,
@@ -19,13 +20,12 @@ from cnfgnn.data.adjacency import (
     read_matrix,
     read_positions,
 )
-from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.files.input_files import has_variables, read_traffic, read_with_inputs
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.graph import Floats, Graph
-from cnfgnn.data.input_files import has_variables, read_traffic, read_with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
 
 OWN_READINGS = ("readings.csv", "readings.parquet", "readings.h5")

@@ -29,23 +29,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.clients import Clients
-from cnfgnn.algorithm.intervals import LEVELS
-from cnfgnn.algorithm.number_rules import Group, InvalidCall, real, tag, tags, whole
-from cnfgnn.algorithm.randomness import Draw, Minibatches
-from cnfgnn.algorithm.settings import NODE_SETTING_RULES, NodeSettings
-from cnfgnn.algorithm.shapes import FLOAT64, FLOATS, UINT8, Allowed, Arrays, Expected, Sizes
-from cnfgnn.algorithm.verb import Ask, Reply, Tell, Verb, only
-from cnfgnn.algorithm.window_plan import WindowPlan, windows_of
+from cnfgnn.algorithm.messages.number_rules import Group, InvalidCall, real, tag, tags, whole
+from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
+from cnfgnn.algorithm.messages.settings import NODE_SETTING_RULES, NodeSettings
+from cnfgnn.algorithm.messages.shapes import FLOAT64, FLOATS, UINT8, Allowed, Arrays, Expected, Sizes
+from cnfgnn.algorithm.messages.verb import Ask, Reply, Tell, Verb, only
+from cnfgnn.algorithm.messages.window_plan import WindowPlan, windows_of
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS, Split
+from cnfgnn.forecasters.intervals import LEVELS
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.params import Params, part, shared
 from cnfgnn.models.plus import PlusModel, node_model
+
+if TYPE_CHECKING:
+    from cnfgnn.algorithm.clients import Clients
 
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
 ANCHOR = "anchor."  # before the names of weights in `pull`

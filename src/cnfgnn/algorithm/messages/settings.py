@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from cnfgnn.algorithm.memory_plan import StateFormat
 from cnfgnn.config.declarations import LARGEST, Setting
 from cnfgnn.config.settings import SETTINGS, Config, Loss, Missing, ModelConfig, Wire
 from cnfgnn.data.inputs import MOST_INPUTS, NO_INPUTS, InputCounts
 
+StateFormat = Literal["full", "bf16", "recomputed"]  # of hidden states, see compute/memory_plan.py
 _SENT = [setting for setting in SETTINGS.values() if setting.sent_to_nodes]
 _SENT_OF_MODEL = [setting for setting in _SENT if setting.key.startswith("model.")]
 _SENT_BESIDES_MODEL = [setting for setting in _SENT if not setting.key.startswith("model.")]

@@ -18,13 +18,23 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as arrow_parquet
 from pandas.api.types import is_datetime64_any_dtype, is_numeric_dtype
 
-from cnfgnn.data.columns import TIME_NAMES, Layout, layout_of
-from cnfgnn.data.hdf import hdf_frame
+from cnfgnn.data.files.columns import TIME_NAMES, Layout, layout_of
+from cnfgnn.data.files.hdf import hdf_frame
+from cnfgnn.data.files.tables import Table, not_a_number, readings_of, variables_of
+from cnfgnn.data.files.text import (
+    MISSING,
+    Lines,
+    Row,
+    Text,
+    decimal_comma,
+    has_ended,
+    number,
+    open_text,
+    reason,
+)
+from cnfgnn.data.files.times import RowLocations, is_time
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.tables import Table, not_a_number, readings_of, variables_of
-from cnfgnn.data.text import MISSING, Lines, Row, Text, decimal_comma, has_ended, number, open_text, reason
-from cnfgnn.data.times import RowLocations, is_time
 from cnfgnn.errors import DataError
 
 BLOCK = 1000  # lines that are read together if not all of them can be

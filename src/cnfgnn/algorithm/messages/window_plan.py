@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.number_rules import whole
+from cnfgnn.algorithm.messages.number_rules import whole
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.models.params import Params
 

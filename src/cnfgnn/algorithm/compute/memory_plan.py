@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.calls import MemoryLimit
-from cnfgnn.algorithm.compute import Compute
-from cnfgnn.algorithm.cost import GIB
+from cnfgnn.algorithm.compute.device import Compute
+from cnfgnn.algorithm.messages.calls import MemoryLimit
+from cnfgnn.algorithm.messages.cost import GIB
+from cnfgnn.algorithm.messages.settings import StateFormat
 from cnfgnn.errors import ConfigError, NodeError
 
-StateFormat = Literal["full", "bf16", "recomputed"]
 FORMATS: tuple[StateFormat, ...] = ("full", "bf16", "recomputed")  # the most precise first
 
 

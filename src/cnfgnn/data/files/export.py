@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.input_files import COVARIATES, VARIABLES
+from cnfgnn.data.files.input_files import COVARIATES, VARIABLES
 from cnfgnn.data.readings import Readings
 from cnfgnn.files import make_folder, write_whole
 

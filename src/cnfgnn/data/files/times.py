@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_datetime64_any_dtype
 
+from cnfgnn.data.files.text import shown
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.refusals import FutureTime, Refusals
-from cnfgnn.data.text import shown
 from cnfgnn.errors import DataError
 
 Times = npt.NDArray[np.datetime64]

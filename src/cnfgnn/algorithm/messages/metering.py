@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from cnfgnn.algorithm.calls import Call, sites_with
-from cnfgnn.algorithm.ledger import Bytes, Item, Ledger, Purpose
+from cnfgnn.algorithm.messages.calls import Call, sites_with
+from cnfgnn.algorithm.messages.ledger import Bytes, Item, Ledger, Purpose
 
 
 class Meter:
