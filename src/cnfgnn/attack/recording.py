@@ -57,7 +57,7 @@ class SetUp:
 
 @dataclass(frozen=True, eq=False)
 class PublicFacts:
-    """What is no secret of n nodes and T rows (docs/federation.md, threat model).
+    """What is no secret of n nodes and T rows (docs/federation-security.md, threat model).
 
     ids            n      names of the sensors
     time_of_day    (T,)   share of the day that has passed

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REVOKED = "revoked.json"  # in the server's kit: which certificates it refuses
 TIMES = "revoked as of"  # beside the serial numbers in that file
 WARN_WITHIN = timedelta(days=30)
-RENEWAL = "see docs/federation.md, Renew certificates or add a site"
+RENEWAL = "see docs/federation-security.md, Renew certificates or add a site"
 
 
 @dataclass(frozen=True)
