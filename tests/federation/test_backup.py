@@ -183,7 +183,7 @@ def test_what_is_known_ahead_is_retired_as_far_as_it_is_known(
     back_up(kit, kit.parent / "file")
     shutil.rmtree(folder_of(kit))
     with_rain = with_inputs(data.observed)
-    monkeypatch.setattr(backups, "load_site", lambda plan, kit, live: with_rain)
+    monkeypatch.setattr(backups, "load_site", lambda *_, **__: with_rain)
     restore(kit, kit.parent / "file")
     store = CopyStore(folder_of(kit))
     flow, _, rain = (one.readings for one in with_rain.others)

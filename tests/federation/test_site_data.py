@@ -208,3 +208,18 @@ def test_a_live_site_reads_a_file_that_its_trainings_refuse(tmp_path: Path) -> N
     np.testing.assert_array_equal(now.copy.values, before.copy.values)
     assert now.truth.values[69, 0] == 99.5
     assert (now.truth.values != before.truth.values).sum() == 1
+
+
+def test_a_live_site_begins_although_a_sensor_was_silent_for_as_long_as_its_file_reaches_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "local").mkdir()
+    times = [f"2024-01-01 {hour:02}:{minute:02}" for hour in range(3) for minute in range(0, 60, 5)]
+    (tmp_path / "readings.csv").write_text("time,sensor,value\n" + "".join(f"{t},s0,50.5\n" for t in times))
+    toml = 'name = "a"\nsensors = ["s0", "s1"]\nreadings = "readings.csv"\n'
+    (tmp_path / "local" / "site.toml").write_text(toml)
+    with pytest.raises(DataError, match="s1"):
+        SiteData(read_site(tmp_path), tmp_path)
+    live = SiteData(read_site(tmp_path), tmp_path, refusals=Refusals())
+    assert live.truth.ids == ("s0", "s1")
+    assert live.truth.missing.all(axis=0).tolist() == [False, True]

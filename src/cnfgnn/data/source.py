@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.files.folder import load
+from cnfgnn.data.files.folder import load_with
+from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
@@ -22,15 +23,8 @@ def open_data(config: Config, path: Path | None = None, refusals: Refusals | Non
     """
     if path is not None or config.data.path != "city":
         d = config.data
-        return load(
-            path or d.path,
-            dates=d.dates,
-            decimal=d.decimal,
-            timezone=d.timezone,
-            target=d.target,
-            inputs=d.inputs,
-            refusals=refusals,
-        )
+        options = ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs, refusals=refusals)
+        return load_with(path or Path(d.path), options)
     c, d = config.city, config.data
     if d.target not in ("", CITY_TARGET):
         raise ConfigError("data.target", f"the synthetic city forecasts no {d.target!r}", [CITY_TARGET])

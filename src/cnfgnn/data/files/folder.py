@@ -41,7 +41,6 @@ def load(
     timezone: str = "",
     target: str = "",
     inputs: str = "all",
-    refusals: Refusals | None = None,
 ) -> Dataset:
     """Load a data set from a folder or file; the options are for ambiguous files, see docs/data.md.
 
@@ -54,19 +53,20 @@ def load(
     missing (but stay in the values), rows stay as they are, and DCRNN's files for the graph are searched for
     beside it.
 
-    A line that cannot be read, or a row that contradicts another one, is an error. With `refusals`, as a live
-    service reads files, such lines are noted there and left out, and the last row of a time counts; so are
-    sensors that sensors.csv does not have.
+    A line that cannot be read, or a row that contradicts another one, is an error.
     """
-    path = Path(path)
-    options = ReadingOptions(dates, decimal, timezone, target, inputs, refusals=refusals)
+    return load_with(Path(path), ReadingOptions(dates, decimal, timezone, target, inputs))
+
+
+def load_with(path: Path, options: ReadingOptions) -> Dataset:
+    """As `load` does. With refusals in the options, as a live service reads files, lines that cannot be read
+    are noted there and left out, and the last row of a time counts; so are sensors that sensors.csv does not
+    have."""
     if path.is_dir():
         file = _readings_of(path)
-        return (
-            _own(path, read_with_inputs(path, None, options), refusals)
-            if file is None
-            else _load_file(file, options)
-        )
+        if file is None:
+            return _own(path, read_with_inputs(path, None, options), options.refusals)
+        return _load_file(file, options)
     if not path.is_file():
         raise DataError(path, "no such file or folder")
     if path.suffix != ".h5" and path.name not in OWN_READINGS:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import ConfigError, RunError, StorageError
 from cnfgnn.federation.kits.kit import check_is_site, role
 from cnfgnn.federation.kits.processes import read_live, running
@@ -269,7 +270,7 @@ def _retired_until(
     now = time.time()
     if made is not None and now < made:
         raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
-    found = load_site(plan, kit, live=True)
+    found = load_site(plan, kit, live=True, refusals=Refusals())
     latest = int(now + MOST_CLOCK_DIFFERENCE + (0 if found.utc else FURTHEST_ZONE))
     until = max(latest, int(record.get("retired", 0)))
     if plan.live.clock == FEED:

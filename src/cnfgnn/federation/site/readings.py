@@ -68,10 +68,11 @@ class SiteData:
     ) -> None:
         check_least_blur(plan, kit)
         found = load_site(plan, kit, live, refusals)
-        loaded: Readings = found.select(plan.sensors)
+        if refusals is None:
+            found.select(plan.sensors)  # a sensor that the file lacks is an error
+        # A live service also begins if a sensor was silent for as long as its file reaches back.
+        loaded = columns_of(found, (*plan.sensors, *more))
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
-        if more:
-            loaded = columns_of(found, (*plan.sensors, *more))
         self.copies = site_copies(loaded, plan, kit)
         both = TruthAndCopy(loaded, plan.cleaning, blurring_of(plan, self.copies))
         self.copy, self.truth, self.observed = both.copy, both.truth, both.observed
