@@ -28,7 +28,7 @@ from cnfgnn.models.gru import NodeModel
 from cnfgnn.runs.simulation import simulate
 from tests.conftest import small
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS, STUDIES = (Path(__file__).parents[1] / name for name in ("benchmarks", "studies"))
 ENVIRONMENT = os.environ | {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(Path(cnfgnn.__file__).parents[1]),
@@ -37,7 +37,8 @@ METR_LA = Shape(nodes=207, edges=1722, windows=23_974, validated=3_425)
 
 
 def ran(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / name), *map(str, arguments)]
+    folder = next(folder for folder in (BENCHMARKS, STUDIES) if (folder / name).exists())
+    command = [sys.executable, str(folder / name), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
 
 

@@ -1,8 +1,8 @@
 """Which round to use: the test error of every round of a training, beside the loss that chooses one of them.
 
-    python benchmarks/chosen_round.py metr-la-29.h5 --like metr-la --seeds 1 2 3 --set compute.precision=tf32
-    python benchmarks/chosen_round.py FOLDER                       # somebody's readings, without any setting
-    python benchmarks/chosen_round.py                              # the synthetic city
+    python studies/chosen_round.py metr-la-29.h5 --like metr-la --seeds 1 2 3 --set compute.precision=tf32
+    python studies/chosen_round.py FOLDER                       # somebody's readings, without any setting
+    python studies/chosen_round.py                              # the synthetic city
 
 The table has the round with the lowest loss, the round that is used and the last one. Errors are of the kind
 that is trained on, over observed readings if missing ones are masked. Evaluating the test split after each

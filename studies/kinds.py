@@ -6,13 +6,13 @@ user's folder would be read, and trains the default method without any setting. 
 the masked RMSE of each simple forecast on the test split, of the linear part of the training alone, and of
 the training, with its ratio to the best of the simple ones.
 
-    python benchmarks/kinds.py                               # all kinds
-    python benchmarks/kinds.py --untrained                   # linear parts alone: a tenth of the time
-    python benchmarks/kinds.py --only wind river --seed 2
-    python benchmarks/kinds.py --doubts 1 4 8                # with other shares of the network
-    python benchmarks/kinds.py --only many-sensors --sensors 10000
-    python benchmarks/kinds.py --folders molene montevideo-bus    # readings of your own
-    python benchmarks/kinds.py --write kinds                 # keep the folders, do not train
+    python studies/kinds.py                               # all kinds
+    python studies/kinds.py --untrained                   # linear parts alone: a tenth of the time
+    python studies/kinds.py --only wind river --seed 2
+    python studies/kinds.py --doubts 1 4 8                # with other shares of the network
+    python studies/kinds.py --only many-sensors --sensors 10000
+    python studies/kinds.py --folders molene montevideo-bus    # readings of your own
+    python studies/kinds.py --write kinds                 # keep the folders, do not train
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from cnfgnn.runs.scores import Scores
 from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate
 from made_kinds import DAY, HOUR, KINDS, MANY, MINUTE, traffic
-from shapes import OneSentence
 
 SIMPLE = ("last value", "yesterday", "last week", "daily average", "ridge")
 
@@ -137,7 +136,9 @@ def folders(options: argparse.Namespace, place: Path) -> Iterator[tuple[str, Pat
 
 
 def main() -> None:
-    parser = OneSentence(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", help="some kinds, such as wind or many-sensors")
     parser.add_argument("--sensors", type=int, default=MANY, help="of the kind many-sensors")
     parser.add_argument("--seed", type=int, default=1, help="of the training")
