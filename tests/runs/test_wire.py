@@ -122,15 +122,14 @@ def test_narrow_numbers_give_nearly_the_same_result_however_nodes_are_grouped(
     method: str, wire: str, data: Dataset
 ) -> None:
     scores = {}
+    # Without linear forecasters, which stay at their nodes: rounding may decide which penalty one chooses.
+    network_alone = {"model.linear": False} if method == "cnfgnn-plus" else {}
     for wire_, groups in (("full", None), (wire, None), (wire, [[0, 1], [2, 3, 4], [5]])):
-        experiment = simulate(data, small(method, **{"training.wire": wire_}), groups=groups)
+        experiment = simulate(data, small(method, **{"training.wire": wire_}, **network_alone), groups=groups)
         for r_g in (1, 2):
             server(experiment).round(r_g)
         scores[wire_, groups is None] = server(experiment).score("test").told
     torch.testing.assert_close(scores[wire, True], scores[wire, False], rtol=1e-3, atol=1e-2)
     assert not torch.equal(scores[wire, True], scores["full", True])
-    narrow, full = (scores[kind, True] for kind in (wire, "full"))
-    if method == "cnfgnn-plus":  # rounding may decide which penalty a sensor chooses: over all sensors
-        torch.testing.assert_close(narrow.sum(dim=(0, 1)), full.sum(dim=(0, 1)), rtol=0.1, atol=0.5)
-    else:
-        torch.testing.assert_close(narrow, full, rtol=0.02, atol=0.5)
+    allowed = 0.04 if method == "cnfgnn-plus" else 0.02  # of each sensor's sums, at each step
+    torch.testing.assert_close(scores[wire, True], scores["full", True], rtol=allowed, atol=0.5)
