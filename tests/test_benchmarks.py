@@ -241,7 +241,7 @@ def test_embeddings_are_compared_by_age() -> None:
     assert len({results["0"], results["24"], results["none"]}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_the_rounds_of_a_training_are_compared_on_the_test_split(tmp_path: Path) -> None:
     written = tmp_path / "rounds.jsonl"
     small_city = ("--sensors", 3, "--days", 1.5, "--set", "training.rounds=2")

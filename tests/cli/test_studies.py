@@ -265,7 +265,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]
         process.communicate()
 
 
-@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
 def test_a_stopped_plan_says_how_to_continue_and_keeps_its_runs(
     number: signal.Signals,
     jobs: int,

@@ -265,7 +265,7 @@ def test_a_run_is_attacked_once(own: Path, city: Dataset) -> None:
         privacy(study, never)
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_attacks_in_several_processes_find_the_same(study: Study) -> None:
     runs = [line.runs[0] for line in study.lines if line.cells["method"] in ("cnfgnn-plus", "cnfgnn-private")]
     known = [json.loads((run.folder / "attackers.json").read_text())["found"] for run in runs]
