@@ -61,7 +61,7 @@ def _held_alone(aside: Path, mode: int) -> int:
     """Open a file that no other process or thread writes now; its name is the same for all of them, so that
     no leftovers pile up when they are killed."""
     while True:
-        handle = os.open(aside, os.O_WRONLY | os.O_CREAT, mode)
+        handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, mode)
         try:
             with suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(handle, fcntl.LOCK_EX)

@@ -9,19 +9,22 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from cnfgnn.errors import CnfgnnError, RunError
+from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import Refusals
+from cnfgnn.errors import CnfgnnError, DataError, RunError
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import PROCESS_FILE
 from cnfgnn.federation.site import backup as backups
 from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.backup import back_up, restore
-from cnfgnn.federation.site.copies import RECORD
+from cnfgnn.federation.site.copies import RECORD, check_complete, record_of
 from cnfgnn.federation.site.live.nodes import counted_readings
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import private_folder, read_site
@@ -350,3 +353,124 @@ def test_older_copies_that_somebody_puts_there_are_refused_while_the_site_runs(k
     np.testing.assert_array_equal(
         copy.values[:BEFORE][~data.copy.missing], data.copy.values[~data.copy.missing]
     )
+
+
+# ---- what a restore must not forget ------------------------------------------------------------------------
+
+
+def some_values(rows: int) -> np.ndarray[Any, Any]:
+    return (60 + 5 * np.random.default_rng(0).standard_normal((rows, 2))).astype(np.float32)
+
+
+def write_values(kit: Path, times: Any, values: np.ndarray[Any, Any]) -> None:
+    index = pd.DatetimeIndex(times, name="time")
+    pd.DataFrame(values, index=index, columns=["s0", "s1"]).to_csv(kit.parent / "readings" / "readings.csv")
+
+
+def has_second_copies(first: SiteData, again: SiteData) -> bool:
+    both = ~first.copy.missing & ~again.copy.missing
+    return bool((both & (first.copy.values != again.copy.values)).any())
+
+
+@pytest.mark.parametrize("step", [3600, 86_400])
+def test_a_reading_of_the_step_that_runs_is_retired(kit: Path, step: int) -> None:
+    make_kit(kit)
+    end = (int(time.time()) // step + 1) * step  # rows may be stamped at the end of their interval
+    times, values = pd.to_datetime(end - step * np.arange(200)[::-1], unit="s", utc=True), some_values(200)
+    write_values(kit, times[:-1], values[:-1])
+    site_data(kit)
+    back_up(kit, kit.parent / "file")
+    write_values(kit, times, values)
+    first = site_data(kit)
+    shutil.rmtree(folder_of(kit))
+    values[-1] += 3
+    write_values(kit, times, values)
+    restore(kit, kit.parent / "file")
+    again = site_data(kit)
+    assert not has_second_copies(first, again)
+    assert again.copy.missing[-1].all()
+
+
+def test_a_clock_that_is_behind_stops_a_restore(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_kit(kit)
+    now = time.time()
+    times = pd.to_datetime((int(now) // 300 - np.arange(800)[::-1]) * 300, unit="s", utc=True)
+    write_values(kit, times[:100], some_values(800)[:100])
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: now - 600 * 300)
+        site_data(kit)
+        back_up(kit, kit.parent / "file")
+    write_values(kit, times, some_values(800))
+    site_data(kit)
+    shutil.rmtree(folder_of(kit))
+    monkeypatch.setattr(time, "time", lambda: now - 300 * 300)
+    with pytest.raises(RunError, match="later than this machine's clock: set the clock, or take them out"):
+        restore(kit, kit.parent / "file")
+
+
+def test_a_backup_from_before_the_first_copy_retires_everything(kit: Path) -> None:
+    back_up(kit, kit.parent / "file")
+    first = site_data(kit)
+    shutil.rmtree(folder_of(kit))
+    shutil.rmtree(kit)
+    assert restore(kit, kit.parent / "file").retired is not None
+    with pytest.raises(DataError, match="except for those that were retired"):
+        site_data(kit)
+    assert (~first.copy.missing).any()
+
+
+def test_a_kit_that_has_made_a_new_key_is_not_taken_for_complete(kit: Path) -> None:
+    site_data(kit)
+    back_up(kit, kit.parent / "file")
+    shutil.rmtree(folder_of(kit))
+    (kit / "local" / RECORD).unlink()
+    site_data(kit)  # started too early
+    with pytest.raises(RunError, match="has made a new key since the backup"):
+        restore(kit, kit.parent / "file")
+
+
+def test_a_mark_never_moves_back(tmp_path: Path) -> None:
+    store = CopyStore(tmp_path / "own")
+    store.retire({"": 1000, "rain": 2000})
+    store.retire({"": 900_000})
+    values = np.arange(3, dtype=np.float32)[:, None]
+    times = np.array([1500, 5000, 800_000]).astype("datetime64[s]")
+    rain = Readings(times, ("rain",), values, np.isnan(values), source="rain")
+    assert np.isnan(store.blur(rain, 1.0, "rain").values).all()
+    record = record_of(store)
+    assert record["marks"] == {"": 900_000, "rain": 2000}
+    other = CopyStore(tmp_path / "other")
+    other.retire({"": 900_000, "rain": 1000})
+    with pytest.raises(RunError, match="from before this site was restored"):
+        check_complete(other, {**record, "key": other.fingerprint})
+
+
+def test_rows_after_a_long_pause_are_retired_too(kit: Path) -> None:
+    times, values = pd.date_range("2024-01-01", periods=600, freq="5min"), some_values(600)
+    rows = np.r_[0:150, 540:600]
+    write_values(kit, times[:150], values[:150])
+    make_kit(kit, live={"clock": "feed"})
+    site_data(kit)
+    back_up(kit, kit.parent / "file")
+    write_values(kit, times[rows], values[rows])
+    first = site_data(kit)
+    shutil.rmtree(folder_of(kit))
+    values[540:] += 3
+    write_values(kit, times[rows], values[rows])
+    restore(kit, kit.parent / "file")
+    assert not has_second_copies(first, site_data(kit))
+
+
+def test_a_logger_that_stamps_later_makes_no_second_copies(kit: Path) -> None:
+    """Once most rows have another phase, a live site still counts them at the times that have copies."""
+    old = pd.date_range("2024-01-01", periods=150, freq="5min")
+    times = old.append(pd.date_range(old[-1] + pd.Timedelta(seconds=330), periods=250, freq="5min"))
+    found = []
+    for rows in (290, 310):
+        write_values(kit, times[:rows], some_values(400)[:rows])
+        found.append(SiteData(read_site(kit), kit, refusals=Refusals()))
+    assert [int(one.seconds[0]) % 300 for one in found] == [0, 0]
+    np.testing.assert_array_equal(found[1].copy.values[:290], found[0].copy.values[:290])
+    write_values(kit, times[150:], some_values(400)[150:])
+    with pytest.raises(RunError, match="30 s after one of 300 s"):
+        site_data(kit)

@@ -253,7 +253,7 @@ def _killed(*_: object) -> None:
     raise Killed
 
 
-@pytest.mark.parametrize("moment", ["_create", "new_key", "write_private", "_fingerprint", "_rename"])
+@pytest.mark.parametrize("moment", ["_create", "new_key", "write_private", "fingerprint_of", "_rename"])
 def test_a_process_that_is_killed_while_it_makes_the_key_leaves_a_folder_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

@@ -144,14 +144,15 @@ class Readings:
         is nearest to its time. Rows that are far from all others are left out, and named."""
         step, seconds = self.step_seconds, self.seconds
         offsets, counts = np.unique(seconds % step, return_counts=True)
-        rows = np.rint((seconds - offsets[np.argmax(counts)]) / step).astype(np.int64)
+        phase = offsets[np.argmax(counts)] if refusals.phase is None else refusals.phase % step
+        rows = np.rint((seconds - phase) / step).astype(np.int64)
         far = isolated_rows(rows)
         for time in self.times[far].tolist():
             problem = f"{time} is far from all other rows, so it is left out: check its time"
             refusals.note(DataError(self.source, problem))
         rows, values, missing = rows[~far], self.values[~far], self.missing[~far]
         kept, values, missing = last_of_each(rows, values, missing)
-        times = (step * kept + offsets[np.argmax(counts)]).astype("datetime64[s]")
+        times = (step * kept + phase).astype("datetime64[s]")
         return replace(self, times=times, values=values, missing=missing).on_grid()
 
     def on_grid(self) -> Readings:
@@ -231,3 +232,20 @@ def last_rows(readings: Readings, count: int) -> Readings:
     if len(readings.times) <= count:
         return readings
     return rows_of(readings, slice(len(readings.times) - count, None))
+
+
+def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
+    """The readings and further inputs of these sensors, in this order; NaN for those that are not there, and
+    then without positions."""
+    place = {sensor: column for column, sensor in enumerate(readings.ids)}
+    columns = np.array([place.get(sensor, -1) for sensor in ids], dtype=np.int64)
+    if (columns >= 0).all():
+        return readings.select(ids)
+    unknown = columns < 0
+    values, missing = readings.values[:, columns], readings.missing[:, columns]
+    values[:, unknown], missing[:, unknown] = np.nan, True
+    others = tuple(
+        one if one.for_all else replace(one, readings=columns_of(one.readings, ids))
+        for one in readings.others
+    )
+    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=others)

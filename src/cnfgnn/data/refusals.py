@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +32,13 @@ class Refusals:
 
     latest  the latest time that a reading may have, for a time step in seconds and for times that are UTC or
             not; None if any may be meant
+    expected  sensors that have their place although a file has no reading of them
+    phase   seconds after a full step at which readings are counted; None: at which most of them are
     """
 
     latest: Callable[[int, bool], float] | None = None
+    phase: int | None = None
+    expected: Sequence[str] = ()
     found: list[Refusal] = field(default_factory=list)
     sensors: set[str] = field(default_factory=set)  # whose columns were left out
 

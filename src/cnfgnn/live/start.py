@@ -69,7 +69,7 @@ class Files(NamedTuple):
     @classmethod
     def at(cls, folder: Path, names: Callable[[Path], InputNames], refusals: Refusals) -> Files:
         """Those of a folder; `names` says which further inputs a folder has."""
-        file = readings_file(folder)
+        file = readings_file(folder, live=True)
         return cls(folder, file, InputFile.all_in(file.parent, names(file.parent)), refusals)
 
     def check_read(self, source: str, key: str, target: str) -> None:
@@ -257,7 +257,7 @@ class LiveProcess(ServiceProcess):
 def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     """The model of a run that is live, with the readings that it was trained on or those of a folder."""
     config = run.config.with_changes(settings.changes)
-    d, files, refusals = config.data, None, Refusals()
+    d, files, refusals = config.data, None, Refusals(expected=run.data.sensors)
     if not settings.feed:
         refusals.latest = lambda step, utc: SystemClock(Zone(utc, settings.zone).zone).latest(step)
     if settings.data is not None or d.path != "city":
@@ -266,6 +266,11 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     if files is not None:
         files.check_read(data.readings.source, "data.target", d.target)
         readings = data.readings.on_nearest_grid(refusals)
+        silent = [
+            one for one, there in zip(readings.ids, ~readings.missing.all(axis=0), strict=True) if not there
+        ]
+        if silent:
+            log.warning("%s has no reading of %s", files.file, ", ".join(silent[:5]))
         if len(readings.times) < d.history:  # rows have rolled out of the file since
             readings = with_stored(readings, state, zeros_are_missing(files.folder))
         data = replace(data, readings=readings)

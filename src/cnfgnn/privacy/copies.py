@@ -129,7 +129,7 @@ class CopyStore:
     @property
     def fingerprint(self) -> str:
         """Identifies the key and tells nothing about it."""
-        return _fingerprint(self.key)
+        return fingerprint_of(self.key)
 
     def count(self) -> int:
         """How many readings have a copy. It only grows: fewer than before means that copies are lost."""
@@ -194,6 +194,16 @@ class CopyStore:
             [settled] = database.execute("SELECT value FROM about WHERE name = ?", (name,)).fetchone()
         return str(settled)
 
+    @staticmethod
+    def settled(folder: Path, name: str) -> str | None:
+        """What was settled in a folder of copies; None if nothing was, or the copies cannot be read."""
+        place = f"{(folder / COPIES_FILE).absolute().as_uri()}?mode=ro"
+        try:
+            with closing(sqlite3.connect(place, uri=True, timeout=WAITS_FOR)) as database:
+                return _about(database, name)
+        except sqlite3.Error:  # whoever opens the copies says what is wrong
+            return None
+
     def changed(self, readings: Readings, name: str = "") -> int:
         """How many of these readings are not those that their copies were made of."""
         seconds, changed = readings.seconds, 0
@@ -216,6 +226,7 @@ class CopyStore:
         values, sigmas = np.empty_like(readings.values), Counter[float]()
         seconds = readings.seconds
         with self._database() as database:
+            until = _retired_until(_retired(database), name)
             for first in range(0, len(readings.ids), SENSORS_AT_ONCE):
                 columns = range(first, min(first + SENSORS_AT_ONCE, len(readings.ids)))
                 self._draw_missing(database, readings, columns, seconds, sigma, name)
@@ -225,7 +236,8 @@ class CopyStore:
                     copied = observed & _is_in(seconds, known["time"])
                     known = _at(known, seconds[copied])
                     values[:, column] = _public_gaps(readings, column)
-                    values[observed, column] = np.nan  # what has no copy by now is retired
+                    # Without a copy it is retired, whatever stands there now: also a number for "missing".
+                    values[observed | (seconds <= until), column] = np.nan
                     values[copied, column] = known["copy"]
                     used, counts = np.unique(known["sigma"], return_counts=True)
                     sigmas.update(dict(zip(used.tolist(), counts.tolist(), strict=True)))
@@ -284,7 +296,7 @@ class CopyStore:
             raise RunError(key_file, _lost("the key of this owner's blurred copies", "damaged"))
         with self._database() as database:
             known = _about(database, KEY)
-        if known != _fingerprint(key):
+        if known != fingerprint_of(key):
             raise RunError(key_file, "this is not the key that the blurred copies beside it were made with")
         return key
 
@@ -307,7 +319,7 @@ class CopyStore:
                         raise RunError(self.folder / COPIES_FILE, problem)
                     key = new_key()
                     write_private(unnamed, key.hex().encode() + b"\n")
-                    database.execute("INSERT INTO about VALUES (?, ?)", (KEY, _fingerprint(key)))
+                    database.execute("INSERT INTO about VALUES (?, ?)", (KEY, fingerprint_of(key)))
             with _alone(database):
                 if unnamed.exists() and not key_file.exists():
                     _rename(unnamed, key_file)
@@ -368,7 +380,7 @@ def _retired(database: sqlite3.Connection) -> dict[str, int]:
 
 def _retired_until(retired: Mapping[str, int], name: str) -> int:
     """The time up to which readings, or values of a further input, without a copy never get one."""
-    return retired.get(name, retired.get("", -(1 << 62)))
+    return max(retired.get(one, -(1 << 62)) for one in (name, ""))
 
 
 def _rename(path: Path, new: Path) -> None:
@@ -467,7 +479,7 @@ def _key_of(key: bytes, name: str) -> bytes:
     return key_of_input(key, name) if name else key
 
 
-def _fingerprint(key: bytes) -> str:
+def fingerprint_of(key: bytes) -> str:
     return hashlib.blake2b(b"", key=key, digest_size=16, person=b"cnfgnn key 1").hexdigest()
 
 

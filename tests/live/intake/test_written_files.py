@@ -494,3 +494,19 @@ def test_a_row_of_the_future_is_left_out_at_the_start_by_the_clock_of_the_machin
         refused.error
     )
     assert parts.readings.times[-1] == small_run.until(KNOWN).readings.times[-1]
+
+
+def test_a_service_starts_although_a_sensor_is_gone_from_its_file_and_another_file_lies_beside_it(
+    small_run: SmallRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(small_run.folder, folder)
+    frame = pd.read_csv(folder / "readings.csv", index_col=0, parse_dates=True)
+    frame.drop(columns="s3").to_csv(folder / "readings.csv")
+    frame.tail(5).to_parquet(folder / "readings.parquet")  # a running service reads it, too
+    settings = LiveSettings(data=folder, state=tmp_path / "state", clock=FEED, deadline=1, speed=100)
+    with serving(small_run.run, settings) as (process, client):
+        assert set(process.service.recent.ids) == set(small_run.data.readings.ids)
+        assert "readings.csv has no reading of s3" in caplog.text
+        sent = [{"sensor": "s3", "time": f"{frame.index[-1]:%Y-%m-%dT%H:%M}", "value": 51.0}]
+        assert client.post(sent).status == 200

@@ -24,7 +24,7 @@ from cnfgnn.data.files.input_files import has_variables, read_traffic, read_with
 from cnfgnn.data.files.text import shown
 from cnfgnn.data.graph import Floats, Graph
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, columns_of
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.errors import DataError
 
@@ -63,7 +63,7 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
     are noted there and left out, and the last row of a time counts; so are sensors that sensors.csv does not
     have."""
     if path.is_dir():
-        file = _readings_of(path)
+        file = _readings_of(path, options.refusals is not None)
         if file is None:
             return _own(path, read_with_inputs(path, None, options), options.refusals)
         return _load_file(file, options)
@@ -77,9 +77,10 @@ def load_with(path: Path, options: ReadingOptions) -> Dataset:
 def load_readings(path: str | Path, options: ReadingOptions | None = None) -> Readings:
     """Load the readings of a folder or file as `load` does, on a regular time grid, without a graph."""
     path, options = Path(path), options or ReadingOptions()
-    if path.is_dir() and _readings_of(path) is None:
+    live = options.refusals is not None
+    if path.is_dir() and _readings_of(path, live) is None:
         return _on_grid(read_with_inputs(path, None, options), options.refusals)
-    file = readings_file(path)
+    file = readings_file(path, live)
     if file.name in OWN_READINGS:
         return _on_grid(read_with_inputs(file.parent, file, options), options.refusals)
     readings = read_traffic(file, options)
@@ -91,9 +92,9 @@ def _on_grid(readings: Readings, refusals: Refusals | None) -> Readings:
     return readings.on_grid() if refusals is None else readings.on_nearest_grid(refusals)
 
 
-def readings_file(path: Path) -> Path:
-    """The file that `load` reads the readings from."""
-    file = _readings_of(path) if path.is_dir() else path
+def readings_file(path: Path, live: bool = False) -> Path:
+    """The file that `load` reads the readings from; if there are several, a live service begins with one."""
+    file = _readings_of(path, live) if path.is_dir() else path
     if file is None:
         raise DataError(path, "its readings are in the folder variables: give a folder with readings.csv")
     if not file.is_file():
@@ -103,7 +104,7 @@ def readings_file(path: Path) -> Path:
 
 def zeros_are_missing(path: Path) -> bool:
     """Whether `load` takes a reading of zero in this folder or file for a missing one."""
-    return readings_file(path).name not in OWN_READINGS
+    return readings_file(path, live=True).name not in OWN_READINGS
 
 
 def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:
@@ -131,10 +132,10 @@ def known_positions(path: str | Path, ids: Sequence[str], file: Path | None = No
     return np.array([located.get(sensor, nowhere) for sensor in ids], dtype=np.float64)
 
 
-def _readings_of(folder: Path) -> Path | None:
+def _readings_of(folder: Path, live: bool) -> Path | None:
     """The file of a folder that holds its readings; None if its folder of variables holds them."""
     own = [folder / name for name in OWN_READINGS if (folder / name).exists()]
-    files = own or sorted(folder.glob("*.h5"))
+    files = own[:1] if live and own else own or sorted(folder.glob("*.h5"))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise DataError(folder, f"holds several files of readings ({names}): give the path of one of them")
@@ -161,6 +162,8 @@ def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> 
         located = read_positions(sensors)
         if refusals is not None:
             readings = readings.select(_located(sensors, located, readings.ids, refusals))
+            silent = [one for one in refusals.expected if one in located and one not in readings.ids]
+            readings = columns_of(readings, (*readings.ids, *silent))
         readings = replace(readings, positions=_positions(sensors, located, readings.ids))
     if edges.exists():
         graph = _own_graph(edges, readings.ids, {*readings.ids, *located})

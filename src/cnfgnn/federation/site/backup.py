@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.errors import ConfigError, RunError, StorageError
+from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation.kits.kit import check_is_site, role
 from cnfgnn.federation.kits.processes import read_live, running
 from cnfgnn.federation.project import SitePlan
@@ -36,8 +37,10 @@ from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES
 from cnfgnn.federation.spans import FURTHEST_ZONE, format_time
 from cnfgnn.files import hold_lock, make_folder, read_json, read_json_or_empty, writing_whole
-from cnfgnn.live.options import FEED
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore, write_private
+from cnfgnn.live.intake.store import FILE as DATABASE
+from cnfgnn.live.intake.store import stored_readings
+from cnfgnn.live.options import FEED, LIVE
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore, fingerprint_of, write_private
 from cnfgnn.privacy.truth_and_copy import READINGS
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 from cnfgnn.version import __version__
@@ -153,7 +156,35 @@ def _restore_from(backup: tarfile.TarFile, kit: Path, file: Path) -> Restored:
     with _stopped(kit):
         if _has_copies(backup) and not _is_complete(kit):
             found = _restore_private(kit, about["made"], lambda to: _extract(backup, PRIVATE, to))
+        elif _has_copies(backup):
+            _check_same_key(backup, kit)
+        elif new and _begins_anew(kit, kit):
+            found = _restore_private(kit, about["made"], _new_store)  # nobody knows what was copied since
         return Restored(about["made"], new, *found, _restore_rest(backup, kit))
+
+
+def _begins_anew(settings: Path, kit: Path) -> bool:
+    """Whether the site would make a new key."""
+    plan = read_site(settings)
+    blurs = plan.blur > 0 or any(plan.input_blurs.values())
+    known = read_json_or_empty(settings / "local" / RECORD).get("key")
+    return blurs and known is None and not CopyStore.exists(private_folder(plan, kit))
+
+
+def _new_store(folder: Path) -> None:
+    CopyStore(folder)
+
+
+def _check_same_key(backup: tarfile.TarFile, kit: Path) -> None:
+    """Refuse copies that were made with a new key although there is a backup of the one before."""
+    content = backup.extractfile(f"{PRIVATE}/{KEY_FILE}")
+    key = b"" if content is None else bytes.fromhex(content.read().decode().strip())
+    if fingerprint_of(key) != read_json_or_empty(kit / "local" / RECORD).get("key"):
+        problem = (
+            "this site has made a new key since the backup, and a second copy of readings with it. Do not"
+            " start it: move its private folder and local/copies.json away, and restore it again"
+        )
+        raise RunError(kit, problem)
 
 
 def _has_copies(backup: tarfile.TarFile) -> bool:
@@ -191,7 +222,7 @@ def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:
     shutil.rmtree(aside, ignore_errors=True)
     for part in KIT:
         _extract(backup, part, aside / part)
-    if _has_copies(backup):
+    if _has_copies(backup) or _begins_anew(aside, kit):
         record = {**read_json_or_empty(aside / "local" / RECORD), COPIES_RESTORING: True}
         write_private(aside / "local" / RECORD, json.dumps(record).encode())
     aside.replace(kit)
@@ -270,23 +301,39 @@ def _retired_until(
     now = time.time()
     if made is not None and now < made:
         raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
-    found = load_site(plan, kit, live=True, refusals=Refusals())
-    latest = int(now + MOST_CLOCK_DIFFERENCE + (0 if found.utc else FURTHEST_ZONE))
+    found = _all_at_hand(plan, kit)
+    measured = (found, *(one.readings for one in found.others if not one.known_ahead))
+    times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in measured])
+    stored = [row[0] for rows in stored_readings(kit / LIVE / DATABASE) for row in rows]
+    times = np.concatenate([times, np.array(stored, dtype=np.int64)])
+    step = max(one.step_seconds for one in measured if len(one.times) > 1)  # rows of this step have copies
+    latest = int(now + max(MOST_CLOCK_DIFFERENCE, step) + (0 if found.utc else FURTHEST_ZONE))
+    if (times > latest).any():
+        newest = format_time(int(times.max()))
+        problem = f"there are readings up to {newest}, later than this machine's clock"
+        raise RunError(kit, f"{problem}: set the clock, or take them out of the files for good")
     until = max(latest, int(record.get("retired", 0)))
     if plan.live.clock == FEED:
-        measured = (found, *(one.readings for one in found.others if not one.known_ahead))
-        times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in measured])
-        at_hand = int(times[times <= latest].max(initial=0))
+        at_hand = int(times.max(initial=0))
         until = max(at_hand, store.newest(latest) or 0, int(record.get("retired", 0)))
     ahead = {one.name: int(np.max(one.readings.seconds)) for one in found.others if one.known_ahead}
-    return {READINGS: until, **{name: max(until, last) for name, last in ahead.items()}}
+    marks = dict(record.get("marks", {}))
+    return {name: max(until, ahead.get(name, 0), marks.get(name, 0)) for name in {READINGS, *ahead, *marks}}
+
+
+def _all_at_hand(plan: SitePlan, kit: Path) -> Readings:
+    """Also rows that are far from all others: a training copies them; a live service leaves them out."""
+    try:
+        return load_site(plan, kit, live=True)
+    except DataError:  # a live service does without the lines that cannot be read
+        return load_site(plan, kit, live=True, refusals=Refusals())
 
 
 def _extract(backup: tarfile.TarFile, part: str, to: Path) -> None:
     """Write a file of a backup, or all those of a folder, for their owner alone."""
     for member in backup.getmembers():
         path = PurePosixPath(member.name)
-        if not member.isfile() or path.parts[:1] != (part,) or ".." in path.parts:
+        if not member.isfile() or path.parts[:1] != (part,) or ".." in path.parts or member.issparse():
             continue
         target = to.joinpath(*path.parts[1:])
         make_folder(target.parent, 0o700)

@@ -19,11 +19,12 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import read_json
-from cnfgnn.privacy.copies import Copies, CopyStore, write_private
+from cnfgnn.privacy.copies import COPIES_FILE, Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
 RESTORING = "restoring"  # in the record: the kit is from a backup, and does not know which copies were used
+GRID = "grid"  # what copies are settled on: step and phase of their times
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
 
 
@@ -84,7 +85,9 @@ class SiteCopies:
 def record_of(store: CopyStore) -> dict[str, Any]:
     """What a kit remembers of the copies that it has used."""
     record = {"key": store.fingerprint, "folder": str(store.folder), "readings": store.count()}
-    return {**record, "retired": retired[READINGS]} if (retired := store.retired) else record
+    if not (retired := store.retired):
+        return record
+    return {**record, "retired": retired[READINGS], "marks": dict(retired)}
 
 
 def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore:
@@ -107,7 +110,8 @@ def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> No
         raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
     if (found := store.count()) < (used := remembered.get("readings", 0)):
         raise RunError(store.folder, _older(found, used))
-    if "retired" in remembered and store.retired.get(READINGS, 0) < remembered["retired"]:
+    marks = {READINGS: remembered.get("retired", 0), **remembered.get("marks", {})}
+    if any(store.retired.get(name, 0) < mark for name, mark in marks.items()):
         problem = (
             "holds copies from before this site was restored: put back the folder that the restore made, or"
             " restore the site again (cnfgnn federation restore SITE FILE)"
@@ -182,6 +186,16 @@ def _other_variables(settled: str, found: Sequence[str]) -> str:
     )
 
 
+def settled_phase(plan: SitePlan, kit: Path) -> int | None:
+    """How many seconds after a full step the readings are that have copies. A live service counts others at
+    the nearest of these times: or all would get a second copy once most of them have another phase."""
+    folder = private_folder(plan, kit)
+    if not (folder / COPIES_FILE).exists():
+        return None
+    grid = CopyStore.settled(folder, GRID)
+    return None if grid is None else int(grid.split()[1])
+
+
 def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path) -> None:
     """Refuse times that are counted in another way than when the first copy was made.
 
@@ -191,6 +205,12 @@ def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path
     found = "UTC" if observed.utc else "times without a time zone"
     if (settled := store.settle("times", found)) != found:
         raise RunError(store.folder, _other_times(f"from readings in {settled}", f"they are in {found}"))
+    step = observed.step_seconds
+    phase = int(observed.seconds[0]) % step
+    settled_step, settled_phase = map(int, store.settle(GRID, f"{step} {phase}").split())
+    if (phase - settled_phase) % min(step, settled_step):
+        before = f"from readings {settled_phase} s after a full step of {settled_step} s"
+        raise RunError(store.folder, _other_times(before, f"they are {phase} s after one of {step} s"))
     zone = plan.reading.timezone
     if (settled := store.settle("timezone", zone)) != zone:
         now = f"it is {zone!r} in {settings_file(kit)}"

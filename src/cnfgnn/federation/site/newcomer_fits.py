@@ -24,11 +24,10 @@ from torch import Tensor
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.data.inputs import NO_INPUTS
 from cnfgnn.data.prepared_series import INFORMED, LINEAR, OWN, PreparedSeries
-from cnfgnn.data.readings import Readings, rows_of
+from cnfgnn.data.readings import Readings, columns_of, rows_of
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
-from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.forecasters.linear import MORE_SUFFIX
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.forecast import with_rows_ahead

@@ -21,12 +21,18 @@ import numpy.typing as npt
 from cnfgnn.data.files.folder import load_readings, zeros_are_missing
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.quality import Finding, findings_in
-from cnfgnn.data.readings import DAY, Readings, isolated_rows, rows_of, weekday
+from cnfgnn.data.readings import DAY, Readings, columns_of, isolated_rows, rows_of, weekday
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.series import Series
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import blurring_of, check_least_blur, check_older_copies, site_copies
+from cnfgnn.federation.site.copies import (
+    blurring_of,
+    check_least_blur,
+    check_older_copies,
+    settled_phase,
+    site_copies,
+)
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
 from cnfgnn.live.learning.retrain import with_stored
@@ -207,25 +213,10 @@ def load_site(plan: SitePlan, kit: Path, live: bool, refusals: Refusals | None =
     `SiteData` for `refusals`."""
     if plan.readings is None:
         raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
+    if refusals is not None:
+        refusals.phase = settled_phase(plan, kit)
     found = load_readings(kit / plan.readings, replace(plan.reading, refusals=refusals))
     return with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings)) if live else found
-
-
-def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:
-    """The readings and further inputs of these sensors, in this order; NaN for those that are not there, and
-    then without positions."""
-    place = {sensor: column for column, sensor in enumerate(readings.ids)}
-    columns = np.array([place.get(sensor, -1) for sensor in ids], dtype=np.int64)
-    if (columns >= 0).all():
-        return readings.select(ids)
-    unknown = columns < 0
-    values, missing = readings.values[:, columns], readings.missing[:, columns]
-    values[:, unknown], missing[:, unknown] = np.nan, True
-    others = tuple(
-        one if one.for_all else replace(one, readings=columns_of(one.readings, ids))
-        for one in readings.others
-    )
-    return replace(readings, ids=tuple(ids), values=values, missing=missing, positions=None, others=others)
 
 
 def rows_with_readings(series: Series) -> int:

@@ -29,7 +29,7 @@ from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.files.folder import known_positions
 from cnfgnn.data.files.input_files import names_of_files
-from cnfgnn.data.readings import Readings, last_rows, rows_of
+from cnfgnn.data.readings import Readings, columns_of, last_rows, rows_of
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.windows import Split, Windows
 from cnfgnn.errors import CnfgnnError, ConfigError, RunError, StorageError
@@ -40,7 +40,7 @@ from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import State, use
 from cnfgnn.federation.site.nodes import SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
-from cnfgnn.federation.site.readings import SiteData, columns_of
+from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.run_readings import RunReadings
 from cnfgnn.federation.site.settings import read_site, settings_file
 from cnfgnn.federation.spans import format_time

@@ -27,10 +27,9 @@ from cnfgnn.algorithm.forecaster import Forecaster
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.prepared_series import PreparedSeries
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, columns_of
 from cnfgnn.federation.site.newcomer_fits import NewcomerFits, State, use
 from cnfgnn.federation.site.ranges import live_key
-from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.forecasts import QUALITIES, Quality, quality_of
 from cnfgnn.live.forecasting.predictor import Floats, Ints, Predictor, window_of
