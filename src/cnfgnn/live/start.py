@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.folder import readings_file, zeros_are_missing
@@ -266,12 +268,10 @@ def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     if files is not None:
         files.check_read(data.readings.source, "data.target", d.target)
         readings = data.readings.on_nearest_grid(refusals)
-        silent = [
-            one for one, there in zip(readings.ids, ~readings.missing.all(axis=0), strict=True) if not there
-        ]
+        silent = np.flatnonzero(readings.missing.all(axis=0)).tolist()
         if silent:
-            log.warning("%s has no reading of %s", files.file, ", ".join(silent[:5]))
-        if len(readings.times) < d.history:  # rows have rolled out of the file since
+            log.warning("%s has no reading of %s", files.file, ", ".join(readings.ids[k] for k in silent[:5]))
+        if np.sum(~readings.missing.all(axis=1)) < d.history:  # rows have rolled out of the file since
             readings = with_stored(readings, state, zeros_are_missing(files.folder))
         data = replace(data, readings=readings)
     # The run's further inputs; refused if one is not there.
