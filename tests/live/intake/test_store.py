@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cnfgnn.data.readings import Readings
 from cnfgnn.errors import RunError, StorageError
-from cnfgnn.live.intake.recent import Cell
+from cnfgnn.live.intake.clock import FeedClock, Zone
+from cnfgnn.live.intake.intake import Intake, IntakeMetrics
+from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, cells_in
 from cnfgnn.live.intake.store import FileState, ReadingStore, drop_oldest, remove_database
 from tests.commands import said
+from tests.waiting import WITHIN
 
 IDS = ("a", "b")
 STATE = FileState(7, 9, 8, 7, 2, "ab")
@@ -28,6 +35,35 @@ def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_p
     assert store.newest() == 600
     assert store.files() == {"f.csv": STATE}
     store.close()
+
+
+def test_what_is_kept_does_not_replace_a_correction_that_was_acknowledged_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = np.array([0, 300], dtype="datetime64[s]")
+    known = Readings(times, IDS, np.ones((2, 2), np.float32), np.zeros((2, 2), np.bool_), utc=True)
+
+    async def test(store: ReadingStore) -> None:
+        recent = RecentReadings(known, 2, zeros_missing=False)
+        intake = Intake(recent, store, FeedClock(300, 300), Zone(utc=True), IntakeMetrics())
+        writing = asyncio.create_task(intake._write())
+        is_corrected = threading.Event()
+
+        def slowly(known: Readings) -> list[Cell]:
+            assert is_corrected.wait(WITHIN)
+            return cells_in(known)
+
+        monkeypatch.setattr("cnfgnn.live.intake.intake.cells_in", slowly)
+        keeping = asyncio.create_task(intake.keep())
+        await asyncio.sleep(0)  # it has begun
+        await intake.take([Arrived("a", 300, 9.5)], "http")
+        is_corrected.set()
+        await keeping
+        writing.cancel()
+
+    with closing(ReadingStore(tmp_path)) as store:
+        asyncio.run(test(store))
+        assert list(store.stored(0).readings) == [(0, "a", 1), (0, "b", 1), (300, "a", 9.5), (300, "b", 1)]
 
 
 def test_the_oldest_day_is_deleted_when_the_database_is_too_large(tmp_path: Path) -> None:

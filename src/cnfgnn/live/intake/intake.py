@@ -161,7 +161,8 @@ class Intake:
         """Store all that is known: the files that it came from are about to lose it."""
         known, loop = self.recent.until(self.recent.newest), asyncio.get_running_loop()
         cells = await asyncio.to_thread(cells_in, known)
-        await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, {})
+        # A correction may have been stored in the meantime: it stays.
+        await loop.run_in_executor(self._disk, self.store.write, self.recent.ids, cells, {}, True)
 
     def _count(self, cells: Sequence[Cell]) -> None:
         """Let readings count that are on disk."""

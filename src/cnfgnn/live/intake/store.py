@@ -102,15 +102,22 @@ class ReadingStore:
 
     # ---- readings -----------------------------------------------------------------------------------
 
-    def write(self, ids: Sequence[str], cells: Iterable[Cell], files: Mapping[str, FileState]) -> None:
-        """Store readings, and how far their files have been read; all of it is on disk when this returns."""
-        kept = list(cells)
+    def write(
+        self,
+        ids: Sequence[str],
+        cells: Iterable[Cell],
+        files: Mapping[str, FileState],
+        only_new: bool = False,
+    ) -> None:
+        """Store readings, and how far their files have been read; all of it is on disk when this returns.
+        They replace what is stored, unless only new ones count."""
+        kept, insert = list(cells), f"INSERT OR {'IGNORE' if only_new else 'REPLACE'} INTO"
         readings = [(c.seconds, ids[c.column], c.value) for c in kept if not c.variable]
         variables = [(c.seconds, c.variable, ids[c.column], c.value) for c in kept if c.variable]
         states = [(name, json.dumps(state)) for name, state in files.items()]
         with explained(self.path), transaction(self._database):
-            self._database.executemany("INSERT OR REPLACE INTO readings VALUES (?, ?, ?)", readings)
-            self._database.executemany("INSERT OR REPLACE INTO variables VALUES (?, ?, ?, ?)", variables)
+            self._database.executemany(f"{insert} readings VALUES (?, ?, ?)", readings)
+            self._database.executemany(f"{insert} variables VALUES (?, ?, ?, ?)", variables)
             self._database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", states)
 
     def stored(self, since: float, until: float = math.inf) -> Stored:
