@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.intake.clock import FeedClock, Zone
-from cnfgnn.live.intake.folder_source import FolderSource, differing
+from cnfgnn.live.intake.folder_source import FolderSource, Look, differing
 from cnfgnn.live.intake.observations import MalformedInput, read_csv
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
@@ -73,6 +74,7 @@ class Growing:
 
     def __init__(self, folder: Path) -> None:
         self.state, self.file = folder / "state", folder / "readings.csv"
+        self.path = self.file  # what is looked at
         folder.mkdir()
         self.lines = lines_around_the_repeated_hour()
         self.file.write_text("time,s0,s1\n" + "".join(self.lines[:BEFORE]))
@@ -91,17 +93,19 @@ class Growing:
             Zone(utc=True),
             Schedule(recent.step, 60, 6),
         )
-        source = FolderSource(service, self.file, PARIS, self.file.name)
+        source = FolderSource(service, self.path, PARIS, self.file.name)
         writing = asyncio.create_task(service._write())
-        for line in lines:
-            if isinstance(line, Arrived):
-                await service.take([line], "http")
-                continue
-            with self.file.open("a") as opened:
-                opened.write(line)
-            await source.look()
-        writing.cancel()
-        service._close()
+        try:
+            for line in lines:
+                if isinstance(line, Arrived):
+                    await service.take([line], "http")
+                    continue
+                with self.file.open("a") as opened:
+                    opened.write(line)
+                await source.look()
+        finally:
+            writing.cancel()
+            service._close()
 
     @property
     def stored(self) -> Readings:
@@ -203,3 +207,36 @@ def test_rows_at_the_beginning_that_are_in_the_repeated_hour_are_left_out_by_a_l
     found = read_readings(file, replace(PARIS, refusals=refusals))
     assert len(refusals.found) == 6  # of s1, which begins at the second 02:30
     assert np.isnan(found.values[found.seconds < 1729994400, 1]).all()
+
+
+# ---- what stands in the way --------------------------------------------------------------------------------
+
+
+def test_a_folder_and_a_pipe_with_the_name_of_a_file_are_left_alone(tmp_path: Path) -> None:
+    growing = Growing(tmp_path / "folder")
+    growing.path = growing.file.parent
+    (growing.path / "readings-a.csv").mkdir()
+    os.mkfifo(growing.path / "readings-b.parquet")  # whoever opens it waits until somebody writes
+    (growing.path / "readings-c.csv").symlink_to("gone.csv")
+    asyncio.run(growing.take(growing.lines[BEFORE : BEFORE + 1]))
+    assert len(growing.stored.times) == BEFORE + 1
+
+
+def test_a_file_that_cannot_be_looked_at_does_not_hinder_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing = Growing(tmp_path / "folder")
+    growing.path = growing.file.parent
+    closed = growing.path / "readings-a.csv"
+    closed.touch()
+    look_at = FolderSource._look_at
+
+    def look(source: FolderSource, file: Path, key: str, variable: str) -> Look | None:
+        if file == closed:
+            raise PermissionError(13, "Permission denied", str(file))
+        return look_at(source, file, key, variable)
+
+    monkeypatch.setattr(FolderSource, "_look_at", look)
+    with pytest.raises(PermissionError, match="readings-a"):  # for /health
+        asyncio.run(growing.take(growing.lines[BEFORE : BEFORE + 1]))
+    assert len(growing.stored.times) == BEFORE + 1

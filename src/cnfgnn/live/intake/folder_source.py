@@ -16,6 +16,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -150,13 +151,20 @@ class FolderSource:
             await asyncio.sleep(self.seconds)
 
     async def look(self) -> None:
-        """Take in what is new in the folder."""
-        for covariate in self.covariates:
-            await self._follow(covariate)
-        for file in await asyncio.to_thread(self._files):
-            await self._take(file, file.name)
-        for variable in self.variables:
-            await self._take(variable.file, variable.key, variable.name)
+        """Take in what is new in the folder. A problem with one file is raised after the others."""
+        files = await asyncio.to_thread(self._files)
+        problems = list[Exception]()
+        for looking in (
+            *(partial(self._follow, covariate) for covariate in self.covariates),
+            *(partial(self._take, file, file.name) for file in files),
+            *(partial(self._take, one.file, one.key, one.name) for one in self.variables),
+        ):
+            try:
+                await looking()
+            except Exception as error:
+                problems.append(error)
+        if problems:
+            raise problems[0]
 
     async def _take(self, file: Path, key: str, variable: str = "") -> None:
         """Take in what is new in a file, of a further variable if it is named."""
@@ -211,9 +219,8 @@ class FolderSource:
         if self.path.is_file():
             return [self.path]
         named = (file for file in self.path.iterdir() if file.suffix in SUFFIXES)
-        return sorted(
-            file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with
-        )
+        ours = (file for file in named if file.name.startswith(BEGINNING) or file.name == self.begun_with)
+        return sorted(file for file in ours if file.is_file())  # no folder, and no pipe, which would block
 
     def _look_at(self, file: Path, key: str, variable: str) -> Look | None:
         """What is new in a file; None if it is as it was."""
