@@ -298,6 +298,31 @@ def test_a_forecast_that_has_become_too_old_says_so(on_bench: OnBench, tmp_path:
     on_bench(test)
 
 
+@pytest.mark.parametrize(("days", "full"), [(1, FULL), (30, 0)])  # 30 days ahead, all other readings are lost
+def test_forecasts_begin_again_after_the_clock_was_ahead(
+    on_bench: OnBench, days: int, full: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(bench: Bench) -> None:
+        service, ahead = bench.service, bench.time(KNOWN) + days * 86_400
+        bench.clock.moment = ahead
+        await service.take([Arrived("s0", ahead, 50.0)], "test")
+        await come_true(lambda: bench.made[-1].step == ahead, "a forecast of the future")
+        assert not service.is_stale
+        bench.clock.moment = bench.time(KNOWN) + 1
+        assert service.is_stale
+        assert b'"stale": true' in bench.made[-1].json(bench.clock.now())
+        assert b",yes\n" in bench.made[-1].csv(bench.clock.now())
+        await come_true(lambda: bench.recent.newest < ahead, "the end of the future")
+        await service.take(bench.cells(KNOWN), "test")
+        made = await bench.forecast_of(KNOWN)
+        assert made.counts()["full"] == full
+        assert made is service.latest
+        assert not service.is_stale
+        assert caplog.text.count("forecasts begin again") == 1
+
+    on_bench(test)
+
+
 def test_if_the_model_fails_there_is_a_fallback_and_the_service_goes_on(
     on_bench: OnBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

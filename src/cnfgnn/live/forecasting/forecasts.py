@@ -66,6 +66,11 @@ class Forecast:
         newest = int(self.last_reading.max())
         return None if newest < 0 else newest
 
+    def is_stale(self, now: float) -> bool:
+        """Whether it is too old; or from the future, because the clock was set back. A reading may be up to a
+        step ahead of the clock."""
+        return now > self.valid_until or now < self.step - self.step_seconds
+
     def counts(self) -> dict[str, int]:
         """How many sensors have a forecast of each quality."""
         counted = np.bincount(self.quality, minlength=len(QUALITIES)).tolist()
@@ -75,7 +80,7 @@ class Forecast:
 
     def json(self, now: float, sensors: Collection[str] | None = None) -> bytes:
         """As JSON; of some sensors, or of all."""
-        head = json.dumps(self._head() | {"stale": now > self.valid_until}, allow_nan=False)
+        head = json.dumps(self._head() | {"stale": self.is_stale(now)}, allow_nan=False)
         if sensors is None:
             body = self.sensors_json
         else:
@@ -132,7 +137,7 @@ class Forecast:
         """A line for each sensor and time; of some sensors, or of all."""
         write = self.zone.write
         times = [write(time) for time in self.times]
-        age = f"{write(self.made)},{write(self.valid_until)},{'yes' if now > self.valid_until else 'no'}"
+        age = f"{write(self.made)},{write(self.valid_until)},{'yes' if self.is_stale(now) else 'no'}"
         columns = [f"{side}_{level}" for level in self.ranges for side in ("low", "high")]
         lines = [",".join((*COLUMNS, *columns))]
         # (n t c): the forecast, and the bounds around it.

@@ -74,7 +74,7 @@ class LiveService(Intake):
     @property
     def is_stale(self) -> bool:
         """Whether there is no forecast that may still be used."""
-        return self.latest is None or self.clock.now() > self.latest.valid_until
+        return self.latest is None or self.latest.is_stale(self.clock.now())
 
     def pass_time(self, seconds: int) -> None:
         """It is this late elsewhere: the clock of a recording goes on, also without a reading."""
@@ -109,6 +109,7 @@ class LiveService(Intake):
         while True:
             self._arrived.clear()
             now = self.clock.now()
+            self._leave_future(now)
             step = self.schedule.due(self.recent, now)
             until = self.schedule.next_deadline(self.recent, now)
             if step is None and (again := self._again_at()) is not None:
@@ -121,6 +122,14 @@ class LiveService(Intake):
             begun = self._last_arrival if step == self.recent.newest else time.perf_counter()
             with self.surviving("forecast"):  # the next step is another chance
                 await self._make(step, begun)
+
+    def _leave_future(self, now: float) -> None:
+        """Begin again if the clock was ahead: no forecast would be due before that time has come."""
+        recent, write = self.recent, self.zone.write
+        if recent.newest > now + recent.step:
+            told = "clock: it is %s, but there are readings or forecasts of %s: forecasts begin again without"
+            log.warning(f"{told} what is from the future", write(now), write(recent.newest))
+            recent.go_back(now)
 
     def _count(self, cells: Sequence[Cell]) -> None:
         self._lacked |= any(cell.seconds == self.recent.made and not cell.variable for cell in cells)
@@ -251,10 +260,12 @@ class LiveService(Intake):
         asyncio.get_running_loop().run_in_executor(self._files, self._write_latest, made)
 
     def _watch_age(self, made: Forecast) -> None:
-        """When a forecast has become too old, say so in latest.csv: its readers may not compare times."""
+        """When a forecast has become stale, say so in latest.csv: its readers may not compare times."""
         if self.latest is not made or self.stopping.is_set():
             return
-        if (left := (made.valid_until - self.clock.now()) / self.clock.speed) > 0:
+        now = self.clock.now()
+        if not made.is_stale(now):
+            left = (made.valid_until - now) / self.clock.speed
             asyncio.get_running_loop().call_later(min(left + 0.01, 1.0), self._watch_age, made)
         else:
             self._write_later(made)

@@ -190,6 +190,14 @@ class RecentReadings:
             moved[:kept] = self._values[self.rows - kept :]
         self._values, self.newest = moved, self.newest + ahead * self.step
 
+    def go_back(self, seconds: float) -> None:
+        """Drop the rows after this time, and the forecasts that were made of them; add as many empty ones at
+        the beginning."""
+        dropped = math.ceil((self.newest - seconds) / self.step)
+        moved = np.full_like(self._values, np.nan)
+        moved[dropped:] = self._values[: max(0, self.rows - dropped)]
+        self._values, self.newest, self.made = moved, self.newest - dropped * self.step, None
+
     def know_ahead(self, covariate: Input) -> None:
         """Use these values of a covariate from the next forecast on."""
         since = self.newest - self.rows * self.step
