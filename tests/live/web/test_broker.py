@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -9,20 +10,26 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import paho.mqtt.client as mqtt
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from cnfgnn.errors import StorageError
+from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.intake.clock import FeedClock, Zone
+from cnfgnn.live.intake.intake import Busy, Receipt
 from cnfgnn.live.intake.observations import datastream_of
+from cnfgnn.live.intake.recent import Arrived, Verdict
 from cnfgnn.live.learning.models import Models
 from cnfgnn.live.options import FEED, LiveSettings
-from cnfgnn.live.web.broker import topic_of
+from cnfgnn.live.web.broker import Broker, topic_of
 from tests.live.small_service import KNOWN, LiveCommand, SmallRun, serving
-from tests.waiting import wait_for
+from tests.waiting import WITHIN, wait_for
 
 FOUND = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_mosquitto = pytest.mark.skipif(
@@ -200,3 +207,49 @@ def test_a_topic_names_its_sensor() -> None:
     assert datastream_of("v1.1/Datastreams('s (1)')/Observations") == "s (1)"
     assert datastream_of("home/speed/s1") == "s1"
     assert topic_of("city/out", "a/b#1") == "city/out/v1.1/Datastreams(a_b_1)/Observations"
+
+
+def test_a_message_is_kept_until_it_can_be_stored_and_what_it_was_refused_for_is_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the broker waits for acknowledgements that never come, and sends nothing more."""
+    monkeypatch.setattr("cnfgnn.live.web.broker.AGAIN_AFTER", 0.01)
+    failures: list[Exception] = [StorageError(Path("live.sqlite"), OSError(28, "No space left")), Busy()]
+    stored, acknowledged = list[float | None](), list[int]()
+
+    async def take(arrived: Sequence[Arrived], source: str) -> Receipt:
+        if failures:
+            raise failures.pop(0)
+        stored.append(arrived[0].value)
+        return Receipt(refusals=[(arrived[0], Verdict.UNKNOWN_SENSOR)])
+
+    async def test() -> None:
+        problems: dict[str, str] = {}
+        service = SimpleNamespace(
+            take=take,
+            zone=Zone(utc=True),
+            clock=FeedClock(0, 300),
+            problems=problems,
+            failed=lambda part, error: problems.update({part: str(error)}),
+        )
+        options = LiveSettings(mqtt="mqtt://127.0.0.1:1")
+        broker = Broker(cast(LiveService, service), options, "test")
+        broker.loop = asyncio.get_running_loop()
+        monkeypatch.setattr(broker.client, "ack", lambda mid, qos: acknowledged.append(mid))
+        messages = [mqtt.MQTTMessage(number, b"v1.1/Datastreams(zz)/Observations") for number in range(4)]
+        for number, message in enumerate(messages):
+            message.payload = str(number).encode()
+            broker._message(broker.client, None, message)
+            if number == 0:  # the broker sends it again, with the number that it had
+                broker._connections += 1
+        while len(stored) < len(messages):
+            await asyncio.sleep(0)
+        await asyncio.gather(*broker._tasks)
+        assert problems == {}
+
+    asyncio.run(asyncio.wait_for(test(), WITHIN))
+    assert stored == [0, 1, 2, 3]
+    assert acknowledged == [1, 2, 3]
+    assert (
+        "mqtt, v1.1/Datastreams(zz)/Observations: a reading of 'zz' is refused: unknown sensor" in caplog.text
+    )

@@ -124,13 +124,13 @@ class Intake:
                 cells.append(cell)
             elif verdict.is_refused and len(receipt.refusals) < REFUSALS_NAMED:
                 receipt.refusals.append((reading, verdict))
-        for verdict, count in receipt.counts.items():
-            self.metrics.readings.labels(source, verdict.value).inc(count)
         if cells or files:
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(Batch(cells, files or {}, done))
             self._to_write.set()
             await done
+        for verdict, count in receipt.counts.items():  # once, however often they are tried again
+            self.metrics.readings.labels(source, verdict.value).inc(count)
         return receipt
 
     async def _write(self) -> None:

@@ -24,8 +24,9 @@ from cnfgnn.errors import ConfigError
 from cnfgnn.live.forecasting.forecasts import Forecast
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.forecasting.watch import Alarm
-from cnfgnn.live.intake.intake import Busy
+from cnfgnn.live.intake.intake import LINES_LOGGED, Busy, Receipt
 from cnfgnn.live.intake.observations import MalformedInput, datastream_of, read_json
+from cnfgnn.live.intake.recent import Arrived
 from cnfgnn.live.options import MOST_BYTES, MQTT_PASSWORD, ServiceOptions
 
 READINGS = "v1.1/+/Observations"
@@ -33,6 +34,7 @@ FORECASTS = "cnfgnn"
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 RECONNECT_WITHIN = 30  # seconds between attempts, at most
 AT_ONCE = 1000  # messages that the broker may send before they are acknowledged
+AGAIN_AFTER = 5.0  # seconds until messages that could not be stored are tried again
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class Broker:
         self._is_lost = False  # and whoever reads the log knows it
         self._publisher = ThreadPoolExecutor(1, "mqtt")
         self._tasks: set[asyncio.Task[None]] = set()
+        self._may_store = asyncio.Event()  # not while messages wait for the disk: they stay in order
+        self._may_store.set()
+        self._connections = 0  # so far
 
     def _client(self, name: str) -> mqtt.Client:
         place = self.place
@@ -102,6 +107,7 @@ class Broker:
         if reason.is_failure:
             self._without(f"refuses the connection ({reason})")
             return
+        self._connections += 1
         self.service.metrics.broker.set(1)
         self.service.problems.pop("broker", None)
         if self._is_lost:
@@ -128,31 +134,57 @@ class Broker:
         self._is_lost = True
 
     def _message(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
+        connection = self._connections
+
         def begin() -> None:
-            task = asyncio.create_task(self._take(message))
+            task = asyncio.create_task(self._take(message, connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         self.loop.call_soon_threadsafe(begin)
 
-    async def _take(self, message: mqtt.MQTTMessage) -> None:
+    async def _take(self, message: mqtt.MQTTMessage, connection: int) -> None:
         """Take the readings of a message in, and acknowledge it; also if it is malformed, because the broker
-        would send it forever."""
-        service = self.service
+        would send it forever. After another connection the broker sends it again, and that one counts."""
+        service, topic = self.service, message.topic[:200]
         try:
             if len(message.payload) > MOST_BYTES:
                 raise MalformedInput(f"the message is larger than {MOST_BYTES} bytes")
             datastream = datastream_of(message.topic)
             arrived = read_json(bytes(message.payload), service.zone, service.clock.now(), datastream)
-            await service.take(arrived, "mqtt")
         except MalformedInput as problem:
             service.metrics.failures.labels("mqtt message").inc()
-            log.warning("mqtt, %s: %s", message.topic[:200], problem)
-        except Exception as error:  # not on disk: it is delivered again after the next connection
-            if not isinstance(error, Busy):
-                service.failed("mqtt message", error)
-            return
-        self.client.ack(message.mid, message.qos)
+            log.warning("mqtt, %s: %s", topic, problem)
+        else:
+            receipt = await self._stored(arrived)
+            if receipt is None:
+                return
+            for reading, verdict in receipt.refusals[:LINES_LOGGED]:
+                log.warning(
+                    "mqtt, %s: a reading of %.200r is refused: %s", topic, reading.sensor, verdict.value
+                )
+        if connection == self._connections:
+            self.client.ack(message.mid, message.qos)
+
+    async def _stored(self, arrived: Sequence[Arrived]) -> Receipt | None:
+        """What became of readings, once they are on disk. The broker sends a message once in a connection,
+        and few before they are acknowledged: so they are tried again. None if too many wait already."""
+        while True:
+            while not self._may_store.is_set():  # one before it may have failed again
+                await self._may_store.wait()
+            try:
+                receipt = await self.service.take(arrived, "mqtt")
+            except Exception as error:
+                if not isinstance(error, Busy):
+                    self.service.failed("mqtt message", error)
+                if len(self._tasks) > AT_ONCE:
+                    return None
+                if self._may_store.is_set():
+                    self._may_store.clear()
+                    self.loop.call_later(AGAIN_AFTER, self._may_store.set)
+            else:
+                self.service.problems.pop("mqtt message", None)
+                return receipt
 
     # ---- forecasts ------------------------------------------------------------------------------------
 
