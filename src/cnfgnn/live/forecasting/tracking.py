@@ -152,7 +152,7 @@ def open_tracking(
         kept = journal.read()
         if kept is not None:
             tracking.resume(*kept)
-        if kept is None or tracking.issued * step > latest:
+        if kept is None or max(tracking.issued, tracking.watch.row) * step > latest:
             tracking = Tracking(None, new_watch(), journal)
             tracking.intervals = intervals()
             tracking.watch.has_ranges = tracking.intervals is not None
