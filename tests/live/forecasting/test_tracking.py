@@ -170,7 +170,7 @@ def test_ranges_are_in_json_csv_and_observations() -> None:
     }
     assert found['b "c"'] == {"quality": "fallback", "lastReading": None, "values": [None, 60]}
     assert json.loads(made.json(0, {"a"}))["sensors"] == {"a": found["a"]}
-    lines = made.csv(0).decode().splitlines()
+    lines = made.csv(made.made).decode().splitlines()
     assert lines[0].endswith("stale,low_80,high_80,low_95,high_95")
     assert lines[1].startswith("a,1970-01-01T00:15:00Z,50.0000,full,")
     assert lines[1].endswith(",no,48.0000,53.2500,47.0000,54.2500")
