@@ -228,26 +228,29 @@ class LiveProcess(ServiceProcess):
             self.folder.unknown = self._begin_again_with
             self._tried = self.parts.files.refusals.sensors, self._network()
 
-    async def _begin_again_with(self, sensors: set[str]) -> None:
+    async def _begin_again_with(self, sensors: set[str]) -> set[str]:
         """Begin again with sensors that are new in the folder. If they cannot be used, for instance because
         the graph lacks them, the service goes on without them, and the log says why. They are tried again
-        when the files of the graph have changed, or with other sensors."""
+        when the files of the graph have changed, or with other sensors. Returns those that the owner knows
+        of."""
         tried, self._tried = self._tried, (sensors, self._network())
         if sensors <= tried[0] and tried[1] == self._tried[1]:
-            return
+            return sensors
         try:
             parts = await asyncio.to_thread(self.parts_now)
         except CnfgnnError as error:
             self.service.metrics.failures.labels("folder").inc()
             log.warning("new sensors: %s", error)
             self._tried = tried  # the files may be in the middle of being written
-            return
+            return sensors
         if new := sensors & set(parts.readings.ids):
             log.warning("new sensors: %s", ", ".join(sorted(new)))
             self.next_parts = parts
             self.service.stopping.set()
-        elif parts.files is not None:
-            self.service.refuse(parts.files.refusals.found)
+            return sensors
+        assert parts.files is not None
+        self.service.refuse(parts.files.refusals.found)
+        return parts.files.refusals.sensors
 
     def _network(self) -> list[int | None]:
         """When the files of the graph were last changed."""

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -63,7 +64,7 @@ class Folder:
     def __init__(self, folder: Path, content: str) -> None:
         self.folder, self.file = folder, folder / "readings.csv"
         self.file.write_text(content)
-        self.options = ReadingOptions()
+        self.options, self.zone = ReadingOptions(), ZoneInfo("Europe/Paris")
 
     def follow(self, *writes: Callable[[], object]) -> None:
         """A service begins with what is there, looks at the file after each of these, and ends."""
@@ -76,7 +77,7 @@ class Folder:
         clock = FeedClock(recent.newest, recent.step)
         schedule = Schedule(recent.step, 60, 6)
         self.service = service = LiveService(
-            cast(Predictor, None), recent, store, clock, Zone(utc=False), schedule
+            cast(Predictor, None), recent, store, clock, Zone(read.utc, self.zone), schedule
         )
         source = FolderSource(service, self.folder, self.options, self.file.name)
         service.refuse(refusals.found)
@@ -91,9 +92,9 @@ class Folder:
         self.known = recent.until(recent.newest)
         service._close()
 
-    def append(self, text: str) -> Callable[[], object]:
+    def append(self, text: str, file: Path | None = None) -> Callable[[], object]:
         def write() -> None:
-            with self.file.open("a") as opened:
+            with (file or self.file).open("a") as opened:
                 opened.write(text)
 
         return write
@@ -266,6 +267,68 @@ def test_a_line_is_none_before_it_has_ended(cut: int, tmp_path: Path) -> None:
     assert not folder.service.refused
     folder.follow()
     assert folder.values(30) == [5.5, 7.25]
+
+
+# ---- lines that only the whole file explains --------------------------------------------------------------
+
+
+def test_new_lines_of_a_long_table_that_is_sorted_by_sensor_are_read(tmp_path: Path) -> None:
+    """Ids are numbers, so that only times that occur several times tell that it is a long table."""
+
+    def lines(first: int, last: int, sensor: int) -> str:
+        return "".join(f"{row(number)[:16]},{sensor},{number}\n" for number in range(first, last))
+
+    folder = Folder(tmp_path, "time,station,speed\n" + lines(0, 30, 100) + lines(0, 30, 101))
+    folder.follow(folder.append(lines(30, 31, 100) + lines(30, 31, 101)), folder.append(lines(31, 32, 101)))
+    assert folder.values(30) == [30, 30]
+    assert folder.values(31)[1] == 31
+    assert not folder.service.refused
+
+
+def test_new_dates_are_day_first_if_any_line_of_the_file_shows_it(tmp_path: Path) -> None:
+    hours = pd.date_range("2026-09-05", "2026-10-01 03:00", freq="h")
+    lines = [f"{hour:%d/%m/%Y %H:%M},{number},5\n" for number, hour in enumerate(hours)]
+    folder = Folder(tmp_path, HEADER + "".join(lines[:-4]))
+    folder.follow(*map(folder.append, lines[-4:]))
+    assert folder.known.times[-1] == np.datetime64("2026-10-01T03:00")
+    assert folder.counted("new") == 8
+    assert not folder.service.refused
+
+
+def test_many_new_lines_without_an_offset_are_refused_like_few(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, HEADER + "".join(f"{row(number)[:16]}Z,1,2\n" for number in range(50)))
+    folder.follow(folder.append(rows(50, 75)))
+    assert folder.counted("unreadable line") == 25
+    assert folder.known.times[-1] == np.datetime64("2024-01-01T04:05")
+
+
+def test_every_new_line_of_a_file_that_cannot_be_understood_is_named_until_it_can(folder: Folder) -> None:
+    other = folder.folder / "readings-2.csv"
+    told: list[str] = []
+    folder.follow(
+        folder.append(HEADER + "02/01/2024 00:00,5,6\n", other),
+        folder.append("02/01/2024 00:05,5,6\n", other),
+        folder.append("02/01/2024 00:10,5,6\n", other),
+        lambda: told.extend(folder.service.refused.values()),
+        folder.append("31/12/2023 23:55,5,6\n", other),
+    )
+    assert len(told) == 3
+    assert "readings-2.csv, line 3: cannot be read: " in told[1]
+    assert "readings-2.csv, line 4: cannot be read: " in told[2]
+    assert all("could be day-first or month-first" in sentence for sentence in told)
+    assert folder.counted("new") == 8
+    assert not folder.service.refused
+
+
+def test_a_sensor_that_the_service_does_not_know_is_named_once(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = folder.folder / "readings-2.csv"
+    folder.follow(folder.append("time,c,a\n" + row(30), other), folder.append(row(31), other))
+    [told] = folder.service.refused.values()
+    assert told == f"{other}, sensor 'c': the service does not know it, so that its readings are left out"
+    assert [record.getMessage() for record in caplog.records] == [f"folder: {told}"]
+    assert (folder.counted("unknown sensor"), folder.counted("unreadable line")) == (2, 0)
 
 
 # ---- files that are written anew --------------------------------------------------------------------------

@@ -6,7 +6,8 @@ A line counts when it has ended. If a file was only appended to, the lines after
 replaced, or changed anywhere else, those are new that it did not have when it was last looked at; so rows may
 roll out of a file, and be corrected in its middle. A line that cannot be read is refused, and the others
 count. What new lines do not tell by themselves, the lines before them do: which of two hours is meant when
-clocks are set back. So a reading has the time that it has in the whole file.
+clocks are set back, or whether days come before months. So a reading has the time that it has in the whole
+file. Lines of a file that cannot be understood at all are read again when it changes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, last_of_each
 from cnfgnn.data.refusals import Refusal, Refusals
 from cnfgnn.errors import DataError
-from cnfgnn.live.intake.intake import Intake
+from cnfgnn.live.intake.intake import MOST_REFUSED, Intake, UnknownSensor
 from cnfgnn.live.intake.observations import by_variable
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import FileState
@@ -44,7 +45,7 @@ SUFFIXES = (".csv", ".parquet", ".h5")
 BEGINNING = "readings"  # of the names of files that appear beside the first one
 COMPARED = 4 << 20  # bytes before the mark that must be the same if a file was only appended to
 COMPARED_FIRST = 64 << 10  # bytes at the beginning of which the same holds
-CONTEXT = 20  # lines at the beginning that tell the format of new ones
+CONTEXT = 20  # lines at the beginning that tell the format of new ones; in doubt, all lines do
 UNREAD = FileState(0, 0, 0, 0, 0, "")
 
 Found = tuple[str, Readings]
@@ -121,7 +122,8 @@ class FolderSource:
     """Looks at the files of a folder every `seconds`.
 
     begun_with  the name of the file that the service began with
-    unknown     is told of sensors in the files that the service does not know
+    unknown     is told of sensors in the files that the service does not know, and returns those of which the
+                owner has been told
     inputs      files of further inputs
     """
 
@@ -138,7 +140,7 @@ class FolderSource:
         self.begun_with = begun_with
         self.variables = [one for one in inputs if not one.known_ahead]
         self.covariates = [one for one in inputs if one.known_ahead]
-        self.unknown: Callable[[set[str]], Awaitable[None]] | None = None
+        self.unknown: Callable[[set[str]], Awaitable[set[str]]] | None = None
         self.states = service.store.files()
         self._known: dict[str, Hashes] = {}  # of each CSV file, the lines that are read
         self._kept = False  # whether the readings that were in the files at the start are stored
@@ -174,7 +176,7 @@ class FolderSource:
             return
         if look is None:
             return
-        self._refuse(file, look.refused, look.known)
+        self._refuse(file, look.refused, look.known, self._known.get(key, look.known))
         if look.loses and not self._kept:  # from now on, nothing is known from files alone
             await self.service.keep()
             self._kept = True
@@ -188,7 +190,8 @@ class FolderSource:
         unknown = {sensor for name, readings in look.found for sensor in readings.ids if not name}
         unknown -= set(self.service.recent.ids)
         if unknown and self.unknown is not None:
-            await self.unknown(unknown)
+            unknown -= await self.unknown(unknown)
+        self.service.refuse([Refusal(UnknownSensor(file, sensor), b"") for sensor in sorted(unknown)])
 
     async def _follow(self, covariate: InputFile) -> None:
         """Read a covariate again if its file has changed; if it cannot be read, the old values stay."""
@@ -204,15 +207,17 @@ class FolderSource:
             recent.know_ahead(
                 await asyncio.to_thread(read_covariate, covariate.name, covariate.file, recent.ids, options)
             )
-        self._refuse(covariate.file, refusals.found, NO_LINES)
+        self._refuse(covariate.file, refusals.found)
         self.states[covariate.key] = FileState(*stamp, 0, 0, "")
 
-    def _refuse(self, file: Path, refused: Sequence[Refusal], known: Hashes) -> None:
-        """Name what was refused in a file, and forget what is no longer in it."""
+    def _refuse(self, file: Path, refused: Sequence[Refusal], *known: Hashes) -> None:
+        """Name what was refused in a file, and forget what is no longer in it, or could be read now. What is
+        among the lines that are `known` since before this look stays."""
         again = [one.key for one in refused]
         before = [key for key in self.service.refused if key[0] == file and key not in again]
-        gone = ~np.isin([hash(line) for _, line in before], known)
-        self.service.forget_refused([before[place] for place in np.flatnonzero(gone)])
+        hashes = [hash(line) for _, line in before]
+        stays = np.all([np.isin(hashes, lines) for lines in known or [NO_LINES]], axis=0)
+        self.service.forget_refused([before[place] for place in np.flatnonzero(~stays)])
         self.service.refuse(refused)
 
     def _files(self) -> list[Path]:
@@ -253,8 +258,10 @@ class FolderSource:
             if not is_as_read and known[:1].tolist() == hashes[:1].tolist():  # the same columns
                 is_new = ~np.isin(hashes, known)
             new = New(lines, is_new, skipped + 1, first, opened)
-            found, refused = self._read(file, new, variable)
+            found, refused, understood = self._read(file, new, variable)
         loses = not is_as_read and not np.isin(known, hashes).all()
+        if not understood:
+            return Look(FileState(*stamp, *before[3:]), known, loses, found, refused)
         known = np.concatenate([known, hashes]) if is_as_read else hashes
         return Look(FileState(*stamp, read, skipped + len(lines), digest), known, loses, found, refused)
 
@@ -270,6 +277,8 @@ class FolderSource:
         opened.seek(max(0, read - COMPARED))
         digest = _digest(first, opened.read(min(read, COMPARED)), read)
         look = self._whole(file, stamp, variable)  # what is added meanwhile is read again
+        if not all(one.line for one in look.refused):
+            return look  # it is not understood: when it changes, all of it is new
         state = FileState(*stamp, read, len(known), digest)
         return look._replace(state=state, known=np.array(known, dtype=np.int64))
 
@@ -280,24 +289,36 @@ class FolderSource:
             found = self._by_variable(file, content, variable)
         return Look(FileState(*stamp, 0, 0, ""), NO_LINES, False, found, refusals.found)
 
-    def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal]]:
-        """The readings of new lines, and what could not be read. All lines before them tell which hour is
-        meant when one occurs twice."""
+    def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal], bool]:
+        """The readings of new lines, what could not be read, and whether the file is understood. In doubt,
+        all lines before them help."""
         lines = new.with_context()
         if lines is None:
-            return [], []
+            return [], [], True
+        chosen = lines.chosen or ()
         found, refused = self._parsed(file, lines, variable)
-        if lines.chosen is not None and self._is_twice(found, refused):
+        if self._is_in_doubt(found, refused):
             new.opened.seek(0)
             until = islice(new.opened, lines.numbers[-1])
-            found, refused = self._parsed(file, Lines.of(b"".join(until), lines.chosen), variable)
-        return found, refused
+            found, refused = self._parsed(file, Lines.of(b"".join(until), chosen), variable)
+        for one in refused:
+            if not one.line:
+                pairs = zip(lines.numbers, lines.others, strict=True)
+                each = islice((pair for pair in pairs if pair[0] in chosen), MOST_REFUSED)
+                problem = f"cannot be read: {one.error}"
+                return [], [Refusal(DataError(file, problem, line=k), line) for k, line in each], False
+        return found, refused, True
 
-    def _is_twice(self, found: Sequence[Found], refused: Sequence[Refusal]) -> bool:
-        """Whether some readings are in an hour that occurs twice."""
-        zone = self.options.zone
-        return any(isinstance(one.error, RepeatedHour) for one in refused) or (
-            zone is not None and any(occur_twice(one.times, zone).any() for _, one in found)
+    def _is_in_doubt(self, found: Sequence[Found], refused: Sequence[Refusal]) -> bool:
+        """Whether the first lines of a file may not be enough to understand new ones: if these could not be
+        read at all, are in an hour that occurs twice, are in another time than that of the service, or of
+        unknown sensors alone, as if a long table was taken for a wide one."""
+        zone, known = self.options.zone, self.service.recent.column_of
+        return any(not one.line or isinstance(one.error, RepeatedHour) for one in refused) or any(
+            one.utc != self.service.zone.utc
+            or known.keys().isdisjoint(one.ids)
+            or (zone is not None and occur_twice(one.times, zone).any())
+            for _, one in found
         )
 
     def _parsed(self, file: Path, lines: Lines, variable: str) -> tuple[list[Found], list[Refusal]]:

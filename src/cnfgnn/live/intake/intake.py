@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client import Counter as Counts
 
 from cnfgnn.data.refusals import FutureTime, Refusal
-from cnfgnn.errors import CnfgnnError
+from cnfgnn.errors import CnfgnnError, DataError
 from cnfgnn.live.intake.clock import Clock, Zone
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict, cells_in
 from cnfgnn.live.intake.store import FileState, ReadingStore
@@ -34,6 +34,14 @@ AT_A_TIME = 2000  # readings that are looked at without a pause
 MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
 
 log = logging.getLogger(__name__)
+
+
+class UnknownSensor(DataError):
+    """A sensor of a file that the service does not know; its readings are counted when they are judged."""
+
+    def __init__(self, file: Path, sensor: str) -> None:
+        problem = "the service does not know it, so that its readings are left out"
+        super().__init__(f"{file}, sensor {sensor!r}", problem)
 
 
 class Busy(Exception):
@@ -88,7 +96,7 @@ class Intake:
     """Takes readings in.
 
     problems  what does not work at the moment, in a sentence for each part
-    refused   what is refused in files as they are now, in a sentence for each line
+    refused   what is refused in files as they are now, in a sentence for each line, and unknown sensors
     """
 
     def __init__(
@@ -181,8 +189,9 @@ class Intake:
                 continue
             if len(self.refused) < MOST_REFUSED:
                 self.refused[one.key] = str(one.error)
-            verdict = Verdict.FUTURE if isinstance(one.error, FutureTime) else Verdict.UNREADABLE
-            self.metrics.readings.labels("folder", verdict.value).inc()
+            if not isinstance(one.error, UnknownSensor):
+                verdict = Verdict.FUTURE if isinstance(one.error, FutureTime) else Verdict.UNREADABLE
+                self.metrics.readings.labels("folder", verdict.value).inc()
             new.append(str(one.error))
         for sentence in new[:LINES_LOGGED]:
             log.warning("folder: %s", sentence)
