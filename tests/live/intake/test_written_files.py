@@ -35,6 +35,7 @@ from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.intake import folder_source
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource
+from cnfgnn.live.intake.observations import read_csv
 from cnfgnn.live.intake.recent import Arrived
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.retrain import with_stored
@@ -302,6 +303,11 @@ def test_many_new_lines_without_an_offset_are_refused_like_few(tmp_path: Path) -
     assert folder.known.times[-1] == np.datetime64("2024-01-01T04:05")
 
 
+def test_many_new_lines_with_an_offset_are_refused_like_few(folder: Folder) -> None:
+    folder.follow(folder.append("".join(f"{row(number)[:16]}Z,1,2\n" for number in range(30, 60))))
+    assert folder.counted("unreadable line") == 30
+
+
 def test_every_new_line_of_a_file_that_cannot_be_understood_is_named_until_it_can(folder: Folder) -> None:
     other = folder.folder / "readings-2.csv"
     told: list[str] = []
@@ -329,6 +335,42 @@ def test_a_sensor_that_the_service_does_not_know_is_named_once(
     assert told == f"{other}, sensor 'c': the service does not know it, so that its readings are left out"
     assert [record.getMessage() for record in caplog.records] == [f"folder: {told}"]
     assert (folder.counted("unknown sensor"), folder.counted("unreadable line")) == (2, 0)
+
+
+def test_times_with_an_offset_are_local_times_in_a_run_without_a_zone(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in JSON, also in a zone that is behind UTC, where they seem to be of the future."""
+    latest = pd.Timestamp("2024-01-01 02:37").timestamp()
+    monkeypatch.setattr(FeedClock, "latest", lambda clock, step: latest)
+    for zone, offset in (("Europe/Paris", 1), ("America/New_York", -5)):
+        folder.zone = ZoneInfo(zone)
+        start = pd.Timestamp("2024-01-01 02:30") - pd.Timedelta(hours=offset)
+        text = "".join(f"{start + pd.Timedelta(minutes=m)}Z,{offset},{m}\n" for m in (0, 5))
+        other = folder.folder / f"readings-{offset}.csv"
+        folder.follow(folder.append(HEADER + text, other))
+        assert (folder.values(30), folder.values(31)) == ([offset, 0], [offset, 5])
+        assert not folder.service.refused
+        upload = folder.folder / "upload.csv"
+        upload.write_text(HEADER + text)
+        found = read_csv(upload, ReadingOptions(), "the body", zone=folder.service.zone)
+        moment = folder.service.zone.read(f"{start}Z")
+        assert [one.seconds for one in found] == [moment, moment, moment + 300, moment + 300]
+
+
+def test_of_two_readings_in_the_hour_that_clocks_repeat_the_later_counts_in_a_run_without_a_zone(
+    tmp_path: Path,
+) -> None:
+    upload = tmp_path / "upload.csv"
+    upload.write_text("time,a,b\n2024-10-27 00:30Z,1,2\n2024-10-27 00:40Z,3,4\n2024-10-27 01:30Z,5,\n")
+    found = read_csv(upload, ReadingOptions(), "the body", zone=Zone(False, ZoneInfo("Europe/Paris")))
+    first = pd.Timestamp("2024-10-27 02:30").timestamp()
+    assert [(one.sensor, one.seconds, one.value) for one in found] == [
+        ("a", first, 5),
+        ("b", first, 2),
+        ("a", first + 600, 3),
+        ("b", first + 600, 4),
+    ]
 
 
 # ---- files that are written anew --------------------------------------------------------------------------

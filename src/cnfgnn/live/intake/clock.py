@@ -113,6 +113,10 @@ class Zone:
             moment = moment.astimezone(self.zone)
         return moment.replace(tzinfo=UTC).timestamp()
 
+    def in_utc(self, seconds: float) -> float:
+        """The time in UTC of one here; of two, the later."""
+        return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=self.zone, fold=1).timestamp()
+
     def read(self, text: str) -> float:
         """Read a time in ISO 8601; of an interval, its end. Raises ValueError if it is none."""
         return self.seconds(datetime.fromisoformat(text.strip().rpartition("/")[2]))

@@ -37,7 +37,7 @@ from cnfgnn.data.readings import Readings, last_of_each
 from cnfgnn.data.refusals import Refusal, Refusals
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import MOST_REFUSED, Intake, UnknownSensor
-from cnfgnn.live.intake.observations import by_variable
+from cnfgnn.live.intake.observations import by_variable, in_zone
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import FileState
 
@@ -183,7 +183,7 @@ class FolderSource:
         arrived = [
             reading
             for name, readings in look.found
-            for reading in differing(readings, self.service.recent, name)
+            for reading in differing(in_zone(readings, self.service.zone), self.service.recent, name)
         ]
         await self.service.take(arrived, "folder", {key: look.state})
         self.states[key], self._known[key] = look.state, look.known
@@ -332,7 +332,12 @@ class FolderSource:
         return by_variable(file, content, self.options.target, self.service.recent.variables, variable)
 
     def _refusals(self) -> Refusals:
-        return Refusals(lambda _, utc: self.service.clock.latest(self.service.recent.step))
+        return Refusals(self._latest)
+
+    def _latest(self, _: int, utc: bool) -> float:
+        """The latest time that a line may have."""
+        latest, zone = self.service.clock.latest(self.service.recent.step), self.service.zone
+        return zone.in_utc(latest) if utc else latest
 
 
 @contextmanager

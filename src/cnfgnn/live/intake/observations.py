@@ -17,15 +17,17 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from cnfgnn.data.files.formats import read_variables
 from cnfgnn.data.files.text import MISSING, number
 from cnfgnn.data.options import ReadingOptions
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, last_of_each
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.clock import Zone
 from cnfgnn.live.intake.recent import Arrived
@@ -33,6 +35,7 @@ from cnfgnn.live.intake.recent import Arrived
 KINDS = (
     '{"sensor": ..., "time": ..., "value": ...}, {"time": ..., "values": {...}} or a SensorThings Observation'
 )
+IN_UTC = Zone(utc=True)
 DATASTREAM = re.compile(r"Datastreams\('?(.*?)'?\)$")
 
 
@@ -136,7 +139,12 @@ def as_seconds(moment: Any, zone: Zone, now: float) -> float | None:
 
 
 def read_csv(
-    path: Path, options: ReadingOptions, called: str, variables: Collection[str] = (), variable: str = ""
+    path: Path,
+    options: ReadingOptions,
+    called: str,
+    variables: Collection[str] = (),
+    variable: str = "",
+    zone: Zone = IN_UTC,
 ) -> list[Arrived]:
     """Read readings from a CSV file, which messages call by another name; see `by_variable`."""
     try:
@@ -144,7 +152,7 @@ def read_csv(
         found = by_variable(path, content, options.target, variables, variable)
     except DataError as error:
         raise MalformedInput(str(error).replace(str(path), called)) from None
-    return [reading for name, readings in found for reading in cells_of(readings, name)]
+    return [reading for name, readings in found for reading in cells_of(in_zone(readings, zone), name)]
 
 
 def by_variable(
@@ -172,6 +180,17 @@ def by_variable(
     if len(rest) > 1:
         raise DataError(path, f"holds several variables ({', '.join(found)}): keep those that are used")
     return [*(("", readings) for readings in rest.values()), *used]
+
+
+def in_zone(readings: Readings, zone: Zone) -> Readings:
+    """The same, in local times if those of the service are; in an hour that occurs twice, the last counts."""
+    if zone.utc or not readings.utc:
+        return readings
+    clock = pd.DatetimeIndex(readings.times, tz="UTC").tz_convert(zone.zone).tz_localize(None)
+    local = clock.to_numpy().astype("datetime64[s]")
+    order = np.argsort(local, kind="stable")
+    times, values, missing = last_of_each(local[order], readings.values[order], readings.missing[order])
+    return replace(readings, times=times, values=values, missing=missing, utc=False)
 
 
 def cells_of(readings: Readings, variable: str = "") -> list[Arrived]:

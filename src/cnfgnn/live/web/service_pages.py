@@ -181,7 +181,8 @@ class Web(Pages):
         with tempfile.TemporaryDirectory(prefix="cnfgnn-") as folder:
             file = Path(folder) / "body.csv"
             file.write_bytes(body)
-            return read_csv(file, self.options, "the body", self.service.recent.variables, variable)
+            known, zone = self.service.recent.variables, self.service.zone
+            return read_csv(file, self.options, "the body", known, variable, zone)
 
     def _receipt(self, receipt: Receipt) -> dict[str, Any]:
         write = self.service.zone.write
