@@ -306,6 +306,7 @@ def rounds_of(folder: Path) -> int:
     return len(Run.open(folder).progress.history) if (folder / "manifest.json").exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -157,6 +157,8 @@ def test_a_name_that_is_too_long_is_one_line(tmp_path: Path) -> None:
 def test_a_broken_connection_is_not_mistaken_for_a_closed_pipe() -> None:
     code = """
 import socket, cnfgnn.__main__, cnfgnn.cli.main
+
+pytestmark = pytest.mark.slow
 def break_a_connection():
     near, far = socket.socketpair()
     far.close()

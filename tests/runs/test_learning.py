@@ -22,6 +22,7 @@ def city() -> cnfgnn.Dataset:
     return cnfgnn.city(sensors=6, days=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],

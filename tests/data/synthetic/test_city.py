@@ -7,6 +7,8 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.synthetic.city import city
 from cnfgnn.errors import ConfigError
 
+pytestmark = pytest.mark.slow
+
 SLOW_MPH = 45.0
 
 
