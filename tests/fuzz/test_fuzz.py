@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from random import Random
 
 import pytest
@@ -15,6 +14,10 @@ def test_damaged_input_is_read_or_refused(name: str) -> None:
     target, random = TARGETS[name], Random(7)
     for content in target.good:
         target.read(content)
+    refused = 0
     for _ in range(150):
-        with contextlib.suppress(*target.refusals):
+        try:
             target.read(damaged(random, target.good))
+        except target.refusals:
+            refused += 1
+    assert (refused > 0) == bool(target.refusals)

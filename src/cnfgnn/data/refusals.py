@@ -30,10 +30,10 @@ class Refusal(NamedTuple):
 class Refusals:
     """What a tolerant reader has left out so far. Training has none of these: it refuses the whole file.
 
-    latest  the latest time that a reading may have, for a time step in seconds and for times that are UTC or
-            not; None if any may be meant
-    expected  sensors that have their place although a file has no reading of them
-    phase   seconds after a full step at which readings are counted; None: at which most of them are
+    latest    the latest time that a reading may have, given the time step in seconds and whether times are
+              UTC; None: any time
+    phase     how many seconds after a full step readings are counted; None: as most of them are
+    expected  sensors that get a column even if a file has no reading of them
     """
 
     latest: Callable[[int, bool], float] | None = None

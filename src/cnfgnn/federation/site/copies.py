@@ -19,7 +19,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import read_json
-from cnfgnn.privacy.copies import COPIES_FILE, Copies, CopyStore, write_private
+from cnfgnn.privacy.copies import Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
@@ -187,12 +187,12 @@ def _other_variables(settled: str, found: Sequence[str]) -> str:
 
 
 def settled_phase(plan: SitePlan, kit: Path) -> int | None:
-    """How many seconds after a full step the readings are that have copies. A live service counts others at
-    the nearest of these times: or all would get a second copy once most of them have another phase."""
-    folder = private_folder(plan, kit)
-    if not (folder / COPIES_FILE).exists():
-        return None
-    grid = CopyStore.settled(folder, GRID)
+    """How many seconds after a full step the readings with copies were measured; None if there are none.
+
+    A live service counts each reading at the nearest of these times. If it followed the readings instead,
+    all of them would get a second copy as soon as most have another phase.
+    """
+    grid = CopyStore.settled(private_folder(plan, kit), GRID)
     return None if grid is None else int(grid.split()[1])
 
 
@@ -207,9 +207,9 @@ def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path
         raise RunError(store.folder, _other_times(f"from readings in {settled}", f"they are in {found}"))
     step = observed.step_seconds
     phase = int(observed.seconds[0]) % step
-    settled_step, settled_phase = map(int, store.settle(GRID, f"{step} {phase}").split())
-    if (phase - settled_phase) % min(step, settled_step):
-        before = f"from readings {settled_phase} s after a full step of {settled_step} s"
+    first_step, first_phase = map(int, store.settle(GRID, f"{step} {phase}").split())
+    if (phase - first_phase) % min(step, first_step):
+        before = f"from readings {first_phase} s after a full step of {first_step} s"
         raise RunError(store.folder, _other_times(before, f"they are {phase} s after one of {step} s"))
     zone = plan.reading.timezone
     if (settled := store.settle("timezone", zone)) != zone:
