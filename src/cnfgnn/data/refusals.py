@@ -1,4 +1,4 @@
-"""Lines of files that are left out and named, where one bad line must not stop a service that has others."""
+"""Lines of files that a live service leaves out and names, because one bad line must not stop it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Refusal(NamedTuple):
 
     @property
     def key(self) -> tuple[Path, bytes]:
-        """Tells it from others, also when its line has another number."""
+        """Identifies it, whatever number its line has by now."""
         return Path(self.error.source), self.line or str(self.error).encode()
 
 
