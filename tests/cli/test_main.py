@@ -307,7 +307,7 @@ def rounds_of(folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_cleanly_and_nothing_is_lost(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(long_run(out), stderr=subprocess.PIPE, env=ENVIRONMENT)

@@ -13,6 +13,8 @@ import pytest
 
 from tests.commands import COMMAND, ENVIRONMENT
 
+pytestmark = pytest.mark.slow
+
 SLOW_PACKAGES = {"torch", "pandas", "matplotlib", "plotly", "tensorboard", "pyarrow", "numpy", "nvflare"}
 STOPPED = b"cnfgnn: stopped\n"
 
@@ -158,7 +160,6 @@ def test_a_broken_connection_is_not_mistaken_for_a_closed_pipe() -> None:
     code = """
 import socket, cnfgnn.__main__, cnfgnn.cli.main
 
-pytestmark = pytest.mark.slow
 def break_a_connection():
     near, far = socket.socketpair()
     far.close()

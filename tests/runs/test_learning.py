@@ -23,10 +23,7 @@ def city() -> cnfgnn.Dataset:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [name if name == "cnfgnn-plus" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_it_beats_the_last_value(method: str, city: cnfgnn.Dataset) -> None:
     config = preset(method).with_changes(SIZES | (GRAPH_SIZES if METHODS[method].graph_network else {}))
     if method == PRIVATE:
