@@ -2,11 +2,17 @@
 
 Writes a folder of readings.csv and sensors.csv for each kind, with the structure that such readings have
 (daily and weekly patterns, weather that moves over the stations, storms, spikes, gaps, zeros), reads it as a
-user's folder would be read, and trains the default method without any setting. Prints a row for each kind:
-the masked RMSE of each simple forecast on the test split, of the linear part of the training alone, and of
-the training, with its ratio to the best of the simple ones.
+user's folder would be read, and trains the default method. Prints a row for each kind: the masked RMSE of
+each simple forecast, of the linear part of the training alone, and of the training, with its ratio to the
+best of the simple ones.
+
+Settings are compared before the test split: the rows after --origin, a share that leaves the test split of a
+training out, are not even read. What is left is split as any other data, and its last fifth judges. Only
+--spend-test-split, for the figures of a version once all choices are made, evaluates the test split itself.
 
     python studies/kinds.py                               # all kinds
+    python studies/kinds.py --set model.levels=false      # another setting, to compare with the line above
+    python studies/kinds.py --folders auckland --origin 0.6
     python studies/kinds.py --untrained                   # linear parts alone: a tenth of the time
     python studies/kinds.py --only wind river --seed 2
     python studies/kinds.py --doubts 1 4 8                # with other shares of the network
@@ -21,7 +27,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +36,13 @@ import numpy as np
 import torch
 
 import cnfgnn
+from boosted_trees import boosted_trees
 from cnfgnn.algorithm import forecaster
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.server import Server
+from cnfgnn.config.toml import parse_change
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.readings import rows_of
 from cnfgnn.data.windows import SPLITS
 from cnfgnn.runs.baselines import all_baselines
 from cnfgnn.runs.scores import Scores
@@ -39,19 +50,33 @@ from cnfgnn.runs.simulation import simulate
 from cnfgnn.runs.training_loop import evaluate
 from made_kinds import DAY, HOUR, KINDS, MANY, MINUTE, traffic
 
-SIMPLE = ("last value", "yesterday", "last week", "daily average", "ridge")
+BEFORE_TEST = 0.8  # share of the rows before the test split of a training
+TREES = "LightGBM"
+SIMPLE = ("last value", "yesterday", "last week", "daily average", "ridge", TREES)
 
 
 # ---- measuring ------------------------------------------------------------------------------------------
 
 
+def before(data: Dataset, origin: float) -> Dataset:
+    """The readings before a share of the rows."""
+    return replace(data, readings=rows_of(data.readings, slice(0, int(len(data.readings.times) * origin))))
+
+
 def measured(
-    name: str, folder: Path, seed: int, training: bool = True, doubts: Sequence[float] = ()
+    name: str,
+    data: Dataset,
+    changes: Mapping[str, Any],
+    training: bool = True,
+    doubts: Sequence[float] = (),
+    lightgbm: bool = False,
 ) -> dict[str, Any]:
-    """Compare the simple forecasts with the default on a folder, or with its linear part alone."""
-    data = cnfgnn.load(folder)
-    config = cnfgnn.preset().with_changes({"seed": seed})
+    """Compare the simple forecasts with the default on a data set, or with its linear part alone."""
+    config = cnfgnn.preset().with_changes(changes)
     simple = {key: scores.overall.masked_rmse for key, scores in all_baselines(data, config.data).items()}
+    best = min(simple.values())
+    if lightgbm:
+        simple[TREES] = boosted_trees(data, config.data).overall.masked_rmse
     experiment = simulate(data, config)
     row: dict[str, Any] = {
         "kind": name,
@@ -68,7 +93,7 @@ def measured(
         row |= {"best_round": result.progress.best.r_g, "rounds": len(result.progress.history)}
         row["error"] = result.test.overall.masked_rmse
         row["doubts"] = {doubt: error_with(doubt, result.experiment) for doubt in doubts}
-    row["ratio"] = row.get("error", row["linear"]) / min(simple.values())
+    row["ratio"] = row.get("error", row["linear"]) / best
     return row
 
 
@@ -142,14 +167,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="some kinds, such as wind or many-sensors")
     parser.add_argument("--sensors", type=int, default=MANY, help="of the kind many-sensors")
     parser.add_argument("--seed", type=int, default=1, help="of the training")
+    parser.add_argument("--set", action="append", default=[], dest="changes", metavar="KEY=VALUE")
+    parser.add_argument("--origin", type=float, default=BEFORE_TEST, help="share of the rows that is read")
+    text = "read all rows and evaluate the test split, which may then decide nothing any more"
+    parser.add_argument("--spend-test-split", action="store_true", help=text)
     parser.add_argument("--draw", type=int, default=0, help="another number makes other readings")
     parser.add_argument("--folders", type=Path, nargs="+", help="train on these folders of readings instead")
     parser.add_argument("--untrained", action="store_true", help="only the linear part, which takes seconds")
+    parser.add_argument("--lightgbm", action="store_true", help="also fit gradient-boosted trees")
     parser.add_argument("--write", type=Path, help="write the folders here, and do not train")
     parser.add_argument("--json", type=Path, help="also append a line of JSON for each kind to this file")
     text = "also print the error with these values of DOUBT, as a ratio to that of the linear part"
     parser.add_argument("--doubts", type=float, nargs="+", default=[], help=text)
     options = parser.parse_args()
+    if not 0 < options.origin <= BEFORE_TEST:
+        parser.error(f"--origin: at most {BEFORE_TEST}, where the test split begins, not {options.origin}")
+    origin = 1.0 if options.spend_test_split else options.origin
+    changes = {**dict(parse_change(text) for text in options.changes), "seed": options.seed}
     doubts = [] if options.untrained else options.doubts
     head = (*HEAD, *(f"doubt {doubt:g}" for doubt in doubts))
     with tempfile.TemporaryDirectory() as place:
@@ -159,7 +193,8 @@ def main() -> None:
             if options.write is not None:
                 print(folder)
                 continue
-            row = measured(name, folder, options.seed, not options.untrained, doubts)
+            data = before(cnfgnn.load(folder), origin)
+            row = measured(name, data, changes, not options.untrained, doubts, options.lightgbm)
             print(as_line(row), flush=True)
             if options.json is not None:
                 with open(options.json, "a") as file:

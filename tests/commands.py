@@ -19,7 +19,7 @@ methods = ["cnfgnn", "gru-local"]
 seeds = [1, 2]
 [city]
 sensors = 3
-days = 2
+days = 0.5
 [data]
 history = 4
 horizon = 4

@@ -103,14 +103,14 @@ def own_to(owner: Owner) -> list[Tensor]:
     """What a node knows of itself: its usual week, what that says of every row, in the readings' unit and
     scaled, and of every training window; and its own weights."""
     data = owner.data
-    assert data.profile is not None
+    assert data.usual is not None
     assert data.weekly_profiles is not None
     batch, _ = data.batch("train", slice(None))
-    assert batch.profile_change is not None
+    assert batch.usual_change is not None
     weeks = torch.from_numpy(data.weekly_profiles)
     scaled = (weeks - data.scaler.mean) / data.scaler.std
     personal = owner.personal.values()
-    return [weeks, scaled, data.profile, data.unscaled(data.profile), batch.profile_change, *personal]
+    return [weeks, scaled, data.usual, data.unscaled(data.usual), batch.usual_change, *personal]
 
 
 @pytest.mark.parametrize("missing", ["as-truth", "masked"])

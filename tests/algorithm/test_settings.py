@@ -30,7 +30,6 @@ ON_THE_WIRE = {
     "decoder",
     "change",
     "linear",
-    "seasons",
     "levels",
     "gaps",
     "profile",

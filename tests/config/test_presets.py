@@ -16,7 +16,6 @@ PLUS: dict[str, Any] = {
     "model.change": True,
     "model.gaps": True,
     "model.linear": True,
-    "model.seasons": True,
     "model.profile": True,
     "model.personal": 16,
     "model.personal_head": True,

@@ -109,12 +109,12 @@ def personal_state(
     """The personal state of some sensors, (k steps) of each kind: from the state that their owner keeps, and
     the weekly profile that their model receives for every time and window, taken from a simulation."""
     [(_, owner)] = experiment.owners
-    assert owner.data.profile is not None
-    told = [owner.data.batch(split, slice(None))[0].profile_change for split in SPLITS]
+    assert owner.data.usual is not None
+    told = [owner.data.batch(split, slice(None))[0].usual_change for split in SPLITS]
     windows = torch.cat([usual[rows].flatten(0, 1) for usual in told if usual is not None])
     kept = part(state, PERSONAL) | {"usual_weeks": state["usual_weeks"]}
     return {
-        "usual at a time": owner.data.profile[rows].double().numpy(),
+        "usual at a time": owner.data.usual[rows].double().numpy(),
         "usual in a window": windows.double().numpy(),
         **{name: w.double().flatten(0, -2).numpy() for name, w in kept.items()},
     }

@@ -89,9 +89,9 @@ def test_an_unknown_profile_predicts_no_change(tmp_path: Path) -> None:
     _, new, _ = forecasting(tmp_path)
     batch, _ = new.data.batch("test", slice(None))
     row = GROUPS[1].index(SILENT)
-    assert batch.profile_change is not None
-    assert new.data.profile is not None
-    unknown = new.data.profile[row, ROWS:].isnan()
+    assert batch.usual_change is not None
+    assert new.data.usual is not None
+    unknown = new.data.usual[row, ROWS:].isnan()
     assert unknown.any()
-    assert not batch.profile_change[row, 0][unknown].any()
-    assert batch.profile_change[1 - row].count_nonzero() > AHEAD // 2
+    assert not batch.usual_change[row, 0, 1:][unknown].any()
+    assert batch.usual_change[1 - row].count_nonzero() > AHEAD // 2

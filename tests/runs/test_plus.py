@@ -48,8 +48,9 @@ def test_a_sensor_s_usual_week_is_kept_with_the_run_and_found_again(run: Run) ->
     data = hourly()
     data.readings.values[-12:] = np.nan_to_num(data.readings.values[-12:], nan=50.0)  # nobody is silent
     data = replace(data, readings=replace(data.readings, missing=np.isnan(data.readings.values)))
-    whole, recent = forecast_run(run, data), forecast_run(run, last(data, 12))
+    whole, recent = forecast_run(run, data), forecast_run(run, last(data, 200))
     np.testing.assert_allclose(whole, recent, rtol=1e-9)
+    assert np.isfinite(forecast_run(run, last(data, 12)).to_numpy()).all()  # no day before: the week alone
     kept = run.store("site-0").read(run.progress.best.tag)["usual_weeks"]
     assert kept.shape == (6, 7, 288)
     assert kept.isfinite().any(dim=(1, 2)).all()

@@ -84,6 +84,8 @@ class Replica:
             assert self.profile_known is not None
             known = self.profile_known[:, ahead]
             change = torch.where(known, profile - readings[..., history - 1 : history], 0.0)
+            # What earlier days and weeks add to the profile is not known; the last step's is not sent.
+            change = torch.cat([torch.zeros_like(change[..., :1]), change], dim=-1)
         return Batch(
             x=x,
             y=y.expand(len(readings), -1, -1),
@@ -91,7 +93,7 @@ class Replica:
             weight=weight,
             moment=self.moments[starts + history - 1],
             gaps=self.absent[:, inputs].to(DTYPE) if self.settings.model.gaps else None,
-            profile_change=change,
+            usual_change=change,
             # The weights of a node's linear forecaster are not sent, so its forecast is not known.
             linear_change=torch.zeros_like(x[..., :1, 0]).expand(-1, -1, horizon)
             if self.uses_linear

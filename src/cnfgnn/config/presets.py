@@ -99,7 +99,6 @@ _PLUS: Changes = {
     "model.hidden": 64,
     "model.profile": True,
     "model.linear": True,
-    "model.seasons": True,
     "model.personal_head": True,
     "training.rounds": 12,
     "training.client_lr": 2e-3,

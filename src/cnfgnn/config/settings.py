@@ -148,12 +148,6 @@ class ModelConfig:
         "Forecast the change from a linear forecast that each node makes by itself: see docs/algorithm.md.",
         sent_to_nodes=True,
     )
-    seasons: bool = setting(
-        False,
-        "Let each node look for periods other than the day and the week in its readings, such as that of the"
-        " tide, and use them in its linear forecast.",
-        sent_to_nodes=True,
-    )
     levels: bool = setting(
         False,
         "Begin each hidden state with two averages of the past readings, and each embedding with their means"
@@ -163,7 +157,8 @@ class ModelConfig:
     gaps: bool = setting(False, "Tell the encoder which past readings are missing.", sent_to_nodes=True)
     profile: bool = setting(
         False,
-        "Tell the encoder what the sensor usually reads at the forecast times; it stays at the node.",
+        "Tell the encoder what the sensor usually reads at the forecast times, by its weekly profile and by"
+        " the days and weeks before; it stays at the node.",
         sent_to_nodes=True,
     )
     calendar: int = setting(

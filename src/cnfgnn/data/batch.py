@@ -21,8 +21,8 @@ class Batch:
     weight          (n b t)    1 where a target counts, 0 where it is missing; None if all count
     moment          (b 2)      slot of the day and day of the week of the last input
     gaps            (n b t)    1 where an input is missing; None if the model does not use it
-    profile_change  (n b t)    the node's weekly profile at the targets minus its last reading; None if the
-                               model does not use it
+    usual_change  (n b 1 + t)  what the node usually reads at the last step and at the targets, minus its
+                               last reading; None if the model does not use it
     linear_change   (n b t)    what the node's linear forecaster adds to its last reading; None if the model
                                does not use it
     others          (n b k)    further inputs: the past of each variable, each covariate now and ahead; None
@@ -35,7 +35,7 @@ class Batch:
     weight: Tensor | None = None
     moment: Tensor | None = None
     gaps: Tensor | None = None
-    profile_change: Tensor | None = None
+    usual_change: Tensor | None = None
     linear_change: Tensor | None = None
     others: Tensor | None = None
 
@@ -64,7 +64,7 @@ class Batch:
             weight=select(self.weight),
             moment=self.moment,
             gaps=select(self.gaps),
-            profile_change=select(self.profile_change),
+            usual_change=select(self.usual_change),
             linear_change=select(self.linear_change),
             others=select(self.others),
         )

@@ -28,7 +28,6 @@ from cnfgnn.forecasters.linear import (
     calendar_inputs,
     unsquashed,
 )
-from cnfgnn.forecasters.seasons import WAVES, waves
 
 # Windows x nodes in one forward pass without gradients: bounds memory. A GPU needs many to be busy.
 SEQUENCES_AT_ONCE = {"cpu": 1 << 15, "cuda": 1 << 18}
@@ -36,9 +35,9 @@ WINDOWS_AT_ONCE, NODES_AT_ONCE = 512, 1 << 11  # in fitting linear forecasters
 # Days of training windows from which on linear forecasters use the time of day. With fewer, no time comes
 # twice: what looks like a pattern of the day is the course of one day, and misleads about the next hours.
 FEWEST_DAYS = 2.0
-PROFILES = "usual_weeks"  # the name of weekly profiles in checkpoints
+USUAL = "usual_"  # the names of what usual readings are computed from begin with it in checkpoints
+PROFILES, LAGS = USUAL + "weeks", USUAL + "lags"
 LINEAR = "linear_"  # the names of linear forecasters in checkpoints begin with it
-SEASONS = LINEAR + "seasons"  # the name of the frequencies that they use
 OWN, INFORMED = "own", "informed"
 
 Floats = npt.NDArray[np.float64]
@@ -110,11 +109,12 @@ class PreparedSeries:
         self.gaps = torch.tensor(series.absent(treatment), dtype=dtype, device=device) if model.gaps else None
         self.calendar, self.ahead = series.calendar, windows.ahead
         self.weekly_profiles: Floats | None = None  # (n 7 SLOTS), in the readings' unit
-        self.profile: Tensor | None = None  # (n T): the profile at every row, scaled
-        at_rows: Floats | None = None
+        self.lags: Floats | None = None  # (n k): how much of earlier days and weeks comes back
+        self.usual: Tensor | None = None  # (n T): the usual reading at every row, scaled
         if model.profile:
             self.weekly_profiles, at_rows = series.weekly_profiles(windows, treatment)
-            self._set_profile(at_rows)
+            self.lags = series.lags(windows, treatment, at_rows, scaler)
+            self._set_usual(series, at_rows)
         self.others = _prepared_inputs(series, windows, inputs, dtype, device)
         if self.others is not None and input_scales is not None:
             self.others.use(input_scales)
@@ -123,17 +123,12 @@ class PreparedSeries:
         for split in SPLITS:
             available = series.available(windows.starts[split], windows, treatment)
             self.available[split] = None if available.all() else torch.tensor(available, device=device)
-        self.seconds = torch.tensor(series.seconds, device=device)
-        self.seasons: Tensor | None = None  # (n k): frequencies in cycles per second, 0 for none
-        self._has_seasons = False
-        if model.linear and model.seasons:
-            self._set_seasons(series.seasons(windows, treatment, at_rows, device))
+        self._series = series
         self._prepare_linear(model)
 
     def _prepare_linear(self, model: ModelConfig) -> None:
         # Linear forecasters that use the node's own inputs, or also the means of levels at the end of h_G.
         self.linear: dict[str, Forecasters] = {}
-        self._uses_more: dict[str, bool] = {}  # whether any of them uses more than the usual inputs
         numbers = self.starts["train"].new_zeros
         self._shares: Tensor | None = None  # (n f 1 + folds): of each form of the node's forecaster
         self._fold_of = numbers(0)  # of each training window
@@ -141,7 +136,7 @@ class PreparedSeries:
         self._told = 2 * model.level_width
         self._means: Tensor | None = None  # (n w k) that forecasters have yet to be fitted with
         if model.linear:
-            self._set_linear(OWN, self._fitted())
+            self.linear[OWN] = self._fitted()
 
     def use(self, state: Mapping[str, Tensor]) -> None:
         """Use what `state` returned when the model was trained: profiles, scales, forecasters. A node whose
@@ -153,16 +148,14 @@ class PreparedSeries:
             weekly_profiles = state[PROFILES].cpu().numpy()
             unknown = np.isnan(weekly_profiles).all(axis=(1, 2), keepdims=True)
             self.weekly_profiles = np.where(unknown, self.weekly_profiles, weekly_profiles)
-            self._set_profile(self.calendar.look_up(self.weekly_profiles))
-        if SEASONS in state:
-            saved_seasons = state[SEASONS].to(self.seconds)
-            known = ~saved_seasons.isnan()
-            own = torch.zeros_like(saved_seasons) if self.seasons is None else self.seasons
-            self._set_seasons(torch.where(known, saved_seasons, own))
+            lags = state[LAGS].cpu().numpy()
+            assert self.lags is not None
+            self.lags = np.where(np.isnan(lags), self.lags, lags)
+            self._set_usual(self._series, self.calendar.look_up(self.weekly_profiles))
         for kind in (OWN, INFORMED):
             saved = Forecasters.of(state, LINEAR + kind, self.inputs)
             if saved is not None:
-                self._set_linear(kind, saved.completed(self.linear.get(kind, self.linear[OWN])))
+                self.linear[kind] = saved.completed(self.linear.get(kind, self.linear[OWN]))
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of the readings: weekly profiles, linear forecasters and scales of further
@@ -170,10 +163,10 @@ class PreparedSeries:
         state = {}
         if self.weekly_profiles is not None:
             state[PROFILES] = torch.from_numpy(self.weekly_profiles)
+        if self.lags is not None:
+            state[LAGS] = torch.from_numpy(self.lags)
         for kind, forecasters in self.linear.items():
             state |= forecasters.state(LINEAR + kind)
-        if self.seasons is not None:
-            state[SEASONS] = self.seasons
         if self.others is not None:
             state[INPUT_SCALES] = torch.from_numpy(self.others.scales)
         return state
@@ -184,16 +177,12 @@ class PreparedSeries:
         self._means = None
         self.use({name: x for name, x in state.items() if self.ahead or name.startswith(LINEAR)})
 
-    def _set_profile(self, at_rows: Floats) -> None:
-        """(n T), in the readings' unit."""
-        scaled = (at_rows - self.scaler.mean) / self.scaler.std
-        self.profile = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
-
-    def _set_seasons(self, seasons: Tensor) -> None:
-        self.seasons, self._has_seasons = seasons, bool((seasons > 0).any())
-
-    def _set_linear(self, kind: str, forecasters: Forecasters) -> None:
-        self.linear[kind], self._uses_more[kind] = forecasters, forecasters.uses_more
+    def _set_usual(self, series: Series, profile: Floats) -> None:
+        """The profile is that at every row (n T), in the readings' unit."""
+        assert self.lags is not None
+        usual = series.usual(profile, self.lags, self.horizon, "masked" if self.masked else "as-truth")
+        scaled = (usual - self.scaler.mean) / self.scaler.std
+        self.usual = torch.tensor(scaled, dtype=self.inputs.dtype, device=self.inputs.device)
 
     def batch(
         self, split: Split, windows: Tensor | slice, h_G: Tensor | None = None
@@ -213,11 +202,7 @@ class PreparedSeries:
         kind = OWN if h_G is None or INFORMED not in self.linear else INFORMED
         means = None if h_G is None or kind == OWN else h_G.detach()[..., -self._told :]
         forecasters = self.linear[kind]
-        change = forecasters.change(self._linear_inputs(batch, means), fold)
-        if self._uses_more[kind]:
-            more = self._more_inputs(batch, self.starts[split][windows])
-            change = change + forecasters.further_change(more, fold)
-        return replace(batch, linear_change=change)
+        return replace(batch, linear_change=forecasters.change(self._linear_inputs(batch, means), fold))
 
     def _at(self, starts: Tensor, available: Tensor | None) -> tuple[Batch, Tensor | None]:
         """The windows that start at these rows, without linear forecasts."""
@@ -234,13 +219,13 @@ class PreparedSeries:
         y = (cut(self.targets) if self.masked else inputs)[:, :, self.history :]
         moment = self.moments[starts + (self.history - 1)]
         gaps = None if self.gaps is None else cut(self.gaps)[:, :, : self.history]
-        profile_change = None
-        if self.profile is not None:
-            ahead = cut(self.profile)[:, :, self.history :]
-            profile_change = torch.nan_to_num(ahead - x[:, :, -1, :1])  # unknown profile: predict no change
+        usual_change = None
+        if self.usual is not None:
+            usual = cut(self.usual)[:, :, self.history - 1 :]
+            usual_change = torch.nan_to_num(usual - x[:, :, -1, :1])  # nothing is usual: predict no change
         others = None if self.others is None else self.others.batch(starts[:, None] + self._steps)
         clock = clock[:, self.history :]
-        return Batch(x, y, clock, weight, moment, gaps, profile_change, others=others), available
+        return Batch(x, y, clock, weight, moment, gaps, usual_change, others=others), available
 
     def with_readings(self, series: Series, windows: Windows) -> PreparedSeries:
         """The same nodes with newer readings; the scale and what was computed from all readings stay."""
@@ -252,11 +237,11 @@ class PreparedSeries:
         newer = PreparedSeries(series, self.scaler, treatment, windows, *kind, model, inputs, scales)
         other = copy.copy(self)
         other.others = newer.others
-        of_readings = ("inputs", "targets", "observed", "clock", "seconds", "moments", "gaps")
+        of_readings = ("inputs", "targets", "observed", "clock", "moments", "gaps", "_series")
         for name in (*of_readings, "starts", "available"):
             setattr(other, name, getattr(newer, name))
         if self.weekly_profiles is not None:
-            other._set_profile(series.calendar.look_up(self.weekly_profiles))
+            other._set_usual(series, series.calendar.look_up(self.weekly_profiles))
         return other
 
     def of_nodes(self, nodes: slice) -> PreparedSeries:
@@ -272,8 +257,8 @@ class PreparedSeries:
         part.nodes = stop - start
         part.inputs, part.targets = self.inputs[start:stop], self.targets[start:stop]
         part.observed = self.observed[start:stop]
-        part.gaps, part.profile = rows(self.gaps), rows(self.profile)
-        part.seasons, part._shares = rows(self.seasons), rows(self._shares)
+        part.gaps, part.usual = rows(self.gaps), rows(self.usual)
+        part._shares = rows(self._shares)
         part.others = None if self.others is None else self.others.of_nodes(nodes)
         part.available = {split: rows(available) for split, available in self.available.items()}
         part.linear = {kind: forecasters.of_nodes(nodes) for kind, forecasters in self.linear.items()}
@@ -296,7 +281,7 @@ class PreparedSeries:
     def fit(self) -> None:
         """Fit what has yet to be fitted."""
         if self._means is not None:
-            self._set_linear(INFORMED, self._fitted(self._means))
+            self.linear[INFORMED] = self._fitted(self._means)
             self._means = None
 
     def _fitted(self, means: Tensor | None = None) -> Forecasters:
@@ -338,14 +323,10 @@ class PreparedSeries:
 
     def _forms(self, inputs: int) -> Forms:
         """The forms that forecasters with so many inputs may take."""
-        seasonal = torch.zeros(self.nodes, dtype=torch.bool, device=self.inputs.device)
-        if self.seasons is not None:
-            seasonal = (self.seasons > 0).any(dim=1)
-        waves, daily = 0 if self.seasons is None else WAVES, self.calendar.step_days >= 1
         starts = self.starts["validation"]
         after = Normal.of(self._samples(starts, torch.arange(len(starts), device=starts.device), None))
-        level, profile = self.history - 1, self._profile_places()
-        return Forms(inputs, level, profile, daily, waves, seasonal, self.length, after)
+        daily = self.calendar.step_days >= 1
+        return Forms(inputs, self.history - 1, self._usual_places(), daily, self.length, after)
 
     def _samples(self, starts: Tensor, windows: Tensor, means: Tensor | None) -> Iterator[Sample]:
         yield self._sample(starts, windows[:0], means)
@@ -359,7 +340,7 @@ class PreparedSeries:
         inputs, change = self._linear_inputs(batch, told), batch.y - batch.x[:, :, -1, :1]
         if not self._knows_days:  # the time of day would only count up: see `FEWEST_DAYS`
             inputs[..., self.history + 1 : self.history + 1 + 2 * HARMONICS] = 0
-        return Sample(inputs, change, batch.complete, self._more_inputs(batch, starts[windows]))
+        return Sample(inputs, change, batch.complete)
 
     def _days(self, starts: Tensor) -> float:
         """From the first of these windows to the end of the last one."""
@@ -367,38 +348,29 @@ class PreparedSeries:
         return steps * self.calendar.step_days
 
     def _linear_inputs(self, batch: Batch, means: Tensor | None = None) -> Tensor:
-        """(n b p): the last readings, all but the last one relative to it, the calendar, the profile, further
-        inputs, and the means of levels."""
+        """(n b p): the last readings, all but the last one relative to it, the calendar, the usual readings
+        of the last step and ahead, further inputs, and the means of levels."""
         readings = batch.x[..., 0]
         last = readings[..., -1:]
         assert batch.moment is not None
         calendar = calendar_inputs(batch.x[0, :, -1, 1], batch.moment[:, 1], self.calendar.step_days)
         parts = [readings[..., :-1] - last, last, calendar.expand(len(last), -1, -1)]
-        if batch.profile_change is not None:
-            parts.append(batch.profile_change)
+        if batch.usual_change is not None:
+            parts.append(batch.usual_change)
         if batch.others is not None:
             parts.append(batch.others)
         if means is not None:
             parts.append(unsquashed(means) - last)
         return torch.cat(parts, dim=-1)
 
-    def _profile_places(self) -> range | None:
-        """Where the profile is among the inputs of `_linear_inputs`."""
-        if self.profile is None:
+    def _usual_places(self) -> range | None:
+        """Where the usual readings ahead are among the inputs of `_linear_inputs`; that of the last step is
+        before them."""
+        if self.usual is None:
             return None
         clock, weekday = self.clock[:1], self.moments[:1, 1]
-        first = self.history + calendar_inputs(clock, weekday, self.calendar.step_days).shape[1]
+        first = self.history + calendar_inputs(clock, weekday, self.calendar.step_days).shape[1] + 1
         return range(first, first + self.horizon)
-
-    def _more_inputs(self, batch: Batch, starts: Tensor) -> Tensor | None:
-        """(n b q): what the profile says of the last step, relative to the last reading, and the waves of
-        seasons at it if any node has one; None if there is neither."""
-        now, parts = starts + self.history - 1, []
-        if self.profile is not None:
-            parts.append(torch.nan_to_num(self.profile[:, now, None] - batch.x[:, :, -1, :1]))
-        if self.seasons is not None and self._has_seasons:
-            parts.append(waves(self.seconds[now], self.seasons, batch.x.dtype))
-        return torch.cat(parts, dim=-1) if parts else None
 
     def errors(self, y_hat: Tensor, split: Split, windows: Tensor | slice) -> Tensor:
         """(n t 8) float64: the sums named in `SUMS` over some windows, in the readings' unit."""

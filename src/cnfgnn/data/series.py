@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.inputs import InputSeries
 from cnfgnn.data.readings import DAY, Readings
 from cnfgnn.data.windows import Windows, observed_windows
-from cnfgnn.forecasters.seasons import PERIODS, find_seasons
+from cnfgnn.forecasters.usual import LAGS, fit_lags, rows_before, usual_readings
 from cnfgnn.forecasters.weekly_profile import Calendar, WeeklyProfiles
 
 DAY_S = float(DAY.astype(np.int64))
@@ -54,10 +53,18 @@ class TrainingRows(NamedTuple):
     known: Bools
 
 
+class Past(NamedTuple):
+    """Readings of n nodes: their times in seconds (T,), values (n T), and which are missing (n T)."""
+
+    seconds: Floats
+    values: npt.NDArray[np.floating]
+    missing: Bools
+
+
 class Series:
     """Raw readings of n nodes: values (n T) with NaN, missing (n T), time of day and weekday (T,); their
-    further inputs on the same time steps; and the times in seconds since 1970 (T,), or since any other time
-    that does not change."""
+    further inputs on the same time steps; the times in seconds since 1970 (T,), or since any other time that
+    does not change; and the readings of earlier days and weeks, by default those of the series itself."""
 
     def __init__(
         self,
@@ -67,14 +74,16 @@ class Series:
         weekday: Ints | None = None,
         others: Sequence[InputSeries] = (),
         seconds: Ints | Floats | None = None,
+        past: Past | None = None,
     ) -> None:
         self.others = tuple(others)
         self.values = np.asarray(values, dtype=np.float64)
         self.missing, self.time_of_day = missing, time_of_day
         self.weekday = np.zeros(len(time_of_day), dtype=np.int64) if weekday is None else weekday
         self.calendar = Calendar(time_of_day, self.weekday)
-        regular = np.arange(len(time_of_day)) * (self.calendar.step_days * DAY_S)
+        regular = np.rint(np.arange(len(time_of_day)) * (self.calendar.step_days * DAY_S))
         self.seconds: Floats = np.asarray(regular if seconds is None else seconds, dtype=np.float64)
+        self.past = past or Past(self.seconds, self.values, self.missing)
 
     @classmethod
     def of(cls, readings: Readings, rows: Ints | None = None) -> Series:
@@ -112,47 +121,38 @@ class Series:
         values, known, rows = self._counted(windows, treatment)
         return self.calendar.profiles(values, known, rows, windows.horizon * self.calendar.step_days)
 
+    def lags(self, windows: Windows, treatment: Missing, profile: Floats, scaler: Scaler) -> Floats:
+        """(n k): the weights of each node's lags, from the readings that profiles count; the profile is that
+        at every row (n T)."""
+        _, known, rows = self._counted(windows, treatment)
+        weights, before = np.zeros((self.nodes, len(LAGS))), self._rows_before(windows.horizon)
+        for node, is_known in enumerate(known):
+            readings = np.full(len(self.seconds), np.nan)
+            readings[rows] = np.where(is_known, self.values[node, rows], np.nan)
+            readings, usual = ((x - scaler.mean) / scaler.std for x in (readings, profile[node]))
+            weights[node] = fit_lags(readings, usual, before, max(1, windows.horizon // 2))
+        return weights
+
+    def usual(self, profile: Floats, lags: Floats, horizon: int, treatment: Missing) -> Floats:
+        """(n T): what the nodes usually read, from their profile at every row and the weights of lags."""
+        _, values, missing = self.past
+        absent = missing if treatment == "masked" else np.isnan(values)
+        return usual_readings(profile, lags, values, absent, self._rows_before(horizon))
+
+    def _rows_before(self, horizon: int) -> Ints:
+        step = float(np.median(np.diff(self.seconds))) if len(self.seconds) > 1 else DAY_S
+        return rows_before(self.seconds, self.past.seconds, step, horizon)
+
     def _counted(self, windows: Windows, treatment: Missing) -> tuple[Floats, Bools, Ints]:
         """The readings that profiles count (n r), with 0 for unknown ones; which are known; their rows."""
         rows = np.arange(len(self.time_of_day)) if windows.ahead else input_rows(windows)
         known = ~self.absent(treatment)[:, rows]
         return np.where(known, self.values[:, rows], 0.0), known, rows
 
-    def seasons(
-        self, windows: Windows, treatment: Missing, profile: Floats | None, device: torch.device
-    ) -> Tensor:
-        """(n k): the frequencies of each node's seasons in cycles per second, 0 for none, in what the profile
-        at every row (n T) leaves of the readings that profiles count."""
-        _, known, rows = self._counted(windows, treatment)
-        if len(rows) < 2:
-            return torch.zeros(self.nodes, PERIODS, dtype=torch.float64, device=device)
-        within, is_known = slice(int(rows[0]), int(rows[-1]) + 1), np.zeros_like(self.missing)
-        is_known[:, rows] = known
-        step = float(np.median(np.diff(self.seconds)))
-        levels, joined = np.where(is_known, self.values, 0.0), np.ones_like(self.missing)
-        if profile is not None and step < DAY_S:
-            left = levels - np.nan_to_num(self.calendar.without_slots(profile))
-            calmer = _is_calmer(left, levels, is_known & self.calendar.joined & ~np.isnan(profile))
-            levels = np.where(calmer, left, levels)
-            joined = self.calendar.joined | ~calmer
-            is_known &= ~(np.isnan(profile) & calmer)
-        arrays = (levels[:, within], is_known[:, within], joined[:, within][:, :-1])
-        left_over, known_rows, joined_rows = (torch.tensor(x, device=device) for x in arrays)
-        return find_seasons(left_over, known_rows, joined_rows, step / DAY_S) / step
-
     def moments(self, windows: Windows, treatment: Missing) -> Floats:
         """(n 3): count, sum and sum of squares of the readings that training windows take as input."""
         _, values, known = self.training_rows(windows, treatment)
         return np.stack([known.sum(1), values.sum(1), np.square(values).sum(1)], axis=1).astype(np.float64)
-
-
-def _is_calmer(left: Floats, values: Floats, known: Bools) -> Bools:
-    """(n 1): whose readings change less from row to row without what the profile says. Where the day and the
-    week explain nothing, a profile would only add its own noise."""
-    pairs = known[:, 1:] & known[:, :-1]
-    after, before = (np.where(pairs, np.square(np.diff(x)), 0.0).sum(axis=1) for x in (left, values))
-    calmer: Bools = (after < before)[:, None]
-    return calmer
 
 
 def input_rows(windows: Windows) -> Ints:

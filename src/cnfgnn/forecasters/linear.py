@@ -1,14 +1,13 @@
 """Linear forecasters: each sensor fits one to its own readings, in closed form, and keeps it.
 
-A forecaster is a ridge regression from the last readings, the sensor's weekly profile at the forecast times
+A forecaster is a ridge regression from the last readings, what the sensor usually reads at the forecast times
 and the calendar to the change from the last reading. Its penalty is chosen by cross-validation over the
 training windows. The network then only has to learn what such a simple forecast leaves over.
 
 No single form suits every sensor. Readings that drift leave the levels that were there in training, so that
-their level and their profile mislead, though the shape of the profile may still help; other readings have no
-usual week at all. So each sensor fits the regression in several forms and takes a mean of them, and of the
-last value, in which those with little error on its validation windows count most. It also uses the seasons
-that it found besides the day and the week (`seasons.py`), if these help clearly in cross-validation.
+their level and their usual readings mislead, though the shape of a usual day may still help; other readings
+have no usual week at all. So each sensor fits the regression in several forms and takes a mean of them, and
+of the last value, in which those with little error on its validation windows count most.
 
 Forecasts of training windows are cross-fitted: the weights for a window come from windows that share no
 reading with it. Otherwise the network would learn from errors that are smaller than those of new windows.
@@ -25,10 +24,8 @@ from torch import Tensor
 
 FOLDS = 5
 FOLDS_SUFFIX = ".folds"  # after the name of weights in checkpoints: the weights of each fold
-MORE_SUFFIX = ".more"  # after the name of weights in checkpoints: the weights of more inputs
 PENALTIES = (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)  # of squared weights, on scaled readings
 AS_GOOD = 1e-6  # relative difference of cross-validation errors that does not count
-CLEARLY = 0.98  # times the error in cross-validation: with seasons, a forecaster must have less
 # A form counts as much as its prior divided by its squared error on validation windows, to the power of
 # EVIDENCE for each window that does not overlap with another. The prior is that of the usual form, of each
 # other one, and of the last value.
@@ -44,13 +41,11 @@ WEEKDAYS = 7
 @dataclass(frozen=True)
 class Sample:
     """b windows of n sensors, as the forecaster sees them: inputs (n b p), the change from the last reading
-    to each target (n b t), which windows have all of their targets (n b), and more inputs (n b q) that only
-    other forms of the forecaster use."""
+    to each target (n b t), and which windows have all of their targets (n b)."""
 
     inputs: Tensor
     change: Tensor
     complete: Tensor
-    more: Tensor | None = None
 
 
 class Normal:
@@ -69,18 +64,9 @@ class Normal:
             x, y = sample.inputs.double() * complete, sample.change.double() * complete
             square, count = y.square().sum(dim=(1, 2)), complete.sum(dim=(1, 2))
             one = cls(_products(x, x), _products(x, y), square, count)
-            if sample.more is not None:
-                one = one._with(x, sample.more.double() * complete, y)
             total = one if total is None else total + one
         assert total is not None
         return total
-
-    def _with(self, x: Tensor, more: Tensor, y: Tensor) -> Normal:
-        """With more inputs after the first ones, whose products stay as they are to the last bit."""
-        beside = _products(x, more)
-        first = torch.cat([self.gram, beside], dim=2)
-        gram = torch.cat([first, torch.cat([beside.mT, _products(more, more)], dim=2)], dim=1)
-        return Normal(gram, torch.cat([self.cross, _products(more, y)], dim=1), self.square, self.count)
 
     def __add__(self, other: Normal) -> Normal:
         square, count = self.square + other.square, self.count + other.count
@@ -115,8 +101,8 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of a forecaster: the places of the inputs that it uses, and whether it takes the profile's
-    changes since the last step instead of those from the last reading."""
+    """One form of a forecaster: the places of the inputs that it uses, and whether it takes the changes of
+    usual readings since the last step instead of those from the last reading."""
 
     places: Tensor
     since_last_step: bool = False
@@ -126,86 +112,71 @@ class Form:
 class Forms:
     """The forms that the forecasters of n sensors may take.
 
-    inputs    number of the usual inputs; more inputs follow them: with a profile, first what it says of the
-              last step, relative to the last reading; then the waves of seasons
-    level     the place of the last reading, which tells the level of the readings
-    profile   the places of the weekly profile's changes among the inputs; None if there is no profile
-    daily     whether a step is a day or more: then the weekday says what a profile says
-    waves     number of waves
-    seasonal  (n,): which sensors have a season
-    length    of a window, in steps
-    after     the normal equations of windows that come after training
+    inputs  number of all inputs
+    level   the place of the last reading, which tells the level of the readings
+    usual   the places of the usual readings ahead, which that of the last step precedes; None if there are
+            none. A form has either the former alone, or the former relative to the latter
+    daily   whether a step is a day or more: then the weekday says what usual readings say
+    length  of a window, in steps
+    after   the normal equations of windows that come after training
     """
 
     inputs: int
     level: int
-    profile: range | None
+    usual: range | None
     daily: bool
-    waves: int
-    seasonal: Tensor
     length: int
     after: Normal
 
     @property
-    def places(self) -> int:
-        """Number of all inputs."""
-        return self.inputs + (self.profile is not None) + self.waves
-
-    @property
-    def without_seasons(self) -> list[Form]:
-        """The usual form first. The others leave out the profile, the level, or both; without the level, the
-        profile tells its changes since the last step."""
-        every = torch.arange(self.inputs, device=self.seasonal.device)
+    def all(self) -> list[Form]:
+        """The usual form first. The others leave out the usual readings, the level, or both."""
+        every = torch.arange(self.inputs, device=self.after.gram.device)
         no_level = every != self.level
-        if self.profile is None:
+        if self.usual is None:
             return [Form(every), Form(every[no_level])]
-        no_profile = (every < self.profile.start) | (every >= self.profile.stop)
-        without_profile = [Form(every[no_profile]), Form(every[no_profile & no_level])]
+        now = self.usual.start - 1
+        others = (every < now) | (every >= self.usual.stop)
+        without = [Form(every[others]), Form(every[others & no_level])]
         if self.daily:
-            return without_profile
-        return [Form(every), Form(every[no_level], since_last_step=True), *without_profile]
+            return without
+        return [Form(every[every != now]), Form(every[no_level & (every != now)], True), *without]
 
-    def seasonal_form(self, form: Form) -> Form:
-        """The same with the waves of seasons."""
-        waves = torch.arange(self.places - self.waves, self.places, device=form.places.device)
-        return Form(torch.cat([form.places, waves]), form.since_last_step)
-
-    def normal(self, form: Form, every: Normal, nodes: Tensor) -> Normal:
-        """The normal equations of some sensors in a form."""
-        gram, cross = every.gram[nodes], every.cross[nodes]
+    def normal(self, form: Form, every: Normal) -> Normal:
+        """The normal equations in a form."""
+        gram, cross = every.gram, every.cross
         if form.since_last_step:
-            assert self.profile is not None
-            ahead, now = slice(self.profile.start, self.profile.stop), slice(self.inputs, self.inputs + 1)
+            gram, cross = gram.clone(), cross.clone()
+            ahead, now = self._usual_slices()
             gram[:, ahead] -= gram[:, now]
             gram[:, :, ahead] -= gram[:, :, now]
             cross[:, ahead] -= cross[:, now]
         gram = gram.index_select(1, form.places).index_select(2, form.places)
-        return Normal(gram, cross.index_select(1, form.places), every.square[nodes], every.count[nodes])
+        return Normal(gram, cross.index_select(1, form.places), every.square, every.count)
 
     def weights(self, form: Form, weights: Tensor) -> Tensor:
         """(n c ...) -> (n p ...): weights in a form as weights of all inputs."""
-        every = weights.new_zeros(len(weights), self.places, *weights.shape[2:])
+        every = weights.new_zeros(len(weights), self.inputs, *weights.shape[2:])
         every[:, form.places] = weights
         if form.since_last_step:
-            assert self.profile is not None
-            every[:, self.inputs] = -every[:, self.profile.start : self.profile.stop].sum(dim=1)
+            ahead, now = self._usual_slices()
+            every[:, now] = -every[:, ahead].sum(dim=1, keepdim=True)
         return every
 
-    def widened(self, form: Form, fit: _Fit) -> _Fit:
-        """A fit in a form, with weights of all inputs."""
-        return _Fit(self.weights(form, fit.weights), fit.errors)
+    def _usual_slices(self) -> tuple[slice, slice]:
+        assert self.usual is not None
+        first = self.usual.start
+        return slice(first, self.usual.stop), slice(first - 1, first)
 
-    def shares(self, fits: Sequence[_Fit]) -> Tensor:
-        """(n f 1 + folds): how much each sensor takes of its fits in all forms, by their errors after
-        training; the rest is the last value. The weights of each fold have shares of their own.
+    def shares(self, fits: Sequence[Tensor]) -> Tensor:
+        """(n f 1 + folds): how much each sensor takes of its fits (n p 1 + folds t) in all forms, by their
+        errors after training; the rest is the last value. The weights of each fold have shares of their own.
 
         Windows that overlap tell almost the same: only one in `length` counts.
         """
-        given = self.after.gram.shape[-1]  # no waves if nobody has a season
         of_last_value = self.after.square[:, None]
         errors = [
-            torch.stack([self.after.squared_errors(w) for w in fit.weights[:, :given].unbind(2)], dim=1)
-            for fit in fits
+            torch.stack([self.after.squared_errors(w) for w in weights.unbind(2)], dim=1) for weights in fits
         ]
         errors.append(of_last_value.expand_as(errors[0]))
         smallest = (SMALLEST_ERROR * of_last_value).clamp(min=1e-30)[:, None]
@@ -222,12 +193,10 @@ class Forms:
 @dataclass(frozen=True)
 class Forecasters:
     """The weights of n sensors, fitted to all training windows: (n p t); and for the training windows of each
-    fold, fitted to windows that share no reading with those of the fold: (n p f t). `more` has the weights of
-    more inputs, if there are any."""
+    fold, fitted to windows that share no reading with those of the fold: (n p f t)."""
 
     weights: Tensor
     of_folds: Tensor
-    more: Forecasters | None = None
 
     @classmethod
     def fitted(
@@ -245,50 +214,33 @@ class Forecasters:
         total = sum(parts[1:], start=parts[0])
         others = [total - Normal.of(sample(fold, True)) for fold in range(folds)]
         equations = _Equations(parts, others, total)
-        fits = [equations.fit_in(forms, form) for form in forms.without_seasons]
+        fits = [forms.weights(form, equations.in_form(forms, form).fit()) for form in forms.all]
         if shares is None:
             shares = forms.shares(fits)
-        every = torch.zeros_like(fits[0].weights)  # (n p 1 + folds t)
-        for share, fit in zip(shares.unbind(1), fits, strict=True):
-            every += share[:, None, :, None] * fit.weights
-        weights, of_folds = (part.to(dtype).contiguous() for part in (every[:, :, 0], every[:, :, 1:]))
-        if forms.places == forms.inputs:
-            return cls(weights, of_folds), shares
-        first, last = slice(0, forms.inputs), slice(forms.inputs, None)
-        more = cls(weights[:, last], of_folds[:, last])
-        return cls(weights[:, first], of_folds[:, first], more), shares
+        every = torch.zeros_like(fits[0])  # (n p 1 + folds t)
+        for share, weights in zip(shares.unbind(1), fits, strict=True):
+            every += share[:, None, :, None] * weights
+        return cls(every[:, :, 0].to(dtype).contiguous(), every[:, :, 1:].to(dtype).contiguous()), shares
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor], name: str, like: Tensor) -> Self | None:
         """What `state` returned; None if there is nothing under this name."""
         if name not in state:
             return None
-        more = cls.of(state, name + MORE_SUFFIX, like)
-        return cls(state[name].to(like), state[name + FOLDS_SUFFIX].to(like), more)
+        return cls(state[name].to(like), state[name + FOLDS_SUFFIX].to(like))
 
     @classmethod
     def joined(cls, parts: Sequence[Forecasters]) -> Self:
         """Those of several groups of sensors, in order."""
-        weights, of_folds = [part.weights for part in parts], [part.of_folds for part in parts]
-        more = [part.more for part in parts if part.more is not None]
-        return cls(torch.cat(weights), torch.cat(of_folds), cls.joined(more) if more else None)
+        return cls(torch.cat([part.weights for part in parts]), torch.cat([part.of_folds for part in parts]))
 
     def state(self, name: str) -> dict[str, Tensor]:
         """For a checkpoint."""
-        more = {} if self.more is None else self.more.state(name + MORE_SUFFIX)
-        return {name: self.weights, name + FOLDS_SUFFIX: self.of_folds, **more}
+        return {name: self.weights, name + FOLDS_SUFFIX: self.of_folds}
 
     def of_nodes(self, nodes: slice) -> Forecasters:
         """Those of some of the sensors."""
-        more = None if self.more is None else self.more.of_nodes(nodes)
-        return Forecasters(self.weights[nodes], self.of_folds[nodes], more)
-
-    @property
-    def uses_more(self) -> bool:
-        """Whether any of the sensors uses more inputs than the usual ones."""
-        if self.more is None:
-            return False
-        return bool((self.more.weights != 0).any() | (self.more.of_folds != 0).any())
+        return Forecasters(self.weights[nodes], self.of_folds[nodes])
 
     def change(self, inputs: Tensor, fold: Tensor | None = None) -> Tensor:
         """(n b p) -> (n b t): the forecast change from the last reading. `fold` (b,) tells the folds of
@@ -300,14 +252,6 @@ class Forecasters:
         index = fold.view(1, -1, 1, 1).expand(n, -1, 1, t)
         return of_all.gather(2, index)[:, :, 0]
 
-    def further_change(self, more: Tensor | None, fold: Tensor | None = None) -> Tensor | float:
-        """(n b q) -> (n b t): what more inputs add to the change, the first ones if not all are given."""
-        if self.more is None or more is None:
-            return 0.0
-        given = more.shape[-1]
-        part = Forecasters(self.more.weights[:, :given], self.more.of_folds[:, :given])
-        return part.change(more, fold)
-
     def completed(self, otherwise: Forecasters) -> Forecasters:
         """Take the rows that are NaN from other forecasters, which may have fewer inputs."""
         unknown = self.weights.isnan().flatten(1).any(dim=1)
@@ -318,26 +262,7 @@ class Forecasters:
         weights[unknown], of_folds[unknown] = 0, 0
         weights[unknown, :inputs] = otherwise.weights[unknown]
         of_folds[unknown, :inputs] = otherwise.of_folds[unknown]
-        if otherwise.more is None:
-            return Forecasters(weights, of_folds, self.more)
-        more = self.more or otherwise.more._for_nobody()
-        more = Forecasters(
-            torch.where(unknown.view(-1, 1, 1), otherwise.more.weights, more.weights),
-            torch.where(unknown.view(-1, 1, 1, 1), otherwise.more.of_folds, more.of_folds),
-        )
-        return Forecasters(weights, of_folds, more)
-
-    def _for_nobody(self) -> Forecasters:
-        return Forecasters(torch.zeros_like(self.weights), torch.zeros_like(self.of_folds))
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Weights (n p 1 + folds t) in float64: those fitted to all windows, then those of each fold; and their
-    summed squared errors in cross-validation (n,)."""
-
-    weights: Tensor
-    errors: Tensor
+        return Forecasters(weights, of_folds)
 
 
 @dataclass(frozen=True)
@@ -348,13 +273,13 @@ class _Equations:
     others: Sequence[Normal]
     total: Normal
 
-    def mapped(self, change: Callable[[Normal], Normal]) -> _Equations:
-        return _Equations(
-            [change(x) for x in self.parts], [change(x) for x in self.others], change(self.total)
-        )
+    def in_form(self, forms: Forms, form: Form) -> _Equations:
+        parts, others = ([forms.normal(form, x) for x in every] for every in (self.parts, self.others))
+        return _Equations(parts, others, forms.normal(form, self.total))
 
-    def fit(self) -> _Fit:
-        """Fit to all windows, with the penalty whose weights, fitted to the other folds, are best in each."""
+    def fit(self) -> Tensor:
+        """(n p 1 + folds t) in float64: the weights fitted to all windows, then those of each fold, with the
+        penalty whose weights, fitted to the other folds, are best in each."""
         errors = torch.stack(
             [
                 torch.stack(
@@ -371,21 +296,7 @@ class _Equations:
         as_good = errors <= errors.amin(dim=0) * (1 + AS_GOOD)
         penalties = torch.tensor(PENALTIES, dtype=errors.dtype, device=errors.device)
         chosen = torch.where(as_good, penalties[:, None], 0.0).amax(dim=0)
-        weights = torch.stack([normal.solved(chosen) for normal in (self.total, *self.others)], dim=2)
-        return _Fit(weights, errors.amin(dim=0))
-
-    def fit_in(self, forms: Forms, form: Form) -> _Fit:
-        """Fit the forecasters in a form, with seasons where they help clearly; as weights of all inputs."""
-        fit = self._fit_of(torch.arange(len(forms.seasonal), device=forms.seasonal.device), forms, form)
-        seasonal = forms.seasonal.nonzero()[:, 0]
-        if len(seasonal):
-            other = self._fit_of(seasonal, forms, forms.seasonal_form(form))
-            better = other.errors < CLEARLY * fit.errors[seasonal]
-            fit.weights[seasonal[better]] = other.weights[better]
-        return fit
-
-    def _fit_of(self, nodes: Tensor, forms: Forms, form: Form) -> _Fit:
-        return forms.widened(form, self.mapped(lambda normal: forms.normal(form, normal, nodes)).fit())
+        return torch.stack([normal.solved(chosen) for normal in (self.total, *self.others)], dim=2)
 
 
 def squashed(levels: Tensor) -> Tensor:

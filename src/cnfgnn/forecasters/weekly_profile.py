@@ -89,29 +89,6 @@ class Calendar:
             at_rows[node] = means[self.day, self.slot]
         return WeeklyProfiles(weeks, at_rows)
 
-    @property
-    def joined(self) -> Bools:
-        """(T,): which rows have a profile that continues at the next row. At midnight that of other days
-        begins, and means near midnight include fewer slots on one side than on the other."""
-        whole = np.ones(len(self.day), dtype=np.bool_)
-        if self.step_days >= 1:
-            return whole
-        if self.step_days * SLOTS <= SMOOTHING_SLOTS:
-            whole = (self.slot >= SMOOTHING_SLOTS) & (self.slot < SLOTS - SMOOTHING_SLOTS)
-        joined: Bools = whole & np.append(whole[1:] & (np.diff(self.day) == 0), True)
-        return joined
-
-    def without_slots(self, at_rows: Floats) -> Floats:
-        """The profile at every row (n T) as a moving average over one slot, so that it does not jump from one
-        slot to the next where several rows are in one."""
-        width = round(1 / SLOTS / self.step_days)
-        if width < 2:
-            return at_rows
-        padded = np.pad(at_rows, [(0, 0), (width // 2 + 1, width - 1 - width // 2)], mode="edge")
-        sums = np.cumsum(padded, axis=1)
-        mean: Floats = (sums[:, width:] - sums[:, :-width]) / width
-        return mean
-
     def look_up(self, weeks: Floats) -> Floats:
         """The profile at every row: (n 7 SLOTS) -> (n T)."""
         return weeks[:, self.weekday, self.slot]

@@ -187,8 +187,8 @@ class PlusModel(EncoderDecoder):
         size = (n, self.members, b)
         parts = [batch.x.new_zeros(*size, 0)]
         if self.config.profile:
-            assert batch.profile_change is not None
-            parts.append(self._for_each(batch.profile_change))
+            assert batch.usual_change is not None
+            parts.append(self._for_each(batch.usual_change[..., 1:]))
         if self.config.calendar:
             assert batch.moment is not None
             slot, weekday = batch.moment.unbind(-1)

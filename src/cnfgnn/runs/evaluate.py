@@ -14,7 +14,7 @@ from cnfgnn.algorithm.node_state import OWNER, PERSONAL, THETA, TRUST, check_wit
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.description import step_seconds
 from cnfgnn.data.inputs import INPUT_SCALES, with_inputs
-from cnfgnn.data.prepared_series import LINEAR, PROFILES
+from cnfgnn.data.prepared_series import LINEAR, USUAL
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Split, Windows
@@ -128,7 +128,7 @@ def _computed(
     return {
         name: in_order(x, torch.nan)[rows]
         for name, x in state.items()
-        if name.startswith(LINEAR) or name == INPUT_SCALES or (name == PROFILES and not own_windows)
+        if name.startswith(LINEAR) or name == INPUT_SCALES or (name.startswith(USUAL) and not own_windows)
     }
 
 

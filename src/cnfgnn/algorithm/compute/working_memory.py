@@ -16,7 +16,6 @@ import torch
 from cnfgnn.algorithm.compute.device import Compute, slices
 from cnfgnn.config.settings import ModelConfig
 from cnfgnn.forecasters.linear import FOLDS
-from cnfgnn.forecasters.seasons import WAVES
 from cnfgnn.models import kernels
 from cnfgnn.models.gru import NodeModel
 from cnfgnn.models.plus import PlusModel
@@ -49,8 +48,6 @@ class NodeMemory:
         inputs = 4 * (history + horizon)
         if isinstance(model, PlusModel) and model.config.linear:
             inputs += (2 * FOLDS + 6) * horizon
-        if isinstance(model, PlusModel) and model.config.seasons:
-            inputs += 2 * WAVES
         stored = _stored(model, history, horizon) * size
         self._sequence = SPARE * (stored + inputs * compute.dtype.itemsize)
 

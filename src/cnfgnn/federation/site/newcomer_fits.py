@@ -28,7 +28,6 @@ from cnfgnn.data.readings import Readings, columns_of, rows_of
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import RunError
-from cnfgnn.forecasters.linear import MORE_SUFFIX
 from cnfgnn.runs.checkpoints import FolderStore
 from cnfgnn.runs.forecast import with_rows_ahead
 
@@ -112,8 +111,7 @@ def use(data: PreparedSeries, states: Sequence[State]) -> None:
         wanted[name] = torch.cat([nothing.expand(known, *nothing.shape[1:]), *rows])
         if name.startswith(LINEAR + OWN) and INFORMED in data.linear:
             # Without means of neighbours' levels in training, forecasters that use them are the same.
-            more = MORE_SUFFIX in name
-            inputs = example.shape[1] if more else data.linear[INFORMED].weights.shape[1]
+            inputs = data.linear[INFORMED].weights.shape[1]
             padded = torch.zeros(len(wanted[name]), inputs, *example.shape[2:], dtype=example.dtype)
             padded[:, : example.shape[1]] = wanted[name]
             padded[wanted[name].flatten(1).isnan().any(dim=1)] = torch.nan

@@ -16,7 +16,7 @@ from cnfgnn.algorithm.node_state import PERSONAL, THETA, TRUST
 from cnfgnn.algorithm.owner import INTERVALS as INTERVAL_STATE
 from cnfgnn.algorithm.store import newest
 from cnfgnn.data.inputs import INPUT_SCALES
-from cnfgnn.data.prepared_series import LINEAR, PROFILES
+from cnfgnn.data.prepared_series import LINEAR, USUAL
 from cnfgnn.data.quality import Ranges
 from cnfgnn.errors import CnfgnnError, RunError, StorageError
 from cnfgnn.federation.site.errors import AnyError, for_server
@@ -168,7 +168,7 @@ def with_new_sensors(state: Mapping[str, Tensor], count: int) -> dict[str, Tenso
             found[name] = _with_rows(x, count, 0.0)
         elif name == TRUST:
             found[name] = _with_rows(x, count, 1.0)
-        elif name in (PROFILES, INPUT_SCALES) or name.startswith(LINEAR):
+        elif name == INPUT_SCALES or name.startswith((LINEAR, USUAL)):
             found[name] = _with_rows(x, count, torch.nan)
     return found  # what an optimiser remembers is left out: these nodes do not train
 

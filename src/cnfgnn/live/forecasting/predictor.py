@@ -23,9 +23,10 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.inputs import NO_NAMES, with_inputs
 from cnfgnn.data.prepared_series import PreparedSeries
 from cnfgnn.data.readings import DAY, Readings, last_rows, rows_of, weekday
-from cnfgnn.data.series import Series
+from cnfgnn.data.series import Past, Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import DataError
+from cnfgnn.forecasters.usual import MOST_ROWS
 from cnfgnn.live.forecasting.forecasts import quality_of
 from cnfgnn.models.params import part
 from cnfgnn.privacy.copies import Copies, CopiesOfNewest, SimulatedCopies
@@ -39,7 +40,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-KEPT_ROWS = 2016  # of the newest readings, a week of five-minute steps: outliers are sought among them
+# Of the newest readings: outliers are sought among them, and usual readings use those of a week ago.
+KEPT_ROWS = MOST_ROWS + 1
 
 
 class Predictor(ABC):
@@ -198,8 +200,9 @@ def key_of(sensors: Sequence[str], **about: object) -> str:
 
 def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     """The last window of the readings, preceded by one row: each sensor's last reading before it, which fills
-    gaps at its beginning. Longer series would give the same and take longer. `before` are earlier readings of
-    the same sensors: the scale and what was computed from them stay."""
+    gaps at its beginning. Longer series would give the same and take longer; only usual readings look further
+    back. `before` are earlier readings of the same sensors: the scale and what was computed from them stay.
+    """
     n, history, horizon = len(readings.ids), before.history, before.horizon
     value, missing = _before(readings, history, before.masked)
     future = np.full((n, horizon), np.nan)
@@ -210,7 +213,8 @@ def window_of(readings: Readings, before: PreparedSeries) -> PreparedSeries:
     seconds = last + step * np.arange(-history, horizon + 1)
     day = int(DAY.astype(np.int64))
     others = [] if before.others is None else [one.at(seconds) for one in readings.others]
-    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds)
+    past = Past(readings.seconds.astype(np.float64), readings.values.T, readings.missing.T)
+    window = Series(values, absent, (seconds % day) / day, weekday(seconds), others, seconds, past)
     return before.with_readings(window, Windows.next(history + 1, history, horizon))
 
 

@@ -1,0 +1,73 @@
+"""What a practitioner would use instead of a network: gradient-boosted trees, fitted to the readings of all
+sensors pooled. `kinds.py --lightgbm` shows them beside the simple forecasts (`pip install cnfgnn[studies]`).
+
+One model for each step ahead. Its inputs are the last readings, those at the forecast time a day and a week
+before, the time of day, the day of the week and the sensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cnfgnn.config.settings import DataConfig
+from cnfgnn.data.dataset import Dataset
+from cnfgnn.data.windows import Split
+from cnfgnn.runs.baselines import DAY_S, Group, Prepared
+from cnfgnn.runs.scores import Scores
+
+Floats = npt.NDArray[np.float64]
+
+SETTINGS = {"objective": "regression", "learning_rate": 0.05, "num_leaves": 63, "verbose": -1}
+TREES, PATIENCE = 1000, 30  # validation errors choose how many
+
+
+def boosted_trees(data: Dataset, config: DataConfig) -> Scores:
+    """Their errors on the test split, on the windows that all baselines are evaluated on."""
+    prepared = Prepared.of(data, config)
+    ahead = [_of_step(prepared, step) for step in range(config.horizon)]
+    forecasts = torch.from_numpy(np.stack(ahead, axis=-1))  # (n w t)
+    return prepared.evaluate("test", lambda group, chunk: _part(forecasts, group, chunk))
+
+
+def _part(forecasts: Tensor, group: Group, chunk: slice) -> Tensor:
+    return forecasts[group.nodes, chunk]
+
+
+def _of_step(prepared: Prepared, step: int) -> Floats:
+    """(n w): the scaled forecasts of test windows, so many steps ahead."""
+    import lightgbm  # an extra
+
+    train, validation, test = (_inputs(prepared, split, step) for split in ("train", "validation", "test"))
+    y, known = _targets(prepared, "train", step)
+    y_after, known_after = _targets(prepared, "validation", step)
+    learned = lightgbm.Dataset(train[known], y[known])
+    after = lightgbm.Dataset(validation[known_after], y_after[known_after], reference=learned)
+    stop = lightgbm.early_stopping(PATIENCE, verbose=False)
+    model = lightgbm.train(SETTINGS, learned, TREES, valid_sets=[after], callbacks=[stop])
+    forecast: Floats = np.asarray(model.predict(test)).reshape(prepared.data.nodes, -1)
+    return forecast
+
+
+def _inputs(prepared: Prepared, split: Split, step: int) -> Floats:
+    """(nw k): NaN where a reading is missing."""
+    values = np.where(prepared.series.missing, np.nan, prepared.data.inputs.numpy())
+    starts = prepared.windows.starts[split]
+    target = starts + prepared.config.history + step
+    columns = [values[:, starts + row] for row in range(prepared.config.history)]
+    for days in (1, 7):
+        rows = target - days * DAY_S // prepared.step
+        found = values[:, np.maximum(rows, 0)]
+        columns.append(np.where((rows >= 0) & (rows < starts + prepared.config.history), found, np.nan))
+    shape = (prepared.data.nodes, len(starts))
+    known = prepared.series.time_of_day[target], prepared.series.weekday[target], np.arange(shape[0])[:, None]
+    columns += [np.broadcast_to(column, shape) for column in known]
+    return np.stack([column.ravel() for column in columns], axis=1)
+
+
+def _targets(prepared: Prepared, split: Split, step: int) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """(nw,): the scaled targets, and which of them were observed."""
+    rows = prepared.windows.starts[split] + prepared.config.history + step
+    return prepared.data.targets.numpy()[:, rows].ravel(), ~prepared.series.missing[:, rows].ravel()
