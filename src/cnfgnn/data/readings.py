@@ -147,9 +147,15 @@ class Readings:
         phase = offsets[np.argmax(counts)] if refusals.phase is None else refusals.phase % step
         rows = np.rint((seconds - phase) / step).astype(np.int64)
         far = isolated_rows(rows)
-        for time in self.times[far].tolist():
-            problem = f"{time} is far from all other rows, so it is left out: check its time"
+
+        def note(_: np.datetime64, problem: str) -> None:
             refusals.note(DataError(self.source, problem))
+
+        for time in self.times[far]:
+            moment = str(time.astype("datetime64[s]")).replace("T", " ")
+            problem = f"{moment} is far from all other rows, so it is left out: check its time"
+            refusals.refuse_at.get(self.source, note)(time, problem)
+        refusals.refuse_at.clear()  # they hold the files
         rows, values, missing = rows[~far], self.values[~far], self.missing[~far]
         kept, values, missing = last_of_each(rows, values, missing)
         times = (step * kept + phase).astype("datetime64[s]")

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from cnfgnn.config.settings import Dates
 from cnfgnn.errors import DataError
 
 
 class FutureTime(DataError):
-    """A row whose time has not come yet."""
+    """A row whose time has not come yet: its seconds since 1970, and whether they are UTC."""
+
+    due: tuple[int, bool]
 
 
 class Refusal(NamedTuple):
@@ -30,15 +35,21 @@ class Refusal(NamedTuple):
 class Refusals:
     """What a tolerant reader has left out so far. Training has none of these: it refuses the whole file.
 
-    latest    the latest time that a reading may have, given the time step in seconds and whether times are
-              UTC; None: any time
-    phase     how many seconds after a full step readings are counted; None: as most of them are
-    expected  sensors that get a column even if a file has no reading of them
+    latest     the latest time that a reading may have, given the time step in seconds and whether times are
+               UTC; None: any time
+    phase      how many seconds after a full step readings are counted; None: as most of them are
+    expected   sensors that get a column even if a file has no reading of them
+    refuse_at  by file: notes the row of a time, with what is wrong with it
+    dates      the order of day and month, once the file has shown it; unless the year is first
+    decisive   how many days have shown it
     """
 
     latest: Callable[[int, bool], float] | None = None
     phase: int | None = None
     expected: Sequence[str] = ()
+    refuse_at: dict[str, Callable[[np.datetime64, str], None]] = field(default_factory=dict)
+    dates: Dates = "auto"
+    decisive: int = 0
     found: list[Refusal] = field(default_factory=list)
     sensors: set[str] = field(default_factory=set)  # whose columns were left out
 

@@ -15,25 +15,28 @@ from cnfgnn.errors import RunError, StorageError
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.intake import Intake, IntakeMetrics
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, cells_in
-from cnfgnn.live.intake.store import FileState, ReadingStore, drop_oldest, remove_database
+from cnfgnn.live.intake.store import FileRead, FileState, ReadingStore, drop_oldest, remove_database
 from tests.commands import said
 from tests.waiting import WITHIN
 
 IDS = ("a", "b")
-STATE = FileState(7, 9, 8, 7, 2, "ab")
+STATE = FileState(7, 9, 8, 7, "ab")
 
 
 def test_readings_and_the_state_of_files_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
     store = ReadingStore(tmp_path)
     assert store.newest() is None
-    store.write(IDS, [Cell(300, 0, 1.5), Cell(300, 1, 2.5), Cell(600, 0, 3.5)], {"f.csv": STATE})
-    store.write(IDS, [Cell(300, 1, 4.5)], {})  # a correction
+    store.write(
+        IDS, [Cell(300, 0, 1.5), Cell(300, 1, 2.5), Cell(600, 0, 3.5)], {"f.csv": FileRead(STATE, 0, b"one")}
+    )
+    store.write(IDS, [Cell(300, 1, 4.5)], {"f.csv": FileRead(STATE, 1, b"gone")})  # a correction
+    store.write(IDS, [], {"f.csv": FileRead(STATE, 1, b"two"), "g.csv": FileRead(STATE, 0, b"")})
     store.close()
     store = ReadingStore(tmp_path)
     assert list(store.stored(0).readings) == [(300, "a", 1.5), (300, "b", 4.5), (600, "a", 3.5)]
     assert list(store.stored(301).readings) == [(600, "a", 3.5)]
     assert store.newest() == 600
-    assert store.files() == {"f.csv": STATE}
+    assert store.files() == {"f.csv": FileRead(STATE, 0, b"onetwo"), "g.csv": FileRead(STATE, 0, b"")}
     store.close()
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from cnfgnn.data.files.folder import load_readings
 from cnfgnn.data.files.formats import read_variables
+from cnfgnn.data.files.text import Lines
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
@@ -46,6 +47,7 @@ from tests.live.small_service import KNOWN, SmallRun, make_small_run, serving
 from tests.waiting import wait_for
 
 HEADER = "time,a,b\n"
+HASHES = [-3750050756802301640, 1760245841805064774, 3207917794791993904]  # of three lines
 
 
 def row(number: int, a: object = None, b: object = None) -> str:
@@ -496,6 +498,158 @@ def test_a_change_far_up_is_seen_if_it_has_another_length_or_nothing_was_added(
     assert folder.values(20) == [9.5, 120]
 
 
+def test_a_file_that_rolled_while_the_service_was_away_undoes_no_correction_that_came_otherwise(
+    folder: Folder,
+) -> None:
+    seconds = int(np.datetime64("2024-01-01T01:40", "s").astype(int))
+    folder.follow(lambda: Arrived("a", seconds, 55.5))
+    folder.replace(HEADER + rows(1, 25) + row(25, 7.5) + rows(26, 31))()
+    folder.follow()
+    assert folder.values(20) == [55.5, 120]
+    assert folder.values(25) == [7.5, 125]
+    assert folder.values(30) == [30, 130]
+
+
+def test_lines_have_the_same_hash_in_every_process() -> None:
+    assert folder_source.hashes_of([b"time,a,b", b"", b"\xff"]).tolist() == HASHES
+    assert len(folder_source.hashes_of([])) == 0
+
+
+# ---- lines of the future ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_line_from_the_future_is_read_when_its_time_comes(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Also if the service was away in the meantime, and without another look at the lines around it."""
+    latest = [0.0]
+    monkeypatch.setattr(FeedClock, "latest", lambda clock, step: latest[0])
+
+    def it_is(number: int) -> Callable[[], object]:
+        def tell() -> None:
+            latest[0] = float(number * 300 + np.datetime64("2024-01-01", "s").astype(int))
+
+        return tell
+
+    def write() -> None:
+        text = HEADER + row(31) + row(33) + row(35)
+        (folder.folder / "aside.txt").write_text(text)
+        if suffix == "csv":
+            (folder.folder / "aside.txt").rename(folder.folder / "readings-2.csv")
+        else:
+            pd.read_csv(folder.folder / "aside.txt").to_parquet(folder.folder / "readings-2.parquet")
+
+    told: list[int] = []
+    it_is(32)()
+    seconds = int(np.datetime64("2024-01-01T02:35", "s").astype(int))
+    folder.follow(
+        write,
+        lambda: told.append(len(folder.service.refused)),
+        lambda: Arrived("a", seconds, 55.5),
+        it_is(34),
+    )
+    assert told == [2]
+    assert len(folder.service.refused) == 1
+    assert folder.counted("from the future") == 2
+    assert (folder.values(31), folder.values(33)) == ([55.5, 131], [33, 133])
+    folder.follow()
+    assert folder.known.times[-1] == np.datetime64("2024-01-01T02:45")
+    it_is(36)()
+    folder.follow()
+    assert (folder.values(31), folder.values(35)) == ([55.5, 131], [35, 135])
+    assert not folder.service.refused
+
+
+# ---- what is said of a file -------------------------------------------------------------------------------
+
+
+def test_what_the_start_has_said_of_a_file_stays_while_lines_are_added(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, HEADER + "2023-01-01 00:00,5,6\n" + rows(0, 30))
+    folder.follow(folder.append(row(30)), folder.append(row(31)))
+    [told] = folder.service.refused.values()
+    assert "readings.csv, line 2, column 'time': 2023-01-01 00:00:00 is far from all other rows" in told
+
+
+def test_every_line_of_a_file_that_was_cut_to_nothing_and_has_no_header_is_counted(folder: Folder) -> None:
+    lines = [folder.append(row(number)) for number in range(30, 33)]
+    told: list[int] = []
+    folder.follow(
+        folder.write_over(""),
+        *lines,
+        lambda: told.append(len(folder.service.refused)),
+        folder.replace(HEADER + rows(30, 33)),
+    )
+    assert told == [3]
+    assert folder.counted("unreadable line") == 3
+    assert folder.values(31) == [31, 131]
+    assert not folder.service.refused
+
+
+@pytest.mark.parametrize("begun", ["", "time,"])
+def test_a_file_in_which_there_is_no_line_yet_is_not_refused(folder: Folder, begun: str) -> None:
+    other = folder.folder / "readings-2.csv"
+    folder.follow(folder.append(begun, other), folder.append(HEADER.removeprefix(begun) + row(30), other))
+    assert folder.counted("unreadable line") == 0
+    assert folder.values(30) == [30, 130]
+
+
+def test_line_ends_of_old_macs_are_read(folder: Folder) -> None:
+    folder.follow(folder.replace((HEADER + rows(0, 31)).replace("\n", "\r")))
+    assert folder.values(30) == [30, 130]
+
+
+def test_a_mistyped_date_costs_its_line_and_no_other(tmp_path: Path) -> None:
+    hours = pd.date_range("2026-09-05", "2026-10-02 03:00", freq="h")
+    lines = [f"{hour:%d/%m/%Y %H:%M},{number},5\n" for number, hour in enumerate(hours)]
+    folder = Folder(tmp_path, HEADER + "".join(lines[:-4]))
+    mistyped = "10/31/2026 00:00,7,7\n"
+    folder.follow(folder.append(lines[-4] + mistyped + lines[-3]), folder.append(mistyped + lines[-2]))
+    assert folder.known.times[-1] == np.datetime64("2026-10-02T02:00")
+    assert folder.counted("new") == 6
+    assert folder.counted("unreadable line") == 1, "the same line again is named once"
+    rolled = HEADER + "".join(lines[-27:-1])  # no line shows any more that days come first
+    folder.follow(
+        folder.append(lines[-2]),
+        folder.replace(rolled),
+        folder.append("10/31/2026 01:00,8,8\n"),
+        folder.append(lines[-1]),
+    )
+    assert folder.known.times[-1] == np.datetime64("2026-10-02T03:00")
+    assert len(folder.service.refused) == 1
+
+
+def test_a_file_is_not_read_whole_at_each_look_because_of_its_dates_or_zone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: list[int] = []
+
+    def lines_of(raw: bytes, chosen: object = None) -> Lines:
+        whole.append(len(raw))
+        return every(raw, chosen)  # type: ignore[arg-type]
+
+    every = Lines.of
+    monkeypatch.setattr(Lines, "of", lines_of)
+    for style in ("%d/%m/%Y %H:%M", "%Y-%m-%dT%H:%MZ"):
+        hours = pd.date_range("2026-09-05", "2026-10-01 03:00", freq="h")
+        lines = [f"{hour:{style}},{number},5\n" for number, hour in enumerate(hours)]
+        folder = Folder(tmp_path, HEADER + "".join(lines[:-4]))
+        folder.zone = ZoneInfo("Asia/Tokyo")
+        folder.follow(*map(folder.append, lines[-4:]))
+        assert folder.counted("new") == 8
+        assert not whole
+        (tmp_path / "state" / "live.sqlite").unlink()
+
+
+def test_a_file_that_takes_long_is_given_a_rest(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_source, "SLOW", 0.0)
+    monkeypatch.setattr(folder_source, "REST", 1e6)
+    folder.follow(folder.append(row(30)), folder.append(row(31)))
+    assert folder.known.times[-1] == np.datetime64("2024-01-01T02:30")
+    folder.follow()
+    assert folder.values(31) == [31, 131]
+
+
 # ---- what other versions left -----------------------------------------------------------------------------
 
 
@@ -542,10 +696,10 @@ def test_a_service_starts_with_everything_that_it_survives_while_it_runs(
         def told() -> list[str]:
             return sorted(client.get("/health").json["refused"]["last"])
 
-        wait_for(lambda: "2199-01-01 00:00:00 has not come yet" in told()[1], "the first look at the file")
+        wait_for(lambda: process.service.store.files(), "the first look at the file")
         first, second, third = told()
     assert first.endswith(f"readings.csv, line {len(wide) + 2}: 1 fields, but the header has 8")
-    assert f"readings.csv, line {len(wide) + 3}, column 'time': 2199-01-01 00:00:00 has not come" in second
+    assert f"readings.csv, line {len(wide) + 3}, column 'time': 2199-01-01 00:00:00 is far from" in second
     assert third.endswith("sensors.csv: has no sensor 'new', which the readings have")
 
 

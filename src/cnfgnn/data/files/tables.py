@@ -189,9 +189,20 @@ def _from_wide(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
     else:
         grid, values, more = _newest_of_each(times, values, locations)
     ids = tuple(layout.names[place] for place in sensors)
+    _keep_rows(times, name, locations)
     return times, Readings(
         grid, ids, values, missing=np.isnan(values), source=str(locations.path), utc=utc, notes=notes + more
     )
+
+
+def _keep_rows(times: Times, column: str, locations: RowLocations) -> None:
+    """Let whoever finds a time wrong refuse its row."""
+
+    def refuse(time: np.datetime64, problem: str) -> None:
+        locations.refuse(problem, int(np.argmax(times == time)), column)
+
+    if locations.refusals is not None:
+        locations.refusals.refuse_at[str(locations.path)] = refuse
 
 
 def _duplicate_hint(table: Table, stamps: pd.Index[Any], utc: bool, options: ReadingOptions) -> str:
@@ -274,6 +285,7 @@ def _from_long(table: Table, stamps: pd.Index[Any], options: ReadingOptions) -> 
         kept = locations.kept(len(times))
         if not kept.any():
             raise NoReadings(locations.path, "holds no readings")
+        _keep_rows(times, layout.time_name, locations)
         times, sensors, numbers = times[kept], sensors[kept], numbers[kept]
     grid, rows = np.unique(times, return_inverse=True)
     if len(grid) * len(ids) > max(SMALL, SPARSEST * len(times)):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_datetime64_any_dtype
 
+from cnfgnn.config.settings import Dates
 from cnfgnn.data.files.text import shown
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.refusals import FutureTime, Refusals
@@ -294,10 +295,13 @@ def _first_is_day(
         later, earlier = max(day_first, month_first), min(day_first, month_first)
         problem = f"{shown(whole[later])} and {shown(whole[earlier])} in {place(earlier)} have day and month"
         raise wrong(f"{problem} in different orders: use one order in the whole column", later)
-    if day_first is not None:
-        return True, (f"dates are day-first, as {shown(whole[day_first])} shows",)
-    if month_first is not None:
-        return False, (f"dates are month-first, as {shown(whole[month_first])} shows",)
+    shows = month_first if day_first is None else day_first
+    if shows is not None:
+        found: Dates = "month-first" if day_first is None else "day-first"
+        if options.refusals is not None:
+            options.refusals.dates = found
+            options.refusals.decisive = len(np.unique(pairs[above.any(axis=1)], axis=0))
+        return day_first is not None, (f"dates are {found}, as {shown(whole[shows])} shows",)
     unclear = np.flatnonzero(pairs[:, 0] != pairs[:, 1])
     if len(unclear):
         ways = f"{options.hint('dates', 'day-first')} or {options.hint('dates', 'month-first')}"
@@ -368,6 +372,7 @@ def refuse_future(times: Times, utc: bool, column: str, locations: RowLocations)
         moment = str(times[row]).replace("T", " ")
         problem = f"{moment} has not come yet, so it is left out: check the times and this machine's clock"
         error = FutureTime(locations.path, problem, line=place.line, column=column)
+        error.due = int(times[row].astype(np.int64)), utc
         locations.leave_out(error, row)
 
 

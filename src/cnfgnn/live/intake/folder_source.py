@@ -3,17 +3,20 @@
 Files of further variables grow like it. A file of a covariate is read again as a whole when it changes.
 
 A line counts when it has ended. If a file was only appended to, the lines after the mark are new. If it was
-replaced, or changed anywhere else, those are new that it did not have when it was last looked at; so rows may
-roll out of a file, and be corrected in its middle. A line that cannot be read is refused, and the others
-count. What new lines do not tell by themselves, the lines before them do: which of two hours is meant when
-clocks are set back, or whether days come before months. So a reading has the time that it has in the whole
-file. Lines of a file that cannot be understood at all are read again when it changes.
+replaced, or changed anywhere else, those are new that it did not have when it was last looked at, also
+before a restart; so rows may roll out of a file, and be corrected in its middle. A line that cannot be read
+is refused, and the others count; if its time has not come yet, it is read when it has. What new lines do
+not tell by themselves, the lines before them do: which of two hours is meant when clocks are set back, or
+whether days come before months. So a reading has the time that it has in the whole file. Lines of a file
+that cannot be understood at all are read again when it changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +24,13 @@ from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
+from cnfgnn.config.settings import Dates
 from cnfgnn.data.files.formats import read_lines, read_variables
 from cnfgnn.data.files.input_files import files_of_inputs, read_covariate
 from cnfgnn.data.files.tables import NoReadings
@@ -34,25 +39,30 @@ from cnfgnn.data.files.times import RepeatedHour, occur_twice
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, last_of_each
-from cnfgnn.data.refusals import Refusal, Refusals
+from cnfgnn.data.refusals import FutureTime, Refusal, Refusals
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import MOST_REFUSED, Intake, UnknownSensor
 from cnfgnn.live.intake.observations import by_variable, in_zone
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
-from cnfgnn.live.intake.store import FileState
+from cnfgnn.live.intake.store import FileRead, FileState
 
 SUFFIXES = (".csv", ".parquet", ".h5")
 BEGINNING = "readings"  # of the names of files that appear beside the first one
 COMPARED = 4 << 20  # bytes before the mark that must be the same if a file was only appended to
 COMPARED_FIRST = 64 << 10  # bytes at the beginning of which the same holds
 CONTEXT = 20  # lines at the beginning that tell the format of new ones; in doubt, all lines do
-UNREAD = FileState(0, 0, 0, 0, 0, "")
+SLOW = 1.0  # seconds; a look that takes longer is followed by a rest, ...
+REST = 4.0  # ... so many times as long
+UNREAD = FileState(0, 0, 0, 0, "")
 
 Found = tuple[str, Readings]
 """Readings, and the name of their variable; what is forecast has none."""
 
+Doubt = Literal["lines", "hour", "dates", "zone", "sensors"]
+
 Hashes = npt.NDArray[np.int64]
 NO_LINES: Hashes = np.empty(0, dtype=np.int64)
+FUTURE = 1  # the bit that marks the hash of a line whose time has not come yet: it is read again
 
 
 @dataclass(frozen=True)
@@ -80,16 +90,22 @@ class Look(NamedTuple):
 
     state    how far the file is read now
     known    the hash of each line that is read
-    loses    whether a line that was read is no longer there
-    found    the readings of new lines
+    first    how many of them are as they were before
+    new      the hashes of the lines that were read in this look
+    found    the readings of these lines
     refused  what of them could not be read
+    loses    whether a line that was read is no longer there
+    again    whether the file is as it was, and is read because the time of some of its rows has come
     """
 
     state: FileState
     known: Hashes
-    loses: bool
+    first: int
+    new: Hashes
     found: list[Found]
     refused: list[Refusal]
+    loses: bool
+    again: bool = False
 
 
 class New(NamedTuple):
@@ -109,9 +125,9 @@ class New(NamedTuple):
     def with_context(self) -> Lines | None:
         """The new lines, and the first ones of the file, which tell their format; None if nothing is new."""
         rows = np.flatnonzero(self.is_new).tolist()
-        new = {self.number + row: self.lines[row] for row in rows if self.number + row > 1}
-        if not any(line.strip() for line in new.values()):
+        if not any(self.lines[row].strip() for row in rows):
             return None
+        new = {self.number + row: self.lines[row] for row in rows if self.number + row > 1}
         header, *context = self.first.split(b"\n")[: CONTEXT + 1]
         lines = dict(enumerate(context[: self.first.count(b"\n") - 1], 2)) | new
         numbers = sorted(lines)
@@ -141,8 +157,15 @@ class FolderSource:
         self.variables = [one for one in inputs if not one.known_ahead]
         self.covariates = [one for one in inputs if one.known_ahead]
         self.unknown: Callable[[set[str]], Awaitable[set[str]]] | None = None
-        self.states = service.store.files()
-        self._known: dict[str, Hashes] = {}  # of each CSV file, the lines that are read
+        stored = service.store.files()
+        self.states = {key: read.state for key, read in stored.items()}
+        self._known = {key: np.frombuffer(read.hashes, np.int64) for key, read in stored.items()}
+        # The earliest of the times that have not come, and whether it is UTC.
+        self._due = {key: (-math.inf, True) for key, known in self._known.items() if (known & FUTURE).any()}
+        self._dates: dict[Path, Dates] = {}  # the order of day and month that a file has shown
+        self._sure: set[Path] = set()  # files all of whose times are of another kind than the service's
+        self._rests: dict[str, float] = {}  # until when nobody looks at a file that takes long
+        self._notes: dict[Path, set[tuple[Path, bytes]]] = {}  # what looks have said of files as a whole
         self._kept = False  # whether the readings that were in the files at the start are stored
 
     async def run(self) -> None:
@@ -170,23 +193,39 @@ class FolderSource:
 
     async def _take(self, file: Path, key: str, variable: str = "") -> None:
         """Take in what is new in a file, of a further variable if it is named."""
+        begun, before = time.monotonic(), self.states.get(key)
+        if begun < self._rests.get(key, begun):
+            return
         try:
             look = await asyncio.to_thread(self._look_at, file, key, variable)
         except FileNotFoundError:
             return
         if look is None:
             return
-        self._refuse(file, look.refused, look.known, self._known.get(key, look.known))
+        ended = time.monotonic()
+        if ended - begun > SLOW and before is not None:
+            self._rests[key] = ended + REST * (ended - begun)
+        self._refuse(file, look.refused, look.known, look.new)
         if look.loses and not self._kept:  # from now on, nothing is known from files alone
             await self.service.keep()
             self._kept = True
         arrived = [
             reading
             for name, readings in look.found
-            for reading in differing(in_zone(readings, self.service.zone), self.service.recent, name)
+            for reading in differing(
+                in_zone(readings, self.service.zone), self.service.recent, name, look.again
+            )
         ]
-        await self.service.take(arrived, "folder", {key: look.state})
+        read = FileRead(look.state, look.first, look.known[look.first :].tobytes())
+        await self.service.take(arrived, "folder", {key: read})
         self.states[key], self._known[key] = look.state, look.known
+        due: list[tuple[float, bool]] = [
+            one.error.due for one in look.refused if isinstance(one.error, FutureTime)
+        ]
+        due += [self._due[key]] if key in self._due and look.first else []  # only what was added was read
+        self._due.pop(key, None)
+        if due:
+            self._due[key] = min(due)
         unknown = {sensor for name, readings in look.found for sensor in readings.ids if not name}
         unknown -= set(self.service.recent.ids)
         if unknown and self.unknown is not None:
@@ -208,16 +247,24 @@ class FolderSource:
                 await asyncio.to_thread(read_covariate, covariate.name, covariate.file, recent.ids, options)
             )
         self._refuse(covariate.file, refusals.found)
-        self.states[covariate.key] = FileState(*stamp, 0, 0, "")
+        self.states[covariate.key] = FileState(*stamp, 0, "")
 
-    def _refuse(self, file: Path, refused: Sequence[Refusal], *known: Hashes) -> None:
-        """Name what was refused in a file, and forget what is no longer in it, or could be read now. What is
-        among the lines that are `known` since before this look stays."""
-        again = [one.key for one in refused]
-        before = [key for key in self.service.refused if key[0] == file and key not in again]
-        hashes = [hash(line) for _, line in before]
-        stays = np.all([np.isin(hashes, lines) for lines in known or [NO_LINES]], axis=0)
-        self.service.forget_refused([before[place] for place in np.flatnonzero(~stays)])
+    def _refuse(
+        self, file: Path, refused: Sequence[Refusal], known: Hashes = NO_LINES, new: Hashes = NO_LINES
+    ) -> None:
+        """Name what was refused in a file, and forget what is no longer in it, or could be read now. Lines
+        that are `known` and not `new` stay. So does what the start has said of the file as a whole, or of
+        lines that a look takes for good ones."""
+        again, told = {one.key for one in refused}, self.service.refused
+        before = [key for key in told if key[0] == file and key not in again]
+        hashes = hashes_of([line for _, line in before])
+        stays = np.isin(hashes, known & ~FUTURE)
+        if file in self._notes:
+            stays &= ~np.isin(hashes, new)
+        notes = {key for key in before if told[key].encode() == key[1]} - self._notes.get(file, set())
+        gone = [key for key, is_there in zip(before, stays, strict=True) if not is_there]
+        self.service.forget_refused([key for key in gone if key not in notes])
+        self._notes[file] = {one.key for one in refused if not one.line}
         self.service.refuse(refused)
 
     def _files(self) -> list[Path]:
@@ -229,65 +276,68 @@ class FolderSource:
 
     def _look_at(self, file: Path, key: str, variable: str) -> Look | None:
         """What is new in a file; None if it is as it was."""
-        before, known = self.states.get(key, UNREAD), self._known.get(key)
-        if known is not None and _stamp(file.stat()) == before[:3]:
+        before, known = self.states.get(key, UNREAD), self._known.get(key, NO_LINES)
+        is_due = self._is_due(key)
+        if _stamp(file.stat()) == before[:3] and not is_due:
             return None
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
             first = _beginning(opened)
-            if file.suffix != ".csv" or is_utf_16(first):
-                look = self._whole(file, stamp, variable) if stamp != before[:3] else None
-                return None if look is None else look._replace(loses=known is not None)
+            if file.suffix != ".csv" or is_utf_16(first) or (b"\r" in first and b"\n" not in first):
+                return self._whole(file, key, stamp, variable)
             opened.seek(max(0, before.read - COMPARED))
             last = opened.read(min(before.read, COMPARED))
             is_as_read = before.read > 0 and before.digest == _digest(first, last, before.read)
-            if known is None and not is_as_read:
-                return self._first(file, opened, stamp, variable)
-            if known is None:  # since this process began
-                known = _hashes(opened, before.lines)
-            elif stamp[0] != before.inode or stamp[1] == before.size:
+            if is_due or stamp[0] != before.inode or stamp[1] == before.size:
                 is_as_read = False  # it was replaced; or something in it was changed, if it is as long
-            skipped, begun, last = (before.lines, before.read, last) if is_as_read else (0, 0, b"")
+            skipped, begun, last = (len(known), before.read, last) if is_as_read else (0, 0, b"")
             opened.seek(begun)
             added = opened.read()
             added = added[: added.rfind(b"\n") + 1]
             read, lines = begun + len(added), added.split(b"\n")[:-1]
             digest = _digest(first, (last + added)[-COMPARED:], read)
-            hashes = np.fromiter(map(hash, lines), np.int64, len(lines))
-            is_new = np.ones(len(lines), dtype=np.bool_)
-            if not is_as_read and known[:1].tolist() == hashes[:1].tolist():  # the same columns
-                is_new = ~np.isin(hashes, known)
-            new = New(lines, is_new, skipped + 1, first, opened)
-            found, refused, understood = self._read(file, new, variable)
-        loses = not is_as_read and not np.isin(known, hashes).all()
+            hashes = hashes_of(lines)
+            is_new, stays = (np.ones(len(some), dtype=np.bool_) for some in (lines, known))
+            if not is_as_read:
+                stays = pd.Index(known & ~FUTURE).isin(hashes)
+                if known[:1].tolist() == hashes[:1].tolist():  # the same columns
+                    is_new = ~pd.Index(hashes).isin(known)
+                if not stays[1:].any():
+                    self._forget(file)
+            these = New(lines, is_new, skipped + 1, first, opened)
+            found, refused, understood = self._read(file, these, variable)
+        new, loses = hashes[is_new], not stays.all()
         if not understood:
-            return Look(FileState(*stamp, *before[3:]), known, loses, found, refused)
-        known = np.concatenate([known, hashes]) if is_as_read else hashes
-        return Look(FileState(*stamp, read, skipped + len(lines), digest), known, loses, found, refused)
+            state = FileState(*stamp, *before[3:])
+            return Look(state, known, len(known), new, found, refused, loses)
+        future = hashes_of([one.line for one in refused if isinstance(one.error, FutureTime)])
+        hashes[np.isin(hashes, future)] |= FUTURE
+        known = np.concatenate([known[:skipped], hashes])
+        return Look(FileState(*stamp, read, digest), known, skipped, new, found, refused, loses)
 
-    def _first(self, file: Path, opened: BinaryIO, stamp: tuple[int, int, int], variable: str) -> Look:
-        """All of a CSV file, which may be large."""
-        opened.seek(0)
-        known, read = list[int](), 0
-        for line in opened:
-            if line.endswith(b"\n"):
-                known.append(hash(line[:-1]))
-                read += len(line)
-        first = _beginning(opened)
-        opened.seek(max(0, read - COMPARED))
-        digest = _digest(first, opened.read(min(read, COMPARED)), read)
-        look = self._whole(file, stamp, variable)  # what is added meanwhile is read again
-        if not all(one.line for one in look.refused):
-            return look  # it is not understood: when it changes, all of it is new
-        state = FileState(*stamp, read, len(known), digest)
-        return look._replace(state=state, known=np.array(known, dtype=np.int64))
+    def _forget(self, file: Path) -> None:
+        """Another file is in its place."""
+        self._dates.pop(file, None)
+        self._sure.discard(file)
 
-    def _whole(self, file: Path, stamp: tuple[int, int, int], variable: str) -> Look:
+    def _is_due(self, key: str) -> bool:
+        """Whether the time of a row has come that was from the future."""
+        if key not in self._due:
+            return False
+        seconds, utc = self._due[key]
+        return self._latest(0, utc) >= seconds
+
+    def _whole(self, file: Path, key: str, stamp: tuple[int, int, int], variable: str) -> Look:
+        """All of a file whose lines cannot be told apart."""
         refusals, found = self._refusals(), list[Found]()
         with _noting(refusals):  # it may be in the middle of being written: look again when it changes
             content = read_variables(file, replace(self.options, refusals=refusals), regular=False)
             found = self._by_variable(file, content, variable)
-        return Look(FileState(*stamp, 0, 0, ""), NO_LINES, False, found, refusals.found)
+        before = self.states.get(key, UNREAD)
+        is_future = any(isinstance(one.error, FutureTime) for one in refusals.found)
+        known = np.array([FUTURE] if is_future else [], dtype=np.int64)
+        state, again = FileState(*stamp, 0, ""), stamp == before[:3]
+        return Look(state, known, 0, NO_LINES, found, refusals.found, before != UNREAD, again)
 
     def _read(self, file: Path, new: New, variable: str) -> tuple[list[Found], list[Refusal], bool]:
         """The readings of new lines, what could not be read, and whether the file is understood. In doubt,
@@ -296,37 +346,56 @@ class FolderSource:
         if lines is None:
             return [], [], True
         chosen = lines.chosen or ()
-        found, refused = self._parsed(file, lines, variable)
-        if self._is_in_doubt(found, refused):
+        found, refusals = self._parsed(file, lines, variable)
+        doubts = self._doubts(file, found, refusals)
+        last = max(lines.numbers, default=1)
+        if doubts and len(lines.numbers) < last - 1:
             new.opened.seek(0)
-            until = islice(new.opened, lines.numbers[-1])
-            found, refused = self._parsed(file, Lines.of(b"".join(until), chosen), variable)
-        for one in refused:
+            every = Lines.of(b"".join(islice(new.opened, last)), chosen)
+            settled = self._dates.pop(file, None) if "dates" in doubts else None
+            found, refusals = self._parsed(file, every, variable)
+            if settled is not None and refusals.decisive < 2:  # what showed the order has left the file
+                self._dates[file] = settled
+                found, refusals = self._parsed(file, every, variable)
+            doubts = self._doubts(file, found, refusals)
+        if "zone" in doubts:  # also by all lines
+            self._sure.add(file)
+        if refusals.decisive > 1:
+            self._dates[file] = refusals.dates
+        for one in refusals.found:
             if not one.line:
                 pairs = zip(lines.numbers, lines.others, strict=True)
-                each = islice((pair for pair in pairs if pair[0] in chosen), MOST_REFUSED)
+                # It may be the first line, if that is a row in the place of the names of columns.
+                named = [(1, lines.header)] if one.error.line == 1 else []
+                each = islice([*named, *(pair for pair in pairs if pair[0] in chosen)], MOST_REFUSED)
                 problem = f"cannot be read: {one.error}"
                 return [], [Refusal(DataError(file, problem, line=k), line) for k, line in each], False
-        return found, refused, True
+        return found, refusals.found, True
 
-    def _is_in_doubt(self, found: Sequence[Found], refused: Sequence[Refusal]) -> bool:
-        """Whether the first lines of a file may not be enough to understand new ones: if these could not be
-        read at all, are in an hour that occurs twice, are in another time than that of the service, or of
-        unknown sensors alone, as if a long table was taken for a wide one."""
+    def _doubts(self, file: Path, found: Sequence[Found], refusals: Refusals) -> set[Doubt]:
+        """Why the first lines of a file may not be enough to understand new ones: these could not be read at
+        all, are in an hour that occurs twice, have a day and a month whose order these few lines decide, are
+        in another time than that of the service, or of unknown sensors alone, as if a long table was taken
+        for a wide one."""
         zone, known = self.options.zone, self.service.recent.column_of
-        return any(not one.line or isinstance(one.error, RepeatedHour) for one in refused) or any(
-            one.utc != self.service.zone.utc
-            or known.keys().isdisjoint(one.ids)
-            or (zone is not None and occur_twice(one.times, zone).any())
-            for _, one in found
-        )
+        bad = [one for one in refusals.found if not isinstance(one.error, FutureTime)]
+        doubts: dict[Doubt, bool] = {
+            "lines": any(not one.line for one in bad),
+            "hour": any(isinstance(one.error, RepeatedHour) for one in bad)
+            or (zone is not None and any(occur_twice(one.times, zone).any() for _, one in found)),
+            "dates": bool(bad) if file in self._dates else refusals.dates != "auto",
+            "zone": file not in self._sure and any(one.utc != self.service.zone.utc for _, one in found),
+            "sensors": any(known.keys().isdisjoint(one.ids) for _, one in found),
+        }
+        return {doubt for doubt, is_there in doubts.items() if is_there}
 
-    def _parsed(self, file: Path, lines: Lines, variable: str) -> tuple[list[Found], list[Refusal]]:
+    def _parsed(self, file: Path, lines: Lines, variable: str) -> tuple[list[Found], Refusals]:
         refusals, found = self._refusals(), list[Found]()
+        dates = self._dates.get(file, self.options.dates)
         with _noting(refusals):
-            content = read_lines(file, lines, replace(self.options, refusals=refusals))
+            content = read_lines(file, lines, replace(self.options, dates=dates, refusals=refusals))
             found = self._by_variable(file, content, variable)
-        return found, refusals.found
+        return found, refusals
 
     def _by_variable(self, file: Path, content: dict[str, Readings], variable: str) -> list[Found]:
         return by_variable(file, content, self.options.target, self.service.recent.variables, variable)
@@ -368,14 +437,17 @@ def _digest(first: bytes, last: bytes, read: int) -> str:
     return blake2b(first[:read] + last, digest_size=16).hexdigest()
 
 
-def _hashes(opened: BinaryIO, count: int) -> Hashes:
-    """The hashes of the first lines of a file."""
-    opened.seek(0)
-    return np.fromiter((hash(line[:-1]) for line in islice(opened, count)), np.int64)
+def hashes_of(lines: Sequence[bytes]) -> Hashes:
+    """Hashes of lines that are the same in every process; the bit `FUTURE` is not set."""
+    found = pd.util.hash_array(np.array(lines, dtype=object), categorize=False)
+    return found.view(np.int64) & ~FUTURE
 
 
-def differing(readings: Readings, recent: RecentReadings, variable: str = "") -> list[Arrived]:
-    """The readings of a file that are not known yet; those that are too old to matter are left out."""
+def differing(
+    readings: Readings, recent: RecentReadings, variable: str = "", only_new: bool = False
+) -> list[Arrived]:
+    """The readings of a file that are not known yet, or not as they are there unless `only_new`; those that
+    are too old to matter are left out."""
     oldest, seconds, name = recent.newest - recent.step * recent.rows, readings.seconds, ""
     rows, values = np.flatnonzero(seconds > oldest), readings.values
     if variable and variable != recent.variable:
@@ -387,7 +459,8 @@ def differing(readings: Readings, recent: RecentReadings, variable: str = "") ->
         steps, values, _ = last_of_each(steps, values[rows])
         at = recent.newest + recent.step * steps
         known = recent.values_at(readings.ids, at)
+    other = np.isnan(known) if only_new else values != known
     return [
         Arrived(readings.ids[column], int(at[row]), float(values[row, column]), name)
-        for row, column in np.argwhere(~np.isnan(values) & (values != known)).tolist()
+        for row, column in np.argwhere(~np.isnan(values) & other).tolist()
     ]

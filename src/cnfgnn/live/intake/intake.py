@@ -24,7 +24,7 @@ from cnfgnn.data.refusals import FutureTime, Refusal
 from cnfgnn.errors import CnfgnnError, DataError
 from cnfgnn.live.intake.clock import Clock, Zone
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict, cells_in
-from cnfgnn.live.intake.store import FileState, ReadingStore
+from cnfgnn.live.intake.store import FileRead, ReadingStore
 
 PREFIX = "cnfgnn_live"  # of the names of metrics
 LINES_LOGGED = 3  # of those that are refused together
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
     """Readings that wait for the disk."""
 
     cells: list[Cell]
-    files: Mapping[str, FileState]
+    files: Mapping[str, FileRead]
     done: asyncio.Future[None]
 
 
@@ -112,7 +112,7 @@ class Intake:
         self._disk = ThreadPoolExecutor(1, "disk")  # of the database: readings wait for nothing else
 
     async def take(
-        self, arrived: Sequence[Arrived], source: str, files: Mapping[str, FileState] | None = None
+        self, arrived: Sequence[Arrived], source: str, files: Mapping[str, FileRead] | None = None
     ) -> Receipt:
         """Take readings in; they are on disk when this returns.
 

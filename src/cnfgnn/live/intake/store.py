@@ -32,6 +32,8 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS variables (time INTEGER NOT NULL, variable TEXT NOT NULL,"
     " sensor TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (time, variable, sensor)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY, state TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS lines (name TEXT NOT NULL, first INTEGER NOT NULL, hashes BLOB NOT NULL,"
+    " PRIMARY KEY (name, first)) WITHOUT ROWID",
 )
 
 
@@ -40,7 +42,6 @@ class FileState(NamedTuple):
 
     modified  nanoseconds
     read      bytes, to the end of a line
-    lines     that end in them
     digest    of the beginning of the file and of what is before `read`
     """
 
@@ -48,8 +49,15 @@ class FileState(NamedTuple):
     size: int
     modified: int
     read: int
-    lines: int
     digest: str
+
+
+class FileRead(NamedTuple):
+    """How far a file has been read, and the hashes of its lines from number `first` on, counted from 0."""
+
+    state: FileState
+    first: int
+    hashes: bytes
 
 
 def remove_database(folder: Path, *others: str) -> None:
@@ -106,7 +114,7 @@ class ReadingStore:
         self,
         ids: Sequence[str],
         cells: Iterable[Cell],
-        files: Mapping[str, FileState],
+        files: Mapping[str, FileRead],
         only_new: bool = False,
     ) -> None:
         """Store readings, and how far their files have been read; all of it is on disk when this returns.
@@ -114,11 +122,15 @@ class ReadingStore:
         kept, insert = list(cells), f"INSERT OR {'IGNORE' if only_new else 'REPLACE'} INTO"
         readings = [(c.seconds, ids[c.column], c.value) for c in kept if not c.variable]
         variables = [(c.seconds, c.variable, ids[c.column], c.value) for c in kept if c.variable]
-        states = [(name, json.dumps(state)) for name, state in files.items()]
+        states = [(name, json.dumps(read.state)) for name, read in files.items()]
+        replaced = [(name, read.first) for name, read in files.items()]
+        lines = [(name, read.first, read.hashes) for name, read in files.items() if read.hashes]
         with explained(self.path), transaction(self._database):
             self._database.executemany(f"{insert} readings VALUES (?, ?, ?)", readings)
             self._database.executemany(f"{insert} variables VALUES (?, ?, ?, ?)", variables)
             self._database.executemany("INSERT OR REPLACE INTO files VALUES (?, ?)", states)
+            self._database.executemany("DELETE FROM lines WHERE name = ? AND first >= ?", replaced)
+            self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", lines)
 
     def stored(self, since: float, until: float = math.inf) -> Stored:
         """What was stored with a time from one to another, both included."""
@@ -132,14 +144,15 @@ class ReadingStore:
             [newest] = self._database.execute(chosen, (until,)).fetchone()
         return None if newest is None else int(newest)
 
-    def files(self) -> dict[str, FileState]:
-        """How far each file of the folder has been read."""
-        with explained(self.path):
-            rows = self._database.execute("SELECT name, state FROM files").fetchall()
+    def files(self) -> dict[str, FileRead]:
+        """How far each file of the folder has been read, and the hashes of all its lines."""
+        chosen = "SELECT hashes FROM lines WHERE name = ? ORDER BY first"
         found = {}
-        for name, state in rows:
-            with suppress(TypeError, ValueError):  # of an earlier version: the file is read again
-                found[name] = FileState(*json.loads(state))
+        with explained(self.path):
+            for name, state in self._database.execute("SELECT name, state FROM files").fetchall():
+                with suppress(TypeError, ValueError):  # of an earlier version: the file is read again
+                    hashes = b"".join(piece for [piece] in self._database.execute(chosen, (name,)))
+                    found[name] = FileRead(FileState(*json.loads(state)), 0, hashes)
         return found
 
 
