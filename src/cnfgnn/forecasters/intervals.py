@@ -260,6 +260,11 @@ class Intervals:
             self.row += by
             self.pending, self.made = (np.roll(array, by, axis=0) for array in (self.pending, self.made))
 
+    def without_rows(self) -> Intervals:
+        """The same as if nothing had been forecast yet: whatever comes next is a new beginning."""
+        of_rows = ("row", "pending", "made")
+        return Intervals.of({name: tensor for name, tensor in self.state().items() if name not in of_rows})
+
     # ---- keeping ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from cnfgnn.live.forecasting.forecasts import QUALITIES, Forecast, quality_of
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, RunPredictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.forecasting.tracking import open_tracking
 from cnfgnn.live.intake.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.intake.recent import Arrived, RecentReadings, Verdict
 from cnfgnn.live.intake.store import ReadingStore
@@ -304,6 +305,8 @@ def test_forecasts_begin_again_after_the_clock_was_ahead(
 ) -> None:
     async def test(bench: Bench) -> None:
         service, ahead = bench.service, bench.time(KNOWN) + days * 86_400
+        known = bench.recent.until(bench.recent.newest)
+        service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
         bench.clock.moment = ahead
         await service.take([Arrived("s0", ahead, 50.0)], "test")
         await come_true(lambda: bench.made[-1].step == ahead, "a forecast of the future")
@@ -319,6 +322,30 @@ def test_forecasts_begin_again_after_the_clock_was_ahead(
         assert made is service.latest
         assert not service.is_stale
         assert caplog.text.count("forecasts begin again") == 1
+        assert service.tracking.watch.row == bench.time(KNOWN) // STEP, "alarms stand still"
+        assert service.report is not None
+        assert not service.report.alarms, "sensors were silent in the future alone"
+
+    on_bench(test)
+
+
+def test_in_the_hour_that_clocks_repeat_forecasts_and_the_watch_go_on(on_bench: OnBench) -> None:
+    """With local times its rows take the places of those of the hour before."""
+
+    async def test(bench: Bench) -> None:
+        service, begun = bench.service, KNOWN + 3
+        known = bench.recent.until(bench.recent.newest)
+        service.tracking = open_tracking(service.predictor, lambda: None, known, service.store)
+        set_back = [*range(KNOWN, begun + 12), *range(begun, begun + 13)]
+        for value, row in enumerate(set_back):
+            bench.clock.moment = bench.time(row) - 100
+            await come_true(lambda: bench.recent.newest < bench.clock.moment, "the clock is seen")
+            bench.made.clear()
+            await service.take([replace(one, value=float(value)) for one in bench.cells(row)], "test")
+            await bench.forecast_of(row)
+            assert bench.recent.until(bench.time(row)).values[-1].tolist() == [value] * SENSORS
+        assert service.tracking.watch.row == bench.time(begun + 12) // STEP
+        assert service.tracking.watch.report(str).overall.count > 0, "it has not begun again"
 
     on_bench(test)
 

@@ -32,6 +32,7 @@ from cnfgnn.live.intake.intake import Intake
 from cnfgnn.live.intake.recent import Cell, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
 
+HOUR = 3600
 LONGEST_SLEEP = 60.0  # seconds; the machine's clock may be set in the meantime
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class LiveService(Intake):
         while True:
             self._arrived.clear()
             now = self.clock.now()
-            self._leave_future(now)
+            await self._leave_future(now)
             step = self.schedule.due(self.recent, now)
             until = self.schedule.next_deadline(self.recent, now)
             if step is None and (again := self._again_at()) is not None:
@@ -123,13 +124,23 @@ class LiveService(Intake):
             with self.surviving("forecast"):  # the next step is another chance
                 await self._make(step, begun)
 
-    def _leave_future(self, now: float) -> None:
-        """Begin again if the clock was ahead: no forecast would be due before that time has come."""
+    async def _leave_future(self, now: float) -> None:
+        """Begin again if the clock was ahead: no forecast would be due before that time has come. So does
+        the watch, unless it is an hour: that passes in autumn, where clocks are set back."""
         recent, write = self.recent, self.zone.write
         if recent.newest > now + recent.step:
             told = "clock: it is %s, but there are readings or forecasts of %s: forecasts begin again without"
             log.warning(f"{told} what is from the future", write(now), write(recent.newest))
+            ahead = recent.newest - now
             recent.go_back(now)
+            if self.tracking is not None and ahead > HOUR + recent.step:
+                known = recent.until(recent.newest)
+                await asyncio.get_running_loop().run_in_executor(self._model, self._watch_again, known)
+
+    def _watch_again(self, readings: Readings) -> None:
+        with self.surviving("watch"):
+            if self.tracking is not None:
+                self.tracking.go_back(self.predictor.cleaned(readings))
 
     def _count(self, cells: Sequence[Cell]) -> None:
         self._lacked |= any(cell.seconds == self.recent.made and not cell.variable for cell in cells)

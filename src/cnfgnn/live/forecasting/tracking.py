@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +91,7 @@ class Tracking:
         """Go on with another model of the same sensors: with its ranges, and with the same watch."""
         self.intervals, self.watch.has_ranges = intervals, intervals is not None
         self.journal.of = predictor.key
-        self.journal.begin(self.state())
-        self._due, self._since_state, self._unwritten = None, 0, []
+        self._begin_journal()
 
     def _steps_until(self, row: int, readings: Readings, forecasts: Floats) -> list[Step]:
         """This step, and before it those that passed without a forecast: their readings may be known now."""
@@ -109,6 +107,32 @@ class Tracking:
             for number in skipped
         ]
         return [*passed, Step(row, values[-1], last, last_row, forecasts)]
+
+    def go_back(self, readings: Readings) -> None:
+        """Begin again with these readings, because the clock was ahead: nothing would be learned before that
+        time has come. Ranges stay as wide as they are."""
+        watch = self.watch
+        fixed = watch.ids, len(watch.made), watch.step, watch.silent_after
+        self.watch, self.issued = Watch(*fixed, watch.has_ranges), -1
+        if self.intervals is not None:
+            self.intervals = self.intervals.without_rows()
+        self.begin(readings)
+
+    def begin(self, readings: Readings) -> None:
+        """Show the watch all rows but the newest, which may be incomplete."""
+        rows = (readings.seconds // self.watch.step).tolist()
+        values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
+        with_any = np.flatnonzero(np.isfinite(values).any(axis=1))
+        begun = int(with_any[0]) if len(with_any) else len(rows) - 1
+        self.watch.begin(rows[begun:-1], values[begun:-1])
+        if self.intervals is not None:  # readings that the database has and the files do not
+            observed = np.isfinite(values).T
+            self.intervals.catch_up(rows[-2], values.T, observed, first=rows[0])
+        self._begin_journal()
+
+    def _begin_journal(self) -> None:
+        self.journal.begin(self.state())
+        self._due, self._since_state, self._unwritten = None, 0, []
 
     # ---- keeping ------------------------------------------------------------------------------------
 
@@ -145,19 +169,19 @@ def open_tracking(
     latest     the time of the last step that can have been; what was learned later is of no use
     """
     step = readings.step_seconds
-    new_watch = partial(Watch, predictor.ids, predictor.horizon, step, predictor.history, has_ranges=False)
+    watch = Watch(predictor.ids, predictor.horizon, step, predictor.history, has_ranges=False)
     journal = Journal(store.path, predictor.key, len(predictor.ids), predictor.horizon)
-    tracking = Tracking(None, new_watch(), journal)
+    tracking = Tracking(None, watch, journal)
     try:
         kept = journal.read()
-        if kept is not None:
-            tracking.resume(*kept)
-        if kept is None or max(tracking.issued, tracking.watch.row) * step > latest:
-            tracking = Tracking(None, new_watch(), journal)
+        if kept is None:
             tracking.intervals = intervals()
-            tracking.watch.has_ranges = tracking.intervals is not None
-            _begin(tracking, predictor.cleaned(readings), step)
-            journal.begin(tracking.state())
+            watch.has_ranges = tracking.intervals is not None
+            tracking.begin(predictor.cleaned(readings))
+        else:
+            tracking.resume(*kept)
+            if max(tracking.issued, tracking.watch.row) * step > latest:
+                tracking.go_back(predictor.cleaned(readings))
     except BaseException:
         journal.close()
         raise
@@ -194,19 +218,6 @@ def _moved(intervals: Intervals, step: Step) -> dict[int, Floats]:
     if intervals.row is None or step.row > intervals.row:
         intervals.observe(step.row, step.readings, np.isfinite(step.readings))
     return _of_levels(intervals.issue(step.row, step.forecasts))
-
-
-def _begin(tracking: Tracking, readings: Readings, step: int) -> None:
-    """Show the watch all rows but the newest, which may be incomplete."""
-    seconds = readings.seconds
-    rows = (seconds // step).tolist()
-    values = np.where(readings.missing, np.nan, readings.values).astype(np.float64)
-    with_any = np.flatnonzero(np.isfinite(values).any(axis=1))
-    begun = int(with_any[0]) if len(with_any) else len(rows) - 1
-    tracking.watch.begin(rows[begun:-1], values[begun:-1])
-    if tracking.intervals is not None:  # readings that the database has and the files do not
-        observed = np.isfinite(values).T
-        tracking.intervals.catch_up(rows[-2], values.T, observed, first=rows[0])
 
 
 def adapted_intervals(predictor: RunPredictor, data: Dataset) -> Intervals | None:
