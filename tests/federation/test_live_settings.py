@@ -113,6 +113,7 @@ def test_coverage_changes_once_an_hour_and_is_not_told_twice_in_one(tmp_path: Pa
     first = {"count": 102, "80": 82, "95": 97}
     assert told.at(8 * 3600, report_of(102, 82, 97)) == first
     assert told.at(8 * 3600 + 300, report_of(103, 83, 98)) == first
+    assert told.at(7 * 3600, report_of(104, 84, 99)) == first  # its clock was ahead
     assert told.at(9 * 3600, report_of(10, 8, 9)) is None  # too few
     assert told.at(10 * 3600, report_of(100, 0, 0, ranges=False)) is None
     assert told.at(11 * 3600, None) is None

@@ -6,18 +6,20 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.cli.federation_live import how_services_ended
+from cnfgnn.config.settings import DataConfig
 from cnfgnn.errors import RunError
 from cnfgnn.federation.objections import Objection
 from cnfgnn.federation.operator import tasks
 from cnfgnn.federation.server.live.task import GONE, NEVER_THERE, SiteSteps
 from cnfgnn.federation.server.status import STATUS, StatusFile, objection_to
+from cnfgnn.federation.site.live.predictor import SitePredictor
 from cnfgnn.federation.task import Task
 from cnfgnn.transports.remote.link import Link
 from cnfgnn.transports.remote.messages import Unreachable
@@ -46,6 +48,33 @@ def test_a_site_that_never_took_part_is_not_said_to_go_on_by_itself() -> None:
     assert steps.quality(north, True, 2) == "full"
     assert steps.quality(north, False, 0) == GONE
     assert steps.quality(south, False, 0) == NEVER_THERE
+
+
+def test_a_site_whose_clock_was_ahead_takes_part_again_when_it_is_right(tmp_path: Path) -> None:
+    """Until then the server, which does not believe its steps, asks it now and then, and not all the time."""
+    ready = SimpleNamespace(
+        data=SimpleNamespace(history=12, horizon=12),
+        forecaster=SimpleNamespace(model=SimpleNamespace(embedding=1)),
+    )
+    unused = cast(Any, None)
+    predictor = SitePredictor(("a", "b"), cast(Any, ready), DataConfig(), None, unused, unused, tmp_path)
+    north, waited = site("north"), list[float]()
+    steps = SiteSteps([north], 12, lambda step: step <= 1000)
+
+    def ask() -> int:
+        step, present = predictor.wait_until_due(steps.due["north"])
+        steps._note(north, {"ready": True, "step": step, "present": present}, joined=True)
+        return steps.due["north"]
+
+    steps._closed.wait = lambda seconds=0: bool(waited.append(seconds))  # type: ignore[method-assign, assignment]
+    predictor._announce(600, 2)
+    assert ask() == 600
+    assert not waited
+    predictor._announce(86_400, 2)
+    assert ask() == 600
+    assert waited
+    predictor._announce(900, 2)
+    assert ask() == 900
 
 
 def test_a_site_that_could_not_be_told_is_not_among_those_whose_services_have_ended() -> None:

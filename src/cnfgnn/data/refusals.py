@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from cnfgnn.config.settings import Dates
 from cnfgnn.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class FutureTime(DataError):

@@ -32,7 +32,7 @@ class ToldCoverage:
         Nothing is told in the hour in which the process started: it may have told other sums before.
         """
         hour = step // HOUR
-        if step and hour != self._hour:
+        if step and (self._hour is None or hour > self._hour):  # never again in an hour, if clocks go back
             if self._hour is not None:
                 self._sums = None if report is None else _sums(report)
             self._hour = hour

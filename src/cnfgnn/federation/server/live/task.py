@@ -105,11 +105,13 @@ class SiteSteps:
             self.lost[site.name] = joined and not ready
             self.served |= {site.name} if ready else set()
             if ready and type(step) is int and type(present) is int and self.is_valid(step):
-                self.due[site.name] = max(step, self.due[site.name])
+                self.due[site.name] = step  # an earlier one, if its clock was ahead
                 self.present[site.name] = min(max(present, 0), len(site.rows))
                 self.coverage[site.name] = coverage_told(answer)
             self.changed.notify_all()
-        if not ready:
+        if not ready or (
+            step and step != self.due[site.name]
+        ):  # one from the future would come again at once
             self._closed.wait(0.2)
 
     def common(self) -> tuple[int, bool]:

@@ -237,8 +237,9 @@ class SitePredictor(Predictor):
     # ---- embeddings ---------------------------------------------------------------------------------
 
     def _announce(self, step: int, present: int) -> None:
+        """This step is due, also if the site's clock was ahead and another one was before."""
         with self._changed:
-            self._due, self._present = max(self._due, step), present
+            self._due, self._present = step, present
             self._changed.notify_all()
 
     def _embedding_for(self, step: int, step_seconds: int, asks: bool) -> Tensor | None:
