@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,24 +16,31 @@ from typer.testing import CliRunner
 from cnfgnn.cli.main import app
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.errors import DataError, RunError
+from cnfgnn.files import write_whole
+from cnfgnn.live.intake.at_hand import at_hand, with_stored
 from cnfgnn.live.intake.clock import FeedClock
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict
 from cnfgnn.live.intake.store import ReadingStore
-from cnfgnn.live.learning.retrain import with_stored
+from cnfgnn.live.learning.live_model import trainer_command
+from cnfgnn.live.learning.models import Models
 from cnfgnn.live.options import FEED, SYSTEM, LiveSettings
 from cnfgnn.live.start import LiveProcess
 from tests.commands import said
 from tests.live.forecasting.test_service import damage
-from tests.live.small_service import KNOWN, SmallRun
+from tests.live.small_service import KNOWN, SmallRun, serving
+from tests.waiting import wait_for
 
 STEP = 300
 NOW = int(time.time()) // STEP * STEP
 
 
 @contextmanager
-def built(small: SmallRun, state: Path, clock: str = FEED) -> Iterator[LiveProcess]:
+def built(
+    small: SmallRun, state: Path, clock: str = FEED, folder: Path | None = None
+) -> Iterator[LiveProcess]:
     """A service before it serves."""
-    process = LiveProcess(small.run, LiveSettings(data=small.folder, state=state, clock=clock, port=0))
+    data = folder or small.folder
+    process = LiveProcess(small.run, LiveSettings(data=data, state=state, clock=clock, port=0))
     try:
         yield process
     finally:
@@ -118,6 +126,177 @@ def test_readings_of_another_step_than_the_training(small_run: SmallRun, tmp_pat
         assert cell is not None
         recent.put(cell)
     assert recent.until(recent.newest).values[-3:, 0].tolist() == [52.0, 57.0, 60.0]
+
+
+# ---- files that a running service survives ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def began(small_run: SmallRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of readings, and the state of a service that began with it and then got those of six steps."""
+    place = tmp_path_factory.mktemp("began")
+    shutil.copytree(small_run.folder, place / "data")
+    with built(small_run, place / "state", folder=place / "data"):
+        pass
+    with closing(ReadingStore(place / "state")) as store:
+        cells = [
+            Cell(int(small_run.data.readings.seconds[KNOWN + k]), column, 50.0 + k)
+            for k in range(6)
+            for column in range(6)
+        ]
+        store.write(small_run.data.readings.ids, cells, {})
+    return place
+
+
+@pytest.fixture
+def begun(began: Path) -> Iterator[tuple[Path, Path]]:
+    """The same at the same place for each test."""
+    before = {file: file.read_bytes() for file in began.rglob("*.*") if file.is_file()}
+    yield began / "data", began / "state"
+    shutil.rmtree(began)
+    for file, content in before.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+
+
+Lines = list[str]
+UNREADABLE: dict[str, tuple[str, Callable[[Lines], Lines], str]] = {
+    "is empty": ("readings.csv", lambda lines: [], "the file is empty"),
+    "has a header only": ("readings.csv", lambda lines: lines[:1], "holds no readings"),
+    "has no header": ("readings.csv", lambda lines: lines[1:], "the first line must name the columns"),
+    "has a column twice": ("readings.csv", lambda lines: ["time,s0,s0,s2,s3,s4,s5\n", *lines[1:]], "twice"),
+    "is of another step": ("readings.csv", lambda lines: [lines[0], *lines[1::3]], "come every 900 s, but"),
+    "is half-written": ("sensors.csv", lambda lines: [*lines[:2], "s1,48."], "line 3: 2 fields"),
+    "is wrong": ("edges.csv", lambda lines: [lines[0], "s1,nobody,1\n"], "unknown sensor 'nobody'"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_service_starts_again_although_a_file(
+    small_run: SmallRun, begun: tuple[Path, Path], case: str
+) -> None:
+    folder, state = begun
+    name, change, problem = UNREADABLE[case]
+    (folder / name).write_text("".join(change((folder / name).read_text().splitlines(keepends=True))))
+    with built(small_run, state, folder=folder) as process:
+        service = process.service
+        check_stored(small_run, process)
+        assert problem in "".join(service.refused.values())
+        assert process.folder is not None
+        assert not process.folder.states  # all that can be read is new
+
+
+FEW: dict[str, Callable[[Lines], Lines]] = {
+    "one row": lambda lines: [lines[0], lines[-1]],
+    "rows with a gap": lambda lines: [lines[0], lines[-3], lines[-1]],
+    "empty rows": lambda lines: [lines[0], *(f"{line.split(',')[0]},,,,,,\n" for line in lines[1:])],
+}
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_a_service_starts_again_with_a_file_of(
+    small_run: SmallRun, begun: tuple[Path, Path], case: str
+) -> None:
+    folder, state = begun
+    file = folder / "readings.csv"
+    file.write_text("".join(FEW[case](file.read_text().splitlines(keepends=True))))
+    with built(small_run, state, folder=folder) as process:
+        check_stored(small_run, process)
+        assert not process.service.refused
+    for stored in state.glob("live.sqlite*"):
+        stored.unlink()
+    with built(small_run, state, folder=folder) as process:  # forecasts are fallbacks
+        assert process.service.recent.newest == small_run.data.readings.seconds[KNOWN - 1]
+
+
+def test_a_service_starts_without_its_folder_but_not_with_another_one(
+    small_run: SmallRun, begun: tuple[Path, Path]
+) -> None:
+    folder, state = begun
+    shutil.rmtree(folder)
+    other = folder.with_name("dota")
+    with pytest.raises(DataError, match="no such file or folder"), built(small_run, state, folder=other):
+        pass
+    with built(small_run, state, folder=folder) as process:
+        check_stored(small_run, process)
+        assert f"{folder}: no such file or folder" in process.service.refused.values()
+    (state / "live.sqlite").unlink()
+    with built(small_run, state, folder=folder) as process:
+        assert not process.service.recent.recently_present(process.service.recent.newest, KNOWN).any()
+    (state / "begun.json").write_text("{")
+    with pytest.raises(DataError, match="no such file or folder"), built(small_run, state, folder=folder):
+        pass
+
+
+def test_a_sensor_that_was_new_stays_when_its_column_is_gone(
+    small_run: SmallRun, begun: tuple[Path, Path]
+) -> None:
+    folder, state = begun
+    file = folder / "readings.csv"
+    before = file.read_text()
+    header, *lines = before.splitlines()
+    file.write_text(
+        "\n".join([header.replace("time,", "time,new,"), *(x.replace(",", ",5,", 1) for x in lines)])
+    )
+    for name, line in (("sensors.csv", "new,34.5,-118.5\n"), ("edges.csv", "s5,new,0.6\n")):
+        (folder / name).write_text((folder / name).read_text() + line)
+    with built(small_run, state, folder=folder) as process:
+        key = process.service.predictor.key
+        assert "new" in process.service.recent.ids
+    file.write_text(before)
+    with built(small_run, state, folder=folder) as process:
+        assert process.service.predictor.key == key  # so that it goes on with the same ranges
+
+
+def test_a_retraining_uses_no_reading_of_the_future_either(small_run: SmallRun, tmp_path: Path) -> None:
+    """As the service, which refuses it in the file, and does not use it from the database."""
+    folder, state = tmp_path / "data", tmp_path / "state"
+    shutil.copytree(small_run.folder, folder)
+    with (folder / "readings.csv").open("a") as opened:
+        opened.write(f"{np.datetime64(NOW + 30 * STEP, 's')},1,2,3,4,5,6\n")
+    for seconds in (NOW - STEP, NOW + 3 * 86_400):
+        store_one(state, small_run, seconds)
+    settings = LiveSettings(data=folder)
+    found = at_hand(small_run.run, settings, state, all_stored=True).data.readings
+    assert found.seconds[-1] == NOW - STEP
+    lines = (folder / "readings.csv").read_text().splitlines(keepends=True)
+    (folder / "readings.csv").write_text("".join([lines[0], *lines[-4:]]))
+    assert at_hand(small_run.run, settings, state).data.readings.seconds[-1] == NOW - STEP
+    command = trainer_command(Models(tmp_path, state), replace(settings, clock=FEED, timezone="Europe/Paris"))
+    assert command[-6:-2] == ["--clock", FEED, "--timezone", "Europe/Paris"]
+
+
+def test_a_running_service_takes_up_a_file_that_is_whole_again(
+    small_run: SmallRun, begun: tuple[Path, Path]
+) -> None:
+    folder, state = begun
+    file = folder / "readings.csv"
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    settings = LiveSettings(data=folder, state=state, clock=FEED, deadline=1, speed=100, poll=0.05)
+    with serving(small_run.run, settings) as (process, client):
+        assert "readings.csv: the file is empty" in client.get("/health").json["refused"]["last"][0]
+        write_whole(file, whole)
+        recent, readings = process.service.recent, small_run.until(KNOWN).readings
+
+        def is_taken() -> bool:
+            found = recent.values_at(readings.ids, readings.seconds)
+            return np.array_equal(found, readings.values, equal_nan=True)
+
+        wait_for(is_taken, "the file to be read")
+        assert "refused" not in client.get("/health").json
+
+
+def check_stored(small: SmallRun, process: LiveProcess) -> None:
+    """The service has the stored readings, and the sensors where they are."""
+    service = process.service
+    known = service.recent.until(service.recent.newest)
+    assert known.ids == small.data.readings.ids
+    assert known.times[-1] == small.data.readings.times[KNOWN + 5]
+    assert known.values[-6:, 3].tolist() == [50, 51, 52, 53, 54, 55]
+    np.testing.assert_array_equal(known.positions, small.data.readings.positions)
+    assert service.predictor.graph.edges == small.data.graph.edges
+    assert np.isfinite(service.predictor.forecast(known)[3]).all()
 
 
 def test_reset_removes_what_it_names_but_not_under_a_service(small_run: SmallRun, tmp_path: Path) -> None:

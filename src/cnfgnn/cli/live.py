@@ -153,6 +153,8 @@ def retrain_once(
     data: DataOption = None,
     changes: ReadingOption = None,
     state: StateOption = None,
+    clock: ClockOption = SYSTEM,
+    timezone: TimezoneOption = "",
     hold_out: HoldOutOption = 3.0,
 ) -> None:
     """Train once on the readings of the service, and go live if the new model is better.
@@ -165,7 +167,8 @@ def retrain_once(
     from cnfgnn.live.learning.retrain import retrain
     from cnfgnn.runs.folder import Run
 
-    settings = LiveSettings(data=data, hold_out=hold_out, changes=reading_changes(changes))
+    chosen: dict[str, Any] = {"clock": clock, "timezone": timezone, "hold_out": hold_out}
+    settings = LiveSettings(data=data, changes=reading_changes(changes), **chosen)
     models = Models(run, state or run / LIVE)
     done = retrain(Run.open(run), models, settings, progress.watcher())
     print(f"{done.outcome}: {done.text}")
@@ -193,6 +196,7 @@ def reset(
     The next start reads the files of readings again. Readings that came by HTTP or MQTT alone are lost. The
     token and the models stay.
     """
+    from cnfgnn.live.intake.at_hand import BEGUN
     from cnfgnn.live.intake.store import FILE, remove_database
     from cnfgnn.runs.folder import Run
 
@@ -207,7 +211,7 @@ def reset(
         if not sys.stdin.isatty():
             raise ConfigError("--yes", f"is needed without a terminal, because this removes {told}")
         typer.confirm(f"remove {told}?", abort=True)
-    remove_database(folder, LATEST)
+    remove_database(folder, LATEST, BEGUN)
     print(f"removed {told}")
 
 

@@ -19,6 +19,7 @@ DAY = np.timedelta64(86_400, "s")
 UNNAMED = "readings"  # the name of a variable that its file does not name
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
 LARGEST = 1e12  # a larger reading would dominate the scale of all others
+SURE = 10  # rows that follow another one after the same time: fewer may have gaps between them
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,15 +135,22 @@ class Readings:
             others=tuple(one.select(ids) for one in self.others),
         )
 
-    def between_steps(self) -> int | None:
+    def between_steps(self, step: int | None = None) -> int | None:
         """The first row that is not a whole number of steps after the first one, if any."""
-        off = (self.times - self.times[0]) % self.step != np.timedelta64(0, "s")
+        off = (self.seconds - self.seconds[0]) % (step or self.step_seconds) != 0
         return int(np.argmax(off)) if off.any() else None
+
+    def step_if_sure(self, otherwise: int | None) -> int:
+        """The time step in seconds; another one, if it is given and the rows are too few to tell."""
+        apart, counts = np.unique(np.diff(self.seconds), return_counts=True)
+        if otherwise is not None and (not len(apart) or counts.max() < SURE):
+            return otherwise
+        return self.step_seconds
 
     def on_nearest_grid(self, refusals: Refusals) -> Readings:
         """The same with a row for every time step, as a live service counts readings: each at the step that
         is nearest to its time. Rows that are far from all others are left out, and named."""
-        step, seconds = self.step_seconds, self.seconds
+        step, seconds = self.step_if_sure(refusals.step), self.seconds
         offsets, counts = np.unique(seconds % step, return_counts=True)
         phase = offsets[np.argmax(counts)] if refusals.phase is None else refusals.phase % step
         rows = np.rint((seconds - phase) / step).astype(np.int64)
@@ -159,12 +167,13 @@ class Readings:
         rows, values, missing = rows[~far], self.values[~far], self.missing[~far]
         kept, values, missing = last_of_each(rows, values, missing)
         times = (step * kept + phase).astype("datetime64[s]")
-        return replace(self, times=times, values=values, missing=missing).on_grid()
+        found = replace(self, times=times, values=values, missing=missing).on_grid(step)
+        return with_rows_before(found, 2, step)  # which tell the step
 
-    def on_grid(self) -> Readings:
+    def on_grid(self, step: int | None = None) -> Readings:
         """The same readings with a row for every time step; added rows are missing."""
-        step, seconds = self.step_seconds, self.seconds
-        if (row := self.between_steps()) is not None:
+        step, seconds = step or self.step_seconds, self.seconds
+        if (row := self.between_steps(step)) is not None:
             raise DataError(
                 self.source, f"this time is off the grid of {step} s steps", row=str(self.times[row])
             )
@@ -238,6 +247,21 @@ def last_rows(readings: Readings, count: int) -> Readings:
     if len(readings.times) <= count:
         return readings
     return rows_of(readings, slice(len(readings.times) - count, None))
+
+
+def with_rows_before(readings: Readings, count: int, step: int) -> Readings:
+    """At least so many rows, a `step` in seconds apart; added rows are missing."""
+    added = count - len(readings.times)
+    if added <= 0:
+        return readings
+    times = (readings.seconds[0] - step * np.arange(added, 0, -1)).astype("datetime64[s]")
+    nothing = np.full((added, len(readings.ids)), np.nan, dtype=np.float32)
+    return replace(
+        readings,
+        times=np.concatenate([times, readings.times.astype("datetime64[s]")]),
+        values=np.concatenate([nothing, readings.values]),
+        missing=np.concatenate([np.isnan(nothing), readings.missing]),
+    )
 
 
 def columns_of(readings: Readings, ids: Sequence[str]) -> Readings:

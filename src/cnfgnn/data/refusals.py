@@ -38,6 +38,7 @@ class Refusals:
 
     latest     the latest time that a reading may have, given the time step in seconds and whether times are
                UTC; None: any time
+    step       the time step in seconds if rows are too few to tell; None: as between most of them
     phase      how many seconds after a full step readings are counted; None: as most of them are
     expected   sensors that get a column even if a file has no reading of them
     refuse_at  by file: notes the row of a time, with what is wrong with it
@@ -46,6 +47,7 @@ class Refusals:
     """
 
     latest: Callable[[int, bool], float] | None = None
+    step: int | None = None
     phase: int | None = None
     expected: Sequence[str] = ()
     refuse_at: dict[str, Callable[[np.datetime64, str], None]] = field(default_factory=dict)

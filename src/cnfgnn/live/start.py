@@ -18,13 +18,12 @@ import numpy as np
 
 from cnfgnn.config.settings import DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.files.folder import readings_file, zeros_are_missing
+from cnfgnn.data.files.folder import zeros_are_missing_in
 from cnfgnn.data.graph import Graph
-from cnfgnn.data.inputs import NO_NAMES, InputNames, with_inputs
+from cnfgnn.data.inputs import with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.source import open_data
 from cnfgnn.errors import CnfgnnError, ConfigError, DataError
 from cnfgnn.files import make_folder
 from cnfgnn.forecasters.intervals import Intervals
@@ -32,13 +31,13 @@ from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
 from cnfgnn.live.forecasting.schedule import SHARE_OF_STEP, Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.forecasting.tracking import Tracking, adapted_intervals, open_tracking
+from cnfgnn.live.intake.at_hand import at_hand, inputs_of, latest_of
 from cnfgnn.live.intake.clock import Clock, FeedClock, SystemClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource, InputFile
 from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
 from cnfgnn.live.learning.live_model import Learning, Loaded, ServedModel
 from cnfgnn.live.learning.models import Models
-from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import LATEST, LIVE, LiveSettings
 from cnfgnn.live.web.broker import Broker
 from cnfgnn.live.web.pages import Door, QuietServer
@@ -61,18 +60,14 @@ class Files(NamedTuple):
     file      the one with the readings
     inputs    those of further inputs
     refusals  what was refused when they were read
+    unread    whether they could not be read, so that all of them is new
     """
 
     folder: Path
     file: Path
     inputs: Sequence[InputFile]
     refusals: Refusals
-
-    @classmethod
-    def at(cls, folder: Path, names: Callable[[Path], InputNames], refusals: Refusals) -> Files:
-        """Those of a folder; `names` says which further inputs a folder has."""
-        file = readings_file(folder, live=True)
-        return cls(folder, file, InputFile.all_in(file.parent, names(file.parent)), refusals)
+    unread: bool = False
 
     def check_read(self, source: str, key: str, target: str) -> None:
         """Refuse readings that are from another file than the one that grows."""
@@ -133,9 +128,8 @@ class ServiceProcess(Door):
         settings, readings, files = self.settings, parts.readings, parts.files
         zone, step = Zone(readings.utc, settings.zone), readings.step_seconds
         system = SystemClock(zone.zone)
-        latest = FeedClock.latest_after if settings.feed else lambda _: system.now() + step
-        zeros_missing = files is not None and zeros_are_missing(files.folder)
-        recent = recent_readings(readings, store, zeros_missing, latest)
+        zeros_missing = files is not None and zeros_are_missing_in(files.file)
+        recent = recent_readings(readings, store, zeros_missing, latest_of(settings, readings.utc, step))
         clock = FeedClock(recent.newest, step, settings.speed) if settings.feed else system
         _say_if_old(clock, zone, recent, parts.predictor.history)
         deadline = SHARE_OF_STEP * recent.step if settings.deadline is None else settings.deadline
@@ -156,6 +150,8 @@ class ServiceProcess(Door):
         if files is not None:
             followed = files.folder, parts.options, files.file.name, settings.poll, files.inputs
             self.folder = FolderSource(service, *followed)
+            if files.unread:
+                self.folder.states = {}
             service.refuse(files.refusals.found)
         self.broker = Broker(service, settings, settings.client) if settings.mqtt else None
 
@@ -261,27 +257,23 @@ class LiveProcess(ServiceProcess):
 
 def parts_of_run(run: Run, settings: LiveSettings, state: Path) -> Parts:
     """The model of a run that is live, with the readings that it was trained on or those of a folder."""
-    config = run.config.with_changes(settings.changes)
-    d, files, refusals = config.data, None, Refusals(expected=run.data.sensors)
-    if not settings.feed:
-        refusals.latest = lambda step, utc: SystemClock(Zone(utc, settings.zone).zone).latest(step)
-    if settings.data is not None or d.path != "city":
-        files = Files.at(settings.data or Path(d.path), lambda _: run.data.inputs, refusals)
-    data = open_data(config, settings.data, refusals)
-    if files is not None:
-        files.check_read(data.readings.source, "data.target", d.target)
-        readings = data.readings.on_nearest_grid(refusals)
-        silent = np.flatnonzero(readings.missing.all(axis=0)).tolist()
+    d, files = run.config.with_changes(settings.changes).data, None
+    found = at_hand(run, settings, state)
+    if found.file is not None:
+        ahead = run.data.inputs.covariates
+        inputs = [InputFile(name, file, name in ahead) for name, file in found.inputs.items()]
+        folder = settings.data or Path(d.path)
+        files = Files(folder, found.file, inputs, found.refusals, found.unread)
+        if not found.unread:
+            files.check_read(found.data.readings.source, "data.target", d.target)
+        silent = np.flatnonzero(found.data.readings.missing.all(axis=0)).tolist()
         if silent:
-            log.warning("%s has no reading of %s", files.file, ", ".join(readings.ids[k] for k in silent[:5]))
-        if np.sum(~readings.missing.all(axis=1)) < d.history:  # rows have rolled out of the file since
-            readings = with_stored(readings, state, zeros_are_missing(files.folder))
-        data = replace(data, readings=readings)
-    # The run's further inputs; refused if one is not there.
-    names = run.data.inputs if run.config.model.takes_inputs else NO_NAMES
-    data = replace(data, readings=with_inputs(data.readings, names, str(run.folder)))
-    models = Models(run.folder, state)
-    data, load, (predictor, intervals) = _loaded(models, data, refusals)
+            names = ", ".join(found.data.readings.ids[k] for k in silent[:5])
+            log.warning("%s has no reading of %s", files.file, names)
+    readings = with_inputs(found.data.readings, inputs_of(run), str(run.folder))
+    models, data = Models(run.folder, state), replace(found.data, readings=readings)
+    data, load, (predictor, intervals) = _loaded(models, data, found.refusals)
+    found.remember(state, data, settings)
     return Parts(
         predictor,
         data.readings,
@@ -360,11 +352,8 @@ def recent_readings(
     zeros_missing: bool,
     latest: Callable[[int], float] = lambda newest: math.inf,
 ) -> RecentReadings:
-    """The newest readings: those of the files, and on top of them those that the service has stored.
-
-    latest  the time up to which readings can follow those of another time. Later ones were stored while the
-            clock was wrong, or not that of the recording; one of them would push all others out
-    """
+    """The newest readings: those of the files, and on top of them those that the service has stored; `latest`
+    as in `latest_of`."""
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
     newest = recent.newest
     while (found := store.newest(latest(newest)) or newest) > newest:

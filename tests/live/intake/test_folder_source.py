@@ -22,12 +22,12 @@ from cnfgnn.data.refusals import Refusals
 from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
+from cnfgnn.live.intake.at_hand import with_stored
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource, Look, differing
 from cnfgnn.live.intake.observations import MalformedInput, read_csv
 from cnfgnn.live.intake.recent import Arrived, RecentReadings
 from cnfgnn.live.intake.store import ReadingStore
-from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.start import recent_readings
 from cnfgnn.privacy.copies import CopyStore
 from tests.live.small_service import KNOWN, SmallRun, readings_like

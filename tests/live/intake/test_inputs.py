@@ -18,9 +18,9 @@ from cnfgnn.data.inputs import Input
 from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.errors import ConfigError, DataError
 from cnfgnn.live.forecasting.predictor import RunPredictor
+from cnfgnn.live.intake.at_hand import at_hand
 from cnfgnn.live.intake.replay import moments_of
 from cnfgnn.live.intake.variables import VariableRows, newest_rows
-from cnfgnn.live.learning.retrain import readings_at_hand
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import LiveProcess
 from cnfgnn.runs.folder import Run
@@ -169,14 +169,42 @@ def test_variables_arrive_by_http_and_survive_a_restart(
         ]
         assert client.post(observations).status == 200
         compare(client.forecast_after(f"{readings.times[KNOWN + 1]}"), forecast_of(run, folder, KNOWN + 2))
-    [kept, _] = readings_at_hand(run, tmp_path / "state", LiveSettings(data=growing)).readings.others
+    [kept, _] = at_hand(
+        run, LiveSettings(data=growing), tmp_path / "state", all_stored=True
+    ).data.readings.others
     np.testing.assert_array_equal(kept.readings.values, flow.values[: KNOWN + 2])
 
 
-def test_an_input_that_is_not_in_the_folder_is_asked_for(growing: Path, run: Run) -> None:
+def test_an_input_that_is_not_in_the_folder_is_asked_for(growing: Path, run: Run, tmp_path: Path) -> None:
     (growing / "covariates" / "rain.csv").unlink()
-    says = said("live", run.folder, "--data", growing, "--port", "0", fails=True)
+    says = said("live", run.folder, "--data", growing, "--state", tmp_path / "state", fails=True)
     assert "there is no variable or covariate 'rain'" in says
+
+
+@pytest.mark.parametrize("name", ["variables/flow.csv", "covariates/rain.csv"])
+def test_a_service_starts_again_without_an_input_and_takes_it_up_when_it_is_back(
+    growing: Path, run: Run, tmp_path: Path, name: str
+) -> None:
+    settings = LiveSettings(data=growing, state=tmp_path / "state", clock=FEED, poll=0.05)
+    with serving(run, settings) as (process, _):
+        recent = process.service.recent
+        expected = recent.until(recent.newest).others
+    content = (growing / name).read_bytes()
+    (growing / name).unlink()
+    with serving(run, settings) as (process, client):
+        assert Path(name).stem in client.get("/health").json["refused"]["last"][0]
+        (growing / name).write_bytes(content)
+        recent = process.service.recent
+
+        def is_back() -> bool:
+            found = recent.until(recent.newest).others
+            seconds = recent.newest - 300 * np.arange(20)
+            pairs = [
+                (a.at(seconds).values, b.at(seconds).values) for a, b in zip(found, expected, strict=True)
+            ]
+            return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+
+        wait_for(is_back, "the input")
 
 
 def test_a_run_without_them_is_served_beside_files_of_inputs(folder: Path, tmp_path: Path) -> None:

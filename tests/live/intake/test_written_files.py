@@ -34,12 +34,12 @@ from cnfgnn.live.forecasting.predictor import Predictor
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.service import LiveService
 from cnfgnn.live.intake import folder_source
+from cnfgnn.live.intake.at_hand import with_stored
 from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.folder_source import FolderSource
 from cnfgnn.live.intake.observations import read_csv
 from cnfgnn.live.intake.recent import Arrived
 from cnfgnn.live.intake.store import ReadingStore
-from cnfgnn.live.learning.retrain import with_stored
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.live.start import parts_of_run, recent_readings
 from cnfgnn.live.web.service_pages import health_of

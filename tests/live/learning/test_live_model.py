@@ -21,10 +21,11 @@ from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import ConfigError, RunError
+from cnfgnn.live.intake.at_hand import at_hand
 from cnfgnn.live.learning import live_model
 from cnfgnn.live.learning.live_model import Learning, period_of
 from cnfgnn.live.learning.models import KEPT, Models
-from cnfgnn.live.learning.retrain import error_on, plan_windows, readings_at_hand, retrain
+from cnfgnn.live.learning.retrain import error_on, plan_windows, retrain
 from cnfgnn.live.options import FEED, LiveSettings
 from cnfgnn.runs.folder import Run
 from cnfgnn.runs.forecast import forecast_run
@@ -232,7 +233,7 @@ def test_it_trains_on_what_the_service_has_stored(small_run: SmallRun, tmp_path:
         for row in range(KNOWN, KNOWN + 4):
             client.post(small_run.row(row))
         client.post({"sensor": "s1", "time": small_run.row(KNOWN - 1)["time"], "value": 12.5})
-        found = readings_at_hand(small_run.run, tmp_path / "state", LiveSettings(data=small_run.folder))
+        found = at_hand(small_run.run, LiveSettings(data=small_run.folder), tmp_path / "state", True).data
     expected = small_run.until(KNOWN + 4).readings.values.copy()
     expected[KNOWN - 1, 1] = 12.5
     np.testing.assert_array_equal(found.readings.values, expected)
@@ -280,7 +281,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         assert next_event(events, "switch") == switch
         client.post(own_run.full_row(171))
         found = client.forecast_after(own_run.row(171)["time"])
-        data = readings_at_hand(own_run.run, state, replace(SETTINGS, data=own_run.folder))
+        data = at_hand(own_run.run, replace(SETTINGS, data=own_run.folder), state, True).data
         forecast_of(Run.open(models.folder(training.model)), data, found)
         ranges_of(Run.open(models.folder(training.model)), data, found)
         assert client.get("/watch").json["alarms"] == before
@@ -292,7 +293,7 @@ def test_the_service_follows_the_record_without_a_missed_step(own_run: SmallRun,
         assert b"cnfgnn_live_model_switches_total 2.0" in client.get("/metrics").body
         client.post(own_run.full_row(172))
         found = client.forecast_after(own_run.row(172)["time"])
-        data = readings_at_hand(own_run.run, state, replace(SETTINGS, data=own_run.folder))
+        data = at_hand(own_run.run, replace(SETTINGS, data=own_run.folder), state, True).data
         forecast_of(own_run.run, data, found)
     assert "nothing to go back to" in said(
         "live", "rollback", own_run.run.folder, "--state", state, fails=True

@@ -104,7 +104,12 @@ def readings_file(path: Path, live: bool = False) -> Path:
 
 def zeros_are_missing(path: Path) -> bool:
     """Whether `load` takes a reading of zero in this folder or file for a missing one."""
-    return readings_file(path, live=True).name not in OWN_READINGS
+    return zeros_are_missing_in(readings_file(path, live=True))
+
+
+def zeros_are_missing_in(file: Path) -> bool:
+    """The same for a file of readings."""
+    return file.name not in OWN_READINGS
 
 
 def load_network(ids: Sequence[str], sensors: Path, edges: Path | None) -> tuple[Floats, Graph]:

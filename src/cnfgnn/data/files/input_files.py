@@ -70,6 +70,14 @@ def files_of_inputs(folder: Path, names: InputNames) -> dict[str, Path]:
     return found | {name: files[name] for name in names.covariates if name in files}
 
 
+def expected_files(folder: Path, names: InputNames) -> dict[str, Path]:
+    """The same if files cannot be read, or are gone: where they may be again."""
+    places = dict.fromkeys(names.variables, folder / VARIABLES)
+    places |= dict.fromkeys(names.covariates, folder / COVARIATES)
+    files = {name: [place / f"{name}{suffix}" for suffix in SUFFIXES] for name, place in places.items()}
+    return {name: next((one for one in found if one.exists()), found[0]) for name, found in files.items()}
+
+
 def names_of_files(folder: Path) -> InputNames:
     """The inputs of a folder that have files of their own."""
     return InputNames(tuple(_files(folder / VARIABLES)), tuple(_files(folder / COVARIATES)))

@@ -366,7 +366,8 @@ def refuse_future(times: Times, utc: bool, column: str, locations: RowLocations)
     if refusals is None or refusals.latest is None:
         return
     steps, counts = np.unique(np.diff(np.unique(times)).astype(np.int64), return_counts=True)
-    latest = refusals.latest(int(steps[np.argmax(counts)]) if len(steps) else 0, utc)
+    usual = int(steps[np.argmax(counts)]) if len(steps) else 0
+    latest = refusals.latest(refusals.step or usual, utc)
     for row in np.flatnonzero(times.astype(np.int64) > latest).tolist():
         place = locations.error("", row, column)
         moment = str(times[row]).replace("T", " ")

@@ -35,7 +35,7 @@ from cnfgnn.federation.site.copies import (
 )
 from cnfgnn.federation.site.settings import settings_file
 from cnfgnn.federation.spans import FURTHEST_ZONE, age_if_old, format_time
-from cnfgnn.live.learning.retrain import with_stored
+from cnfgnn.live.intake.at_hand import with_stored
 from cnfgnn.live.options import LIVE
 from cnfgnn.privacy.copies import CopiesOfNewest
 from cnfgnn.privacy.truth_and_copy import Blurring, TruthAndCopy

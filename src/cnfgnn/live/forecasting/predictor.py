@@ -119,7 +119,7 @@ class RunPredictor(Predictor):
         d = run.config.data
         self.history, self.horizon = d.history, d.horizon
         new = sorted(set(self.ids) - set(run.data.sensors))
-        newest = _up_to_last_reading(data.readings)
+        newest = _up_to_last_reading(data.readings, None if new else run.scaler.mean)
         if not new:  # nothing is computed from older readings
             newest = last_rows(newest, KEPT_ROWS)
         rows = len(newest.times)
@@ -234,9 +234,13 @@ def _before(readings: Readings, history: int, masked: bool) -> tuple[Floats, Boo
     return value, missing
 
 
-def _up_to_last_reading(readings: Readings) -> Readings:
-    """Without the rows at the end in which no sensor has a reading."""
+def _up_to_last_reading(readings: Readings, usual: float | None) -> Readings:
+    """Without the rows at the end in which no sensor has a reading. If none has any, the `usual` one stands
+    for it: a model that computes nothing from readings can be set up, and wait for the first."""
     measured = np.flatnonzero(~readings.missing.all(axis=1))
     if not len(measured):
-        raise DataError(readings.source, "no sensor has a reading")
+        if usual is None:
+            raise DataError(readings.source, "no sensor has a reading")
+        filled = np.full_like(readings.values, usual)
+        return replace(readings, values=filled, missing=np.zeros_like(readings.missing))
     return rows_of(readings, slice(0, int(measured[-1]) + 1))

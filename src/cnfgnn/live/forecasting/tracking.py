@@ -17,6 +17,7 @@ import torch
 
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.readings import Readings, last_rows
+from cnfgnn.errors import DataError
 from cnfgnn.forecasters.intervals import Intervals, bounds_of
 from cnfgnn.live.forecasting.forecasts import last_readings
 from cnfgnn.live.forecasting.journal import Journal, State
@@ -232,7 +233,10 @@ def adapted_intervals(predictor: RunPredictor, data: Dataset) -> Intervals | Non
         readings = last_rows(readings, adapting_steps(len(predictor.ids)) + history)
     rows = len(readings.times)
     extended = replace(data, readings=with_rows_ahead(readings, horizon))
-    adapt_intervals(predictor.run, extended, rows, predictor.experiment)
+    try:
+        adapt_intervals(predictor.run, extended, rows, predictor.experiment)
+    except DataError:  # there is no reading before the newest ones: they are as they were calibrated
+        return Intervals.of(predictor.intervals.state())
     intervals, predictor.owner.intervals = predictor.owner.intervals, None
     assert intervals is not None
     intervals.renumber(int(readings.seconds[0]) // step)

@@ -234,6 +234,7 @@ def trainer_command(models: Models, settings: LiveSettings) -> list[str]:
     """The command line of the trainer."""
     command = [sys.executable, "-m", "cnfgnn", "live", "retrain", str(models.run)]
     command += ["--state", str(models.state), "--hold-out", str(settings.hold_out)]
+    command += ["--clock", settings.clock, "--timezone", settings.timezone]
     if settings.data is not None:
         command += ["--data", str(settings.data)]
     for key, value in settings.changes.items():

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,16 +21,11 @@ import numpy.typing as npt
 
 from cnfgnn.config.settings import Config, DataConfig
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.files.folder import zeros_are_missing
 from cnfgnn.data.readings import Readings, rows_of
-from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.source import open_data
 from cnfgnn.data.windows import Windows
 from cnfgnn.files import hold_lock
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS
-from cnfgnn.live.intake.recent import RecentReadings
-from cnfgnn.live.intake.store import FILE as DATABASE
-from cnfgnn.live.intake.store import stored_readings
+from cnfgnn.live.intake.at_hand import at_hand
 from cnfgnn.live.learning.models import Models, Outcome, Training
 from cnfgnn.live.options import LiveSettings
 from cnfgnn.runs.evaluate import restore_best
@@ -43,7 +37,6 @@ from cnfgnn.runs.training_loop import evaluate
 
 LEAST_SHARE = 1 / 3  # of them that the live model has not learned from: with fewer, nothing is trained
 DAY_SECONDS = 86_400
-LONGEST_PAUSE = 366 * DAY_SECONDS  # between readings that are learned from
 LOCK = "retrain.lock"
 
 Ints = npt.NDArray[np.int64]
@@ -110,7 +103,7 @@ def retrain(run: Run, models: Models, settings: LiveSettings, watcher: Watcher |
 
 
 def _trial(run: Run, models: Models, live: str, settings: LiveSettings, watcher: Watcher) -> Trial:
-    old, data = Run.open(models.folder(live)), readings_at_hand(run, models.state, settings)
+    old, data = Run.open(models.folder(live)), at_hand(run, settings, models.state, all_stored=True).data
     plan = plan_windows(old, data.readings, settings.hold_out)
 
     def train(shares: tuple[float, float, float]) -> Run:
@@ -126,42 +119,6 @@ def _trial(run: Run, models: Models, live: str, settings: LiveSettings, watcher:
         return error_on(old, data, plan.judged), error_on(new, data, plan.judged)
 
     return Trial(old, plan, train, errors)
-
-
-# ---- readings -------------------------------------------------------------------------------------------
-
-
-def readings_at_hand(run: Run, state: Path, settings: LiveSettings) -> Dataset:
-    """All that the service knows: the readings of the files, and on top of them those in its database."""
-    config = run.config.with_changes(settings.changes)
-    refusals = Refusals()  # the service names what is in it
-    data = open_data(config, settings.data, refusals)
-    path = settings.data or Path(config.data.path)
-    zeros_missing = str(path) != "city" and zeros_are_missing(path)
-    readings = with_stored(data.readings.on_nearest_grid(refusals), state, zeros_missing)
-    return replace(data, readings=readings)
-
-
-def with_stored(readings: Readings, state: Path, zeros_missing: bool) -> Readings:
-    """Readings of files, and on top of them those that a service has stored in its folder: also of times that
-    have rolled out of a file; but not those after a pause of more than a year, which only a wrong clock
-    explains."""
-    stored = stored_readings(state / DATABASE)
-    if not stored.readings:
-        return readings
-    newest = int(readings.seconds[-1])
-    for count, (seconds, _, _) in enumerate(stored.readings):
-        if seconds > newest + LONGEST_PAUSE:
-            stored = stored._replace(readings=stored.readings[:count])
-            break
-        newest = max(newest, seconds)
-    if not stored.readings:
-        return readings
-    first, step = int(readings.seconds[0]), readings.step_seconds
-    first -= max(0, -((stored.readings[0][0] - first) // step)) * step
-    recent = RecentReadings(readings, (newest - first) // step + 1, zeros_missing)
-    recent.put_stored(stored, first)
-    return recent.until(recent.newest)
 
 
 # ---- judging --------------------------------------------------------------------------------------------

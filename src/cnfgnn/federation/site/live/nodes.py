@@ -27,7 +27,7 @@ from cnfgnn.algorithm.messages import verbs
 from cnfgnn.algorithm.messages.verb import Verb
 from cnfgnn.algorithm.owner import Owner
 from cnfgnn.config.settings import Missing
-from cnfgnn.data.files.folder import known_positions
+from cnfgnn.data.files.folder import known_positions, readings_file
 from cnfgnn.data.files.input_files import names_of_files
 from cnfgnn.data.readings import Readings, columns_of, last_rows, rows_of
 from cnfgnn.data.refusals import Refusals
@@ -47,6 +47,7 @@ from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
+from cnfgnn.live.intake.folder_source import InputFile
 from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
 from cnfgnn.live.start import Files, Parts, ServiceProcess
 from cnfgnn.models.params import Params
@@ -262,7 +263,10 @@ class LiveSiteNodes(SiteNodes):
         more = [sensor.id for sensor in plan.new_sensors]
         files, refusals = None, Refusals()
         if plan.readings is not None:
-            files = Files.at(self.kit / plan.readings, names_of_files, refusals)
+            folder = self.kit / plan.readings
+            file = readings_file(folder, live=True)
+            inputs = InputFile.all_in(file.parent, names_of_files(file.parent))
+            files = Files(folder, file, inputs, refusals)
         data = SiteData(plan, self.kit, more, refusals=refusals)  # reports if no readings are set
         if files is not None:
             files.check_read(data.source, f"{settings_file(self.kit)}: reading.target", plan.reading.target)
