@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,10 @@ from cnfgnn.live.intake.clock import FeedClock, Zone
 from cnfgnn.live.intake.intake import Intake, IntakeMetrics
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, cells_in
 from cnfgnn.live.intake.store import FileRead, FileState, ReadingStore, drop_oldest, remove_database
+from cnfgnn.live.options import FEED, LiveSettings
+from cnfgnn.live.start import LiveProcess
 from tests.commands import said
+from tests.live.small_service import KNOWN, SmallRun, serving
 from tests.waiting import WITHIN
 
 IDS = ("a", "b")
@@ -126,3 +132,75 @@ def test_only_one_process_uses_a_state(tmp_path: Path) -> None:
         ReadingStore(tmp_path)
     store.close()
     ReadingStore(tmp_path).close()
+
+
+# ---- a real disk that becomes read-only -------------------------------------------------------------------
+
+
+class Disk:
+    """A file system of its own, which the kernel can be told to set read-only, as it does after an error of
+    a disk. `mount -o remount,ro` would wait for the database to be closed."""
+
+    def __init__(self, place: Path) -> None:
+        self.image, self.folder = place / "image", place / "disk"
+        self.folder.mkdir()
+        self.image.write_bytes(bytes(16 << 20))
+
+    def run(self, *command: object) -> bool:
+        with suppress(FileNotFoundError):
+            return subprocess.run([*map(str, command)], check=False, capture_output=True).returncode == 0
+        return False
+
+    def mount(self) -> bool:
+        return self.run("mount", "-o", "loop,errors=remount-ro", self.image, self.folder)
+
+    def unmount(self) -> bool:
+        return self.run("umount", self.folder)
+
+    @property
+    def trigger(self) -> Path:
+        mounted = Path("/proc/mounts").read_text().splitlines()
+        [device] = (line.split()[0] for line in mounted if line.split()[1] == str(self.folder))
+        return Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    made = Disk(tmp_path)
+    if not made.run("mkfs.ext4", "-q", "-F", "-O", "^has_journal", made.image) or not made.mount():
+        pytest.skip("this user cannot mount a disk")
+    try:
+        if not made.trigger.exists():
+            pytest.skip("this kernel cannot be told to set a disk read-only")
+        yield made
+    finally:
+        made.unmount()
+
+
+@pytest.mark.slow
+def test_a_service_whose_disk_becomes_read_only_forecasts_and_acknowledges_nothing(
+    small_run: SmallRun, disk: Disk
+) -> None:
+    """A start is refused in one sentence; once the disk can be written again, all is as acknowledged."""
+    state = disk.folder / "state"
+    settings = LiveSettings(data=small_run.folder, state=state, clock=FEED, deadline=1, speed=100)
+    with serving(small_run.run, settings) as (process, client):
+        assert client.post(small_run.full_row(KNOWN)).status == 200
+        disk.trigger.write_text("1")
+        answer = client.post(small_run.full_row(KNOWN + 1))
+        assert answer.status == 507
+        assert f"the readings were not taken: {state / 'live.sqlite'}: cannot be" in answer.json["error"]
+        later = int(small_run.data.readings.seconds[KNOWN + 1])
+        process.loop.call_soon_threadsafe(process.service.pass_time, later)
+        client.forecast_after(small_run.row(KNOWN + 1)["time"])
+        health = client.get("/health")
+        assert (health.status, health.json["status"]) == (503, "degraded")
+        assert f"{state / 'live.sqlite'}: cannot be written" in health.json["problems"]["disk"]
+        assert b'failures_total{part="disk"}' in client.get("/metrics").body
+    with pytest.raises(StorageError, match=r"state/lock: cannot be written \(Read-only file system\)$"):
+        LiveProcess(small_run.run, replace(settings, port=0))
+    assert disk.unmount()
+    assert disk.mount()
+    with serving(small_run.run, settings) as (process, client):
+        assert process.service.recent.newest == small_run.data.readings.seconds[KNOWN]
+        assert client.post(small_run.full_row(KNOWN + 1)).status == 200
