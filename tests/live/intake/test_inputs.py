@@ -3,6 +3,7 @@ the folder and by HTTP, and covariates are read from their files. What is foreca
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from cnfgnn.runs.forecast import forecast_run
 from cnfgnn.runs.train import Unwatched, train_run
 from tests.commands import said
 from tests.conftest import network, small
-from tests.live.small_service import serving
+from tests.live.small_service import Client, serving
 from tests.privacy.two_truths import with_inputs
 from tests.waiting import wait_for
 
@@ -205,6 +206,27 @@ def test_a_service_starts_again_without_an_input_and_takes_it_up_when_it_is_back
             return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
 
         wait_for(is_back, "the input")
+
+
+@pytest.mark.parametrize("name", ["variables/flow.csv", "sensors.csv"])
+def test_a_pipe_in_the_place_of_a_file_blocks_neither_a_start_nor_a_service(
+    growing: Path, run: Run, tmp_path: Path, name: str
+) -> None:
+    settings = LiveSettings(data=growing, state=tmp_path / "state", clock=FEED, poll=0.05)
+
+    def told(client: Client) -> str:
+        health = client.get("/health").json
+        return str([health.get("refused"), health.get("problems")])
+
+    with serving(run, settings) as (process, client):
+        wait_for(process.service.store.files, "the first look")
+        (growing / name).unlink()
+        os.mkfifo(growing / name)
+        if "/" in name:
+            wait_for(lambda: f"{name}: is not a file" in told(client), "the pipe to be noticed")
+        assert client.post({"sensor": "s0", "time": "2024-01-01T10:00", "value": 50}).status == 200
+    with serving(run, settings) as (_, client):
+        assert f"{name}: is not a file" in told(client)
 
 
 def test_a_run_without_them_is_served_beside_files_of_inputs(folder: Path, tmp_path: Path) -> None:

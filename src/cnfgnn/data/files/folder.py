@@ -159,9 +159,11 @@ def _load_file(file: Path, options: ReadingOptions) -> Dataset:
 
 def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> Dataset:
     sensors, edges = folder / "sensors.csv", folder / "edges.csv"
-    notes = readings.notes + tuple(
-        note for file in (sensors, edges) if file.exists() for note in detected(file)
-    )
+    there = [file for file in (sensors, edges) if file.exists()]
+    for file in there:
+        if not file.is_file():  # opening a pipe would block
+            raise DataError(file, "is not a file: replace it by one, or remove it")
+    notes = readings.notes + tuple(note for file in there for note in detected(file))
     located: Positions = {}
     if sensors.exists():
         located = read_positions(sensors)
