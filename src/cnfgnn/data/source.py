@@ -15,6 +15,12 @@ from cnfgnn.errors import ConfigError
 CITY_TARGET = "speed"
 
 
+def reading_options(config: Config, refusals: Refusals | None = None) -> ReadingOptions:
+    """How a configuration has files read."""
+    d = config.data
+    return ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs, refusals=refusals)
+
+
 def open_data(config: Config, path: Path | None = None, refusals: Refusals | None = None) -> Dataset:
     """Load a file or folder of readings, or simulate the synthetic city.
 
@@ -22,9 +28,7 @@ def open_data(config: Config, path: Path | None = None, refusals: Refusals | Non
     that messages name it in the same way. With `refusals`, files are read as a live service reads them.
     """
     if path is not None or config.data.path != "city":
-        d = config.data
-        options = ReadingOptions(d.dates, d.decimal, d.timezone, d.target, d.inputs, refusals=refusals)
-        return load_with(path or Path(d.path), options)
+        return load_with(path or Path(config.data.path), reading_options(config, refusals))
     c, d = config.city, config.data
     if d.target not in ("", CITY_TARGET):
         raise ConfigError("data.target", f"the synthetic city forecasts no {d.target!r}", [CITY_TARGET])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,13 +20,13 @@ import numpy as np
 
 from cnfgnn.config.settings import Config
 from cnfgnn.data.dataset import Dataset
-from cnfgnn.data.files.folder import readings_file, zeros_are_missing_in
+from cnfgnn.data.files.folder import load_readings, readings_file, zeros_are_missing_in
 from cnfgnn.data.files.input_files import expected_files, files_of_inputs
 from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import NO_NAMES, Input, InputNames, in_order, with_inputs
-from cnfgnn.data.readings import Readings, with_rows_before
+from cnfgnn.data.readings import Readings, columns_of, with_rows_before
 from cnfgnn.data.refusals import Refusals
-from cnfgnn.data.source import open_data
+from cnfgnn.data.source import open_data, reading_options
 from cnfgnn.errors import ConfigError, DataError, StorageError
 from cnfgnn.files import read_json_or_empty, write_whole
 from cnfgnn.live.intake.clock import FeedClock, SystemClock, Zone
@@ -37,6 +38,7 @@ from cnfgnn.runs.evaluate import check_same_step
 from cnfgnn.runs.folder import Run
 
 BEGUN = "begun.json"  # what the service began with last, in its folder
+PROBLEMS = (ConfigError, DataError, OSError)  # with files
 LONGEST_PAUSE = 366 * 86_400  # seconds between readings of a service whose clock is not known
 
 log = logging.getLogger(__name__)
@@ -113,19 +115,27 @@ def _of_files(
     refusals.expected = known
     if begun is not None:
         refusals.phase = int(begun[1].readings.seconds[-1])
-    try:
-        file = readings_file(path, live=True)
-        data = open_data(config, settings.data, refusals)
-        if {*data.readings.ids} == {*known}:  # what was learned is stored in their order
-            data = data.select(known)
+
+    def usable(file: Path, data: Dataset) -> AtHand:
         with_inputs(data.readings, names, str(run.folder))  # refused if one is not there
         check_same_step(run, data)
+        if begun is not None and {*data.readings.ids} == {*known}:  # what was learned is in their order
+            data = data.select(known)
         return AtHand(data, file, False, refusals, files_of_inputs(file.parent, run.data.inputs))
-    except (ConfigError, DataError, OSError) as error:
+
+    try:
+        return usable(readings_file(path, live=True), open_data(config, settings.data, refusals))
+    except PROBLEMS as error:
         if begun is None:
             raise
-        refusals.note(error if isinstance(error, DataError) else DataError(path, str(error)))
-    file, data = begun
+        file, data = begun
+        if not isinstance(error, DataError) or not file.exists():
+            place = path if file.exists() else file  # what is refused in a file is forgotten when it is back
+            error = DataError(place, f"cannot be read ({error})")
+        refusals.note(error)
+    with suppress(*PROBLEMS):  # only sensors.csv or edges.csv may be wrong
+        readings = columns_of(load_readings(path, reading_options(config, refusals)), known)
+        return usable(file, replace(data, readings=replace(readings, positions=data.readings.positions)))
     others = in_order(Input(name, name in names.covariates, data.readings) for name in chain(*names))
     data = replace(data, readings=replace(data.readings, others=others))
     return AtHand(data, file, True, refusals, expected_files(file.parent, run.data.inputs))

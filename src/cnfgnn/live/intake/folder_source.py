@@ -277,11 +277,11 @@ class FolderSource:
 
     def _look_at(self, file: Path, key: str, variable: str) -> Look | None:
         """What is new in a file; None if it is as it was."""
-        before, known, found = self.states.get(key, UNREAD), self._known.get(key, NO_LINES), file.stat()
-        if not S_ISREG(found.st_mode):  # opening a pipe would block
+        before, known, about = self.states.get(key, UNREAD), self._known.get(key, NO_LINES), file.stat()
+        if not S_ISREG(about.st_mode):  # opening a pipe would block
             raise DataError(file, "is not a file that can be followed")
         is_due = self._is_due(key)
-        if _stamp(found) == before[:3] and not is_due:
+        if _stamp(about) == before[:3] and not is_due:
             return None
         with file.open("rb") as opened:
             stamp = _stamp(os.fstat(opened.fileno()))
