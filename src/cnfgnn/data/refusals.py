@@ -20,6 +20,23 @@ class FutureTime(DataError):
     due: tuple[int, bool]
 
 
+class LeftOutSensor(DataError):
+    """A sensor of a file that is left out, for as long as the file has its column.
+
+    where  what is wrong, if not the file
+    """
+
+    def __init__(self, file: str | Path, sensor: str, problem: str, where: str | Path = "") -> None:
+        place = f"{self.prefix(file)}{sensor!r}"
+        super().__init__(where or place, problem)
+        self.source, self.sensor = place, sensor
+
+    @staticmethod
+    def prefix(file: str | Path) -> str:
+        """What the sources of such errors begin with."""
+        return f"{file}, sensor "
+
+
 class Refusal(NamedTuple):
     """Why something was left out, and the line, if it is one."""
 

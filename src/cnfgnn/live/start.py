@@ -23,8 +23,8 @@ from cnfgnn.data.graph import Graph
 from cnfgnn.data.inputs import with_inputs
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
-from cnfgnn.data.refusals import Refusals
-from cnfgnn.errors import CnfgnnError, ConfigError, DataError
+from cnfgnn.data.refusals import LeftOutSensor, Refusals
+from cnfgnn.errors import CnfgnnError, ConfigError
 from cnfgnn.files import make_folder
 from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Predictor, RunPredictor
@@ -222,7 +222,8 @@ class LiveProcess(ServiceProcess):
         self._tried: tuple[set[str], object] = set(), None
         if self.folder is not None and self.parts.files is not None:
             self.folder.unknown = self._begin_again_with
-            self._tried = self.parts.files.refusals.sensors, self._network()
+            self._refusals = self.parts.files.refusals
+            self._tried = self._refusals.sensors, self._network()
 
     async def _begin_again_with(self, sensors: set[str]) -> set[str]:
         """Begin again with sensors that are new in the folder. If they cannot be used, for instance because
@@ -231,6 +232,7 @@ class LiveProcess(ServiceProcess):
         of."""
         tried, self._tried = self._tried, (sensors, self._network())
         if sensors <= tried[0] and tried[1] == self._tried[1]:
+            self._refuse_again(sensors)
             return sensors
         try:
             parts = await asyncio.to_thread(self.parts_now)
@@ -245,8 +247,21 @@ class LiveProcess(ServiceProcess):
             self.service.stopping.set()
             return sensors
         assert parts.files is not None
-        self.service.refuse(parts.files.refusals.found)
-        return parts.files.refusals.sensors
+        if parts.files.unread:  # in the middle of being written
+            self._tried = tried
+            return sensors
+        self._refusals = parts.files.refusals
+        self.service.refuse(self._refusals.found)
+        return self._refusals.sensors
+
+    def _refuse_again(self, sensors: set[str]) -> None:
+        """Their columns may have been gone for a while."""
+        of_sensors = [
+            one
+            for one in self._refusals.found
+            if isinstance(one.error, LeftOutSensor) and one.error.sensor in sensors
+        ]
+        self.service.refuse(of_sensors)
 
     def _network(self) -> list[int | None]:
         """When the files of the graph were last changed."""
@@ -301,15 +316,11 @@ def _loaded(models: Models, data: Dataset, refusals: Refusals) -> tuple[Dataset,
         if not new or new == {*data.readings.ids}:
             raise
         found = of(data.select([sensor for sensor in data.readings.ids if sensor not in new]))
-        refusals.note(DataError(data.readings.source, f"{_some(new)} left out: {error}"))
+        for sensor in sorted(new):
+            problem = f"the new sensor {sensor} is left out: {error}"
+            refusals.note(LeftOutSensor(data.readings.source, sensor, problem, where=data.readings.source))
         refusals.sensors |= new
         return found
-
-
-def _some(sensors: set[str]) -> str:
-    """For example "2 new sensors (a, b) are"."""
-    names = ", ".join(sorted(sensors)[:3]) + (", ..." if len(sensors) > 3 else "")
-    return f"{len(sensors)} new sensors ({names}) are" if len(sensors) > 1 else f"the new sensor {names} is"
 
 
 def _load(models: Models, name: str, graph: Graph, model: str, readings: Readings) -> Loaded:

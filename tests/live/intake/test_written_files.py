@@ -703,6 +703,36 @@ def test_a_service_starts_with_everything_that_it_survives_while_it_runs(
     assert third.endswith("sensors.csv: has no sensor 'new', which the readings have")
 
 
+def test_a_sensor_is_refused_as_long_as_the_file_has_its_column(small_run: SmallRun, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(small_run.folder, folder)
+    file = folder / "readings.csv"
+    before = file.read_text()
+    header, *lines = before.splitlines()
+    wide = "\n".join([f"{header},new", *(f"{line},5" for line in lines), ""])
+    settings = LiveSettings(data=folder, state=tmp_path / "state", clock=FEED, poll=0.05)
+    file.write_text(wide)
+    with serving(small_run.run, settings) as (process, client):
+
+        def is_refused() -> bool:
+            return "sensors.csv: has no sensor 'new'" in str(client.get("/health").json.get("refused"))
+
+        wait_for(process.service.store.files, "the first look")
+        assert is_refused()
+        for text in (before, wide, before.replace("s5", "s5 ")):
+            write_whole(file, text.encode())
+            wait_for(lambda text=text: is_refused() == (text == wide), "the next look")
+
+
+def test_an_unknown_sensor_is_forgotten_with_its_column(folder: Folder) -> None:
+    header, others = folder.file.read_text().split("\n", 1)
+    wide = f"{header},c\n" + others.replace("\n", ",7\n")
+    folder.follow(folder.replace(wide))
+    assert "sensor 'c': the service does not know it" in str(folder.service.refused)
+    folder.follow(folder.replace(wide), folder.replace(f"{header}\n{others}"))
+    assert not folder.service.refused
+
+
 def test_a_sensor_that_a_model_of_each_sensor_does_not_know_is_left_out_at_the_start(tmp_path: Path) -> None:
     small = make_small_run(tmp_path, "gru-local", **{"training.rounds": 1})
     lines = (small.folder / "readings.csv").read_text().splitlines()

@@ -25,7 +25,7 @@ from cnfgnn.data.files.text import shown
 from cnfgnn.data.graph import Floats, Graph
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, columns_of
-from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.refusals import LeftOutSensor, Refusals
 from cnfgnn.errors import DataError
 
 OWN_READINGS = ("readings.csv", "readings.parquet", "readings.h5")
@@ -168,7 +168,7 @@ def _own(folder: Path, readings: Readings, refusals: Refusals | None = None) -> 
     if sensors.exists():
         located = read_positions(sensors)
         if refusals is not None:
-            readings = readings.select(_located(sensors, located, readings.ids, refusals))
+            readings = readings.select(_located(sensors, located, readings, refusals))
             silent = [one for one in refusals.expected if one in located and one not in readings.ids]
             readings = columns_of(readings, (*readings.ids, *silent))
         readings = replace(readings, positions=_positions(sensors, located, readings.ids))
@@ -264,13 +264,14 @@ def _among(graph: Graph, ids: Sequence[str], wanted: Sequence[str]) -> Graph:
     return graph.subgraph([place[sensor] for sensor in wanted])
 
 
-def _located(file: Path, located: Positions, ids: Sequence[str], refusals: Refusals) -> list[str]:
+def _located(file: Path, located: Positions, readings: Readings, refusals: Refusals) -> list[str]:
     """The sensors that a file of positions has; the others are refused."""
-    for sensor in ids:
+    for sensor in readings.ids:
         if sensor not in located:
-            refusals.note(DataError(file, f"has no sensor {shown(sensor)}, which the readings have"))
+            problem = f"has no sensor {shown(sensor)}, which the readings have"
+            refusals.note(LeftOutSensor(readings.source, sensor, problem, where=file))
             refusals.sensors.add(sensor)
-    return [sensor for sensor in ids if sensor in located]
+    return [sensor for sensor in readings.ids if sensor in located]
 
 
 def _positions(file: Path, located: Positions, ids: Sequence[str]) -> Floats:

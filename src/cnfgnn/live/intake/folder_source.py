@@ -40,7 +40,7 @@ from cnfgnn.data.files.times import RepeatedHour, occur_twice
 from cnfgnn.data.inputs import InputNames
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings, last_of_each
-from cnfgnn.data.refusals import FutureTime, Refusal, Refusals
+from cnfgnn.data.refusals import FutureTime, LeftOutSensor, Refusal, Refusals
 from cnfgnn.errors import DataError
 from cnfgnn.live.intake.intake import MOST_REFUSED, Intake, UnknownSensor
 from cnfgnn.live.intake.observations import by_variable, in_zone
@@ -207,6 +207,11 @@ class FolderSource:
         if ended - begun > SLOW and before is not None:
             self._rests[key] = ended + REST * (ended - begun)
         self._refuse(file, look.refused, look.known, look.new)
+        columns = self._known.get(key, look.known)[:1]
+        if columns.tolist() != look.known[:1].tolist():
+            of_sensors = LeftOutSensor.prefix(file)
+            left_out = [found for found in self.service.refused if str(found[0]).startswith(of_sensors)]
+            self.service.forget_refused(left_out)
         if look.loses and not self._kept:  # from now on, nothing is known from files alone
             await self.service.keep()
             self._kept = True

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client import Counter as Counts
 
-from cnfgnn.data.refusals import FutureTime, Refusal
-from cnfgnn.errors import CnfgnnError, DataError
+from cnfgnn.data.refusals import FutureTime, LeftOutSensor, Refusal
+from cnfgnn.errors import CnfgnnError
 from cnfgnn.live.intake.clock import Clock, Zone
 from cnfgnn.live.intake.recent import Arrived, Cell, RecentReadings, Verdict, cells_in
 from cnfgnn.live.intake.store import FileRead, ReadingStore
@@ -36,12 +36,11 @@ MOST_WAITING = 2_000_000  # readings that wait for the disk: more are refused
 log = logging.getLogger(__name__)
 
 
-class UnknownSensor(DataError):
+class UnknownSensor(LeftOutSensor):
     """A sensor of a file that the service does not know; its readings are counted when they are judged."""
 
     def __init__(self, file: Path, sensor: str) -> None:
-        problem = "the service does not know it, so that its readings are left out"
-        super().__init__(f"{file}, sensor {sensor!r}", problem)
+        super().__init__(file, sensor, "the service does not know it, so that its readings are left out")
 
 
 class Busy(Exception):
