@@ -14,6 +14,7 @@ from cnfgnn.config.toml import dump_table
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.data.files.export import write_folder
 from cnfgnn.data.files.folder import load_readings
+from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, LiveTerms
 from cnfgnn.federation.site.readings import columns_of
 from cnfgnn.federation.site.settings import read_site
@@ -177,6 +178,24 @@ def test_a_site_that_forecasts_a_variable_of_another_file_cannot_be_live(tmp_pat
     nodes = LiveSiteNodes(kit, LiveTerms.of(LIVE))
     wait_for(lambda: "reading.target" in nodes.problem, "the site to refuse it")
     assert "write that variable to a folder of its own" in nodes.problem
+
+
+def test_a_live_site_takes_part_once_its_file_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be empty or half-written at the moment at which the site starts."""
+    monkeypatch.setattr(site_nodes, "LOOKED_EVERY", 0.02)
+    write_folder(city(3), tmp_path)
+    file, kit = tmp_path / "readings.csv", tmp_path / "kit"
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    (kit / "local").mkdir(parents=True)
+    content = {"name": "west", "sensors": ["s0"], "readings": "../readings.csv", "live": {"clock": "feed"}}
+    (kit / "local" / "site.toml").write_text(dump_table(content))
+    nodes = LiveSiteNodes(kit, LiveTerms.of(LIVE))
+    wait_for(lambda: nodes.problem == site_nodes.UNUSABLE, "the site to refuse it")
+    file.write_bytes(whole)
+    wait_for(lambda: not nodes.problem, "the site to take part")
 
 
 def test_a_new_sensor_has_columns_of_inputs() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ NOT_READ_YET = "it is still reading its data"
 UNUSABLE = "its readings cannot be used; run cnfgnn federation check at the site to see why"
 NO_COPIES = "its blurred copies cannot be used; run cnfgnn federation check at the site to see why"
 LOOKED_EVERY = 1.0  # seconds between looks for copies that are lost
+Stamps = list[tuple[int, int, int] | None]
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +49,8 @@ class SiteNodes:
         self.plan: SitePlan | None = None
         self.data: SiteData | None = None
         self.joined: RunReadings | None = None  # the run that the site joined last
-        self._problem, self._tried = NOT_READ_YET, list[tuple[int, int, int] | None]()
+        self._problem, self._tried = NOT_READ_YET, Stamps()
+        self._tried_readings = Stamps()
         self.memory = 0  # bytes that hidden states and embeddings may use
         threading.Thread(target=self._load, daemon=True).start()
 
@@ -56,11 +59,16 @@ class SiteNodes:
         """Why the site cannot take part, as the server may see it; empty if it can."""
         return self._problem or ("" if self.joined is None else self.joined.problem)
 
+    retried: tuple[str, ...] = (NO_COPIES,)  # problems after which files that have changed are read again
+
     def _load(self) -> None:
         """Read the data; if copies are lost, again whenever somebody has put them back."""
         self._try_to_load()
-        while self._problem == NO_COPIES:
-            self._wait_for_copies()
+        while self._problem in self.retried:
+            if self._problem == NO_COPIES:
+                self._wait_for_copies()
+            while self._problem == UNUSABLE and self._readings() == self._tried_readings:
+                time.sleep(LOOKED_EVERY)
             self._try_to_load()
 
     def _wait_for_copies(self) -> None:
@@ -70,22 +78,24 @@ class SiteNodes:
             last = now
             time.sleep(LOOKED_EVERY)
 
-    def _copies(self) -> list[tuple[int, int, int] | None]:
+    def _copies(self) -> Stamps:
         """What tells whether key, copies and settings have changed."""
         assert self.plan is not None
-        folder, found = private_folder(self.plan, self.kit), list[tuple[int, int, int] | None]()
-        for path in (folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)):
-            try:
-                about = path.stat()
-                found.append((about.st_ino, about.st_size, about.st_mtime_ns))
-            except OSError:
-                found.append(None)
-        return found
+        folder = private_folder(self.plan, self.kit)
+        return _stamps((folder / KEY_FILE, folder / COPIES_FILE, settings_file(self.kit)))
+
+    def _readings(self) -> Stamps:
+        """The same for the file of readings, or the files of their folder, and the settings."""
+        assert self.plan is not None
+        files = [self.kit / (self.plan.readings or "")]
+        with suppress(OSError):
+            files = sorted(files[0].iterdir())
+        return _stamps((settings_file(self.kit), *files))
 
     def _try_to_load(self) -> None:
         try:
             self.plan = read_site(self.kit)
-            self._tried = self._copies()
+            self._tried, self._tried_readings = self._copies(), self._readings()
             compute = Compute.of(ComputeConfig(device=self.plan.device))
             self.memory = self.plan.memory or compute.limit
             self.data = self._read(self.plan)
@@ -156,3 +166,15 @@ class SiteNodes:
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:
         nodes = SiteClients(joined, compute, joined.store, plan.name, self.memory)
         return SiteOwner(nodes, data, joined.terms, joined, self.kit, plan.tell_errors)
+
+
+def _stamps(files: Iterable[Path]) -> Stamps:
+    """What changes whenever one of these files does."""
+    found = Stamps()
+    for path in files:
+        try:
+            about = path.stat()
+            found.append((about.st_ino, about.st_size, about.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found

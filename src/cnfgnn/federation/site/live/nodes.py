@@ -38,7 +38,7 @@ from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.live.model import SiteModel
 from cnfgnn.federation.site.live.predictor import Ready, SitePredictor
 from cnfgnn.federation.site.newcomer_fits import State, use
-from cnfgnn.federation.site.nodes import SiteNodes
+from cnfgnn.federation.site.nodes import NO_COPIES, UNUSABLE, SiteNodes
 from cnfgnn.federation.site.owner import SiteClients, SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.run_readings import RunReadings
@@ -180,6 +180,8 @@ class LiveOwner(SiteOwner):
 
 class LiveSiteNodes(SiteNodes):
     """What the endpoint of a live site needs; once the site is prepared, its service runs beside it."""
+
+    retried = (NO_COPIES, UNUSABLE)  # a file may be empty or half-written for a moment
 
     def __init__(self, kit: Path, live: LiveTerms) -> None:
         self.live = live
