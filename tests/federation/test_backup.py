@@ -25,12 +25,16 @@ from cnfgnn.federation.site import backup as backups
 from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.backup import back_up, restore
 from cnfgnn.federation.site.copies import RECORD, check_complete, record_of
-from cnfgnn.federation.site.live.nodes import counted_readings
+from cnfgnn.federation.site.live.nodes import counted_readings, newest_copy
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES, read_site_status
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
+from cnfgnn.live.forecasting.schedule import Schedule
+from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
+from cnfgnn.privacy.truth_and_copy import READINGS
+from cnfgnn.transports.remote.endpoint import Terms
 from tests.commands import said
 from tests.conftest import network
 from tests.federation.test_site_copies import digest_of, make_kit, site_data, write_readings
@@ -474,3 +478,82 @@ def test_a_logger_that_stamps_later_makes_no_second_copies(kit: Path) -> None:
     write_values(kit, times[150:], some_values(400)[150:])
     with pytest.raises(RunError, match="30 s after one of 300 s"):
         site_data(kit)
+
+
+# ---- which of the retired readings are there -------------------------------------------------------------
+
+
+def restored_site(kit: Path, live: bool) -> tuple[Any, np.ndarray[Any, Any]]:
+    """Rows from 150 on are retired; returns the times and values of the recording."""
+    make_kit(kit, **RECORDING)
+    times, values = pd.date_range("2024-01-01", periods=200, freq="5min"), some_values(200)
+    write_values(kit, times[:150], values[:150])
+    load(kit, live)
+    back_up(kit, kit.parent / "file")
+    write_values(kit, times, values)
+    load(kit, live)
+    shutil.rmtree(folder_of(kit))
+    restore(kit, kit.parent / "file")
+    return times, values
+
+
+def load(kit: Path, live: bool) -> SiteData:
+    return SiteData(read_site(kit), kit, refusals=Refusals() if live else None)
+
+
+def told_by(data: SiteData) -> list[Any]:
+    """What the server hears of a site, in a training and when a live service begins."""
+    terms = Terms(data.first, data.step, 200, "fp64", "run")
+    recent = RecentReadings(counted_readings(data), 40, False)
+    recent.retired = data.retired[READINGS]
+    start = max(recent.newest, recent.retired)
+    due = Schedule(recent.step, 60.0, 12).due(recent, start + 61.0)
+    copy = newest_copy(data)
+    return [
+        data.describe(),
+        digest_of(data),
+        data.series(terms).values.tobytes(),
+        recent.step,
+        due,
+        copy.times,
+    ]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_nobody_hears_which_retired_readings_are_there(kit: Path, live: bool) -> None:
+    times, values = restored_site(kit, live)
+    late = pd.date_range("2023-12-31", periods=400, freq="1min")  # retired ones of another step, and more
+    more = np.concatenate([some_values(400), values[:150]])
+    pause = pd.date_range("2024-01-02", periods=60, freq="5min")  # new ones; retired ones may bridge the gap
+    worlds: list[tuple[Any, np.ndarray[Any, Any]]] = [
+        (times, values),
+        (times[:180], values[:180]),
+        (times[:150], values[:150]),
+        (times[np.r_[:150, 199]], values[np.r_[:150, 199]]),
+        (late.append(times[:150]), more),
+    ]
+    for after in ([], pause):
+        heard = []
+        for stamps, numbers in worlds:
+            stamps = stamps.append(pd.DatetimeIndex(after))
+            write_values(kit, stamps, np.concatenate([numbers, some_values(60)[: len(after)]]))
+            heard.append(told_by(load(kit, live)))
+        for one in heard[1:]:
+            assert str(one) == str(heard[0])
+        assert heard[0][0]["step"] == 300
+
+
+def test_a_retired_reading_that_arrives_makes_no_step_due() -> None:
+    """With the machine's clock, those of the next minutes are retired, too."""
+    readings = with_inputs(network(n=2, rows=50).readings)
+    due = []
+    for arrives, retired in ((True, 49), (False, 49), (True, 48), (True, 30)):
+        values = np.full_like(readings.values, 50.0)
+        values[-1] = 50.0 if arrives else np.nan
+        values[:-1, 1] = np.nan if retired == 49 else 50.0
+        recent = RecentReadings(replace(readings, values=values, missing=np.isnan(values)), 40, False)
+        recent.retired = int(readings.seconds[retired])
+        due.append(Schedule(300, 60.0, 12).due(recent, recent.newest + 1.0))
+    newest = int(readings.seconds[-1])
+    assert due[0] == due[1] == newest - 300
+    assert due[2:] == [newest, newest]

@@ -13,11 +13,12 @@ from cnfgnn.errors import DataError
 
 if TYPE_CHECKING:
     from cnfgnn.data.inputs import Input
-    from cnfgnn.data.refusals import Refusals
+    from cnfgnn.data.refusals import KnownSteps, Refusals
 
 DAY = np.timedelta64(86_400, "s")
 UNNAMED = "readings"  # the name of a variable that its file does not name
 SMALLEST_CLUSTER = 100  # rows: a smaller group that lies far from the rest is probably a mistake
+MOST_KNOWN = 1_000_000  # rows: no gap between readings is longer
 LARGEST = 1e12  # a larger reading would dominate the scale of all others
 SURE = 10  # rows that follow another one after the same time: fewer may have gaps between them
 
@@ -150,11 +151,12 @@ class Readings:
     def on_nearest_grid(self, refusals: Refusals) -> Readings:
         """The same with a row for every time step, as a live service counts readings: each at the step that
         is nearest to its time. Rows that are far from all others are left out, and named."""
-        step, seconds = self.step_if_sure(refusals.step), self.seconds
+        known, seconds = refusals.known, self.seconds
+        step = self.step_if_sure(refusals.step) if known is None else known.step
         offsets, counts = np.unique(seconds % step, return_counts=True)
         phase = offsets[np.argmax(counts)] if refusals.phase is None else refusals.phase % step
         rows = np.rint((seconds - phase) / step).astype(np.int64)
-        far = isolated_rows(rows)
+        far = isolated_rows(rows) if known is None else _isolated_after(rows, known)
 
         def note(_: np.datetime64, problem: str) -> None:
             refusals.note(DataError(self.source, problem))
@@ -209,6 +211,15 @@ def isolated_rows(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         kept = larger
     isolated = np.ones(len(rows), dtype=np.bool_)
     isolated[kept] = False
+    return isolated
+
+
+def _isolated_after(rows: npt.NDArray[np.int64], known: KnownSteps) -> npt.NDArray[np.bool_]:
+    """The same as if all known steps had a row, up to their last one; rows before the first are isolated."""
+    first, last = ((time - known.phase) // known.step for time in (known.first, known.last))
+    before = np.arange(max(first, last - MOST_KNOWN), last + 1)
+    isolated, later = rows < first, rows > last
+    isolated[later] = isolated_rows(np.concatenate([before, rows[later]]))[len(before) :]
     return isolated
 
 

@@ -49,6 +49,21 @@ class Refusal(NamedTuple):
         return Path(self.error.source), self.line or str(self.error).encode()
 
 
+class KnownSteps(NamedTuple):
+    """The time steps of readings, where the readings at hand must not decide on them.
+
+    step   seconds from one to the next
+    phase  how many seconds after a full step they are
+    first  the time of the first one
+    last   up to this time, in seconds since 1970, it makes no difference which of them have a reading
+    """
+
+    step: int
+    phase: int
+    first: int
+    last: int
+
+
 @dataclass
 class Refusals:
     """What a tolerant reader has left out so far. Training has none of these: it refuses the whole file.
@@ -57,6 +72,7 @@ class Refusals:
                UTC; None: any time
     step       the time step in seconds if rows are too few to tell; None: as between most of them
     phase      how many seconds after a full step readings are counted; None: as most of them are
+    known      the steps to count at; None: as the readings are
     expected   sensors that get a column even if a file has no reading of them
     refuse_at  by file: notes the row of a time, with what is wrong with it
     dates      the order of day and month, once the file has shown it; unless the year is first
@@ -66,6 +82,7 @@ class Refusals:
     latest: Callable[[int, bool], float] | None = None
     step: int | None = None
     phase: int | None = None
+    known: KnownSteps | None = None
     expected: Sequence[str] = ()
     refuse_at: dict[str, Callable[[np.datetime64, str], None]] = field(default_factory=dict)
     dates: Dates = "auto"

@@ -91,6 +91,7 @@ class Parts:
     config     which readings mean "no reading"
     graph      who is whose neighbour; None if that is not known here
     files      that the readings come from; None if there are none
+    retired    up to this time readings count for forecasts, but not for when they are due; None: all count
     report     is told if ranges and watch cannot begin, and the service does without; None: it does not start
     """
 
@@ -102,6 +103,7 @@ class Parts:
     config: DataConfig
     graph: Graph | None = None
     files: Files | None = None
+    retired: int | None = None
     report: Callable[[str, Exception], None] | None = None
 
 
@@ -130,7 +132,10 @@ class ServiceProcess(Door):
         system = SystemClock(zone.zone)
         zeros_missing = files is not None and zeros_are_missing_in(files.file)
         recent = recent_readings(readings, store, zeros_missing, latest_of(settings, readings.utc, step))
-        clock = FeedClock(recent.newest, step, settings.speed) if settings.feed else system
+        if parts.retired is not None:
+            recent.retired = parts.retired
+        start = max(recent.newest, recent.retired)
+        clock = FeedClock(start, step, settings.speed) if settings.feed else system
         _say_if_old(clock, zone, recent, parts.predictor.history)
         deadline = SHARE_OF_STEP * recent.step if settings.deadline is None else settings.deadline
         self.service = service = LiveService(

@@ -136,6 +136,10 @@ class CopyStore:
         with self._database() as database:
             return int(_about(database, COUNT) or 0)
 
+    def oldest(self) -> int | None:
+        """The time of the oldest reading that has a copy."""
+        return min((int(known["time"][0]) for (name, _), known in self.each() if not name), default=None)
+
     def newest(self, latest: float) -> int | None:
         """The time of the newest reading that has a copy, of those that are not later than this."""
         found = [known["time"][known["time"] <= latest] for (name, _), known in self.each() if not name]

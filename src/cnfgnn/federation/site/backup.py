@@ -30,7 +30,7 @@ from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation.kits.kit import check_is_site, role
 from cnfgnn.federation.kits.processes import read_live, running
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import RECORD, open_copies, record_of
+from cnfgnn.federation.site.copies import RECORD, open_copies, record_of, settle_steps
 from cnfgnn.federation.site.copies import RESTORING as COPIES_RESTORING
 from cnfgnn.federation.site.readings import load_site
 from cnfgnn.federation.site.settings import private_folder, read_site
@@ -261,7 +261,9 @@ def _restore_private(
         shutil.rmtree(aside)
         raise RunError(kit, "this backup has another key than the one that this site has used")
     try:
-        store.retire(_retired_until(plan, kit, store, record or {}, made))
+        found = _all_at_hand(plan, kit)
+        store.retire(_retired_until(plan, kit, found, store, record or {}, made))
+        settle_steps(store, found)
     except BaseException:
         shutil.rmtree(aside)
         raise
@@ -291,7 +293,12 @@ def _is_complete(kit: Path) -> bool:
 
 
 def _retired_until(
-    plan: SitePlan, kit: Path, store: CopyStore, record: Mapping[str, Any], made: float | None
+    plan: SitePlan,
+    kit: Path,
+    found: Readings,
+    store: CopyStore,
+    record: Mapping[str, Any],
+    made: float | None,
 ) -> dict[str, int]:
     """The latest time of which a copy may be lost: of readings and of covariates, which are known ahead.
 
@@ -301,7 +308,6 @@ def _retired_until(
     now = time.time()
     if made is not None and now < made:
         raise RunError(kit, f"this machine's clock is wrong: the backup was made at {format_time(int(made))}")
-    found = _all_at_hand(plan, kit)
     measured = (found, *(one.readings for one in found.others if not one.known_ahead))
     times = np.concatenate([one.seconds[~one.missing.all(axis=1)] for one in measured])
     stored = [row[0] for rows in stored_readings(kit / LIVE / DATABASE) for row in rows]

@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from cnfgnn.data.readings import Readings
+from cnfgnn.data.refusals import KnownSteps
 from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.federation.spans import format_time
 from cnfgnn.files import read_json
-from cnfgnn.privacy.copies import Copies, CopyStore, write_private
+from cnfgnn.privacy.copies import RETIRED, Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
 RESTORING = "restoring"  # in the record: the kit is from a backup, and does not know which copies were used
 GRID = "grid"  # what copies are settled on: step and phase of their times
+STEPS = "steps"  # settled by a restore: the step of the readings, and the time of the first one with a copy
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
 
 
@@ -65,7 +67,8 @@ class SiteCopies:
         self.store = open_copies(self.folder, self._remembered)
         if retired := self.store.retired:
             self.warnings = [*self.warnings, _retired(retired[READINGS])]
-        _check_times(self.store, readings, plan, kit)
+        self.steps = known_steps(plan, kit)
+        _check_times(self.store, readings, self.steps, plan, kit)
         series = _series_names(self.store, readings)
         _check_inputs_with_copies(self.store, readings, series, plan, kit)
         self._names = series | {READINGS: series[readings.variable]}
@@ -196,7 +199,28 @@ def settled_phase(plan: SitePlan, kit: Path) -> int | None:
     return None if grid is None else int(grid.split()[1])
 
 
-def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path) -> None:
+def settle_steps(store: CopyStore, found: Readings) -> None:
+    """Settle the steps of a site that is restored. From now on they must not follow from its readings:
+    which of those that are retired are still there is nobody else's business."""
+    step, seconds = found.step_seconds, found.seconds
+    store.settle(GRID, f"{step} {int(seconds[0]) % step}")
+    first = store.oldest()
+    store.settle(STEPS, f"{step} {store.retired[READINGS] if first is None else first}")
+
+
+def known_steps(plan: SitePlan, kit: Path) -> KnownSteps | None:
+    """The steps of a site that was restored; None if it was not."""
+    folder = private_folder(plan, kit)
+    if (steps := CopyStore.settled(folder, STEPS)) is None:
+        return None
+    step, first = map(int, steps.split())
+    retired: dict[str, int] = json.loads(CopyStore.settled(folder, RETIRED) or "{}")
+    return KnownSteps(step, (settled_phase(plan, kit) or 0) % step, first, retired.get(READINGS, first))
+
+
+def _check_times(
+    store: CopyStore, observed: Readings, known: KnownSteps | None, plan: SitePlan, kit: Path
+) -> None:
     """Refuse times that are counted in another way than when the first copy was made.
 
     Copies are found by sensor and time: they would belong to other readings, and readings would get a second
@@ -205,8 +229,13 @@ def _check_times(store: CopyStore, observed: Readings, plan: SitePlan, kit: Path
     found = "UTC" if observed.utc else "times without a time zone"
     if (settled := store.settle("times", found)) != found:
         raise RunError(store.folder, _other_times(f"from readings in {settled}", f"they are in {found}"))
-    step = observed.step_seconds
-    phase = int(observed.seconds[0]) % step
+    seconds = observed.seconds
+    if known is None:
+        step, phase = observed.step_seconds, int(seconds[0]) % observed.step_seconds
+    else:  # only readings that get a copy count
+        later = seconds[(seconds > known.last) & ~observed.missing.all(axis=1)]
+        off = later[(later - known.phase) % known.step != 0]
+        step, phase = known.step, int(off[0]) % known.step if len(off) else known.phase
     first_step, first_phase = map(int, store.settle(GRID, f"{step} {phase}").split())
     if (phase - first_phase) % min(step, first_step):
         before = f"from readings {first_phase} s after a full step of {first_step} s"

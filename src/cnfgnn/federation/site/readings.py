@@ -30,6 +30,7 @@ from cnfgnn.federation.site.copies import (
     blurring_of,
     check_least_blur,
     check_older_copies,
+    known_steps,
     settled_phase,
     site_copies,
 )
@@ -80,6 +81,9 @@ class SiteData:
         loaded = columns_of(found, (*plan.sensors, *more))
         self.inputs = InputNames.of(loaded.others)  # the names of other variables and of covariates
         self.copies = site_copies(loaded, plan, kit)
+        known = None if self.copies is None else self.copies.steps
+        if known is not None:
+            loaded = rows_of(loaded, (loaded.seconds - known.phase) % known.step == 0)
         both = TruthAndCopy(loaded, plan.cleaning, blurring_of(plan, self.copies))
         self.copy, self.truth, self.observed = both.copy, both.truth, both.observed
         self.sigmas = {} if self.copies is None else self.copies.sigmas
@@ -88,6 +92,7 @@ class SiteData:
         self.blur = min([plan.blur, *self.sigmas])  # what holds for all readings: older copies may have less
         check_older_copies(self.blur, plan, kit)
         self._loaded, self._cleaning = loaded, plan.cleaning
+        self.step = self.copy.step_seconds if known is None else known.step
         self.seconds: npt.NDArray[np.int64] = self.copy.seconds
         self.measured = self.seconds[~np.isnan(self.copy.values).all(axis=1)]
         if not len(self.measured):
@@ -116,10 +121,6 @@ class SiteData:
     def input_names(self) -> set[str]:
         """The names of its other variables and covariates."""
         return {*self.inputs.variables, *self.inputs.covariates}
-
-    @property
-    def step(self) -> int:
-        return self.copy.step_seconds
 
     @property
     def first(self) -> int:
@@ -183,12 +184,9 @@ class SiteData:
         if terms.step != self.step:
             problem = f"the readings are {self.step} s apart, and those of the other sites {terms.step} s"
             raise DataError(self.source, problem)
-        if (int(self.seconds[0]) - terms.first) % terms.step:
-            raise DataError(
-                self.source,
-                f"the timestamps are shifted against the other sites' steps of {terms.step} s",
-                row=str(self.copy.times[0]),
-            )
+        if (self.first - terms.first) % terms.step:
+            problem = f"the timestamps are shifted against the other sites' steps of {terms.step} s"
+            raise DataError(self.source, problem, row=format_time(self.first))
         return self._on_steps(self.copy, terms)
 
     def true_series(self, terms: Terms) -> Series | None:
@@ -214,7 +212,7 @@ def load_site(plan: SitePlan, kit: Path, live: bool, refusals: Refusals | None =
     if plan.readings is None:
         raise ConfigError(f"{settings_file(kit)}: readings", "set it to the path of the readings")
     if refusals is not None:
-        refusals.phase = settled_phase(plan, kit)
+        refusals.phase, refusals.known = settled_phase(plan, kit), known_steps(plan, kit)
     found = load_readings(kit / plan.readings, replace(plan.reading, refusals=refusals))
     return with_stored(found, kit / LIVE, zeros_are_missing(kit / plan.readings)) if live else found
 

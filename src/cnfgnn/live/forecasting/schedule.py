@@ -47,6 +47,8 @@ class Schedule:
         return recent.newest + self.step * int((now - self.deadline - recent.newest) // self.step)
 
     def _is_complete(self, recent: RecentReadings, step: int) -> bool:
+        if step <= recent.retired:  # the server would notice whether they are there
+            return False
         there = recent.present(step)
         expected = recent.recently_present(step, self.history)
         if not there.any() or not there[expected].all():

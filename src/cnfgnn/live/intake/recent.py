@@ -87,6 +87,7 @@ class RecentReadings:
     """The last `rows` steps of n sensors, as in the files; `missing` as in `Readings`.
 
     zeros_missing  whether a reading of zero means "no reading", as in METR-LA and PEMS-BAY
+    retired        readings up to this time, in seconds, do not count for when a forecast is due
     made           the time of the last step that a forecast was made for, in seconds
     variable       the name of what is forecast
     variables      further variables, which arrive as well
@@ -101,6 +102,7 @@ class RecentReadings:
         self.newest = int(seconds[-1])  # the time of the last row
         self._about = rows_of(replace(readings, others=()), np.array([0]))  # not all readings: it lasts
         self.made: int | None = None
+        self.retired = -(1 << 62)
         self._values = np.full((rows, len(self.ids)), np.nan, dtype=np.float32)
         count = min(rows, len(seconds))
         self._values[-count:] = readings.values[-count:]
@@ -226,17 +228,19 @@ class RecentReadings:
         return there
 
     def recently_present(self, seconds: int, steps: int) -> Bools:
-        """(n,): which sensors have sent something in the steps before this one."""
+        """(n,): which sensors have sent something in the steps before this one that is not retired."""
         row = self._row(seconds)
-        silent = np.isnan(self._values[max(0, row - steps) : max(0, row)])
+        first = max(0, row - steps, self._row(self.retired) + 1)
+        silent = np.isnan(self._values[first : max(first, row)])
         return np.asarray(~silent.all(axis=0))
 
     def variables_are_complete(self, seconds: int, expected: Bools, steps: int) -> bool:
         """Whether nothing more is expected of the variables for this step from the sensors that are expected:
         those that are measured with the readings are, wherever they have been in the steps before."""
         for one in self.variables.values():
-            if one.has_steps_of(self.step, self.newest):
-                awaited = expected & one.present(seconds - steps * self.step, seconds)
+            if one.has_steps_of(self.step, self.newest, self.retired):
+                since = max(seconds - steps * self.step, self.retired + 1)
+                awaited = expected & one.present(since, seconds)
                 if not one.present(seconds, seconds + 1)[awaited].all():
                     return False
         return True

@@ -63,9 +63,10 @@ class VariableRows:
             kept = newest_rows(self.input().readings, self._kept_since)
             self._times, self._values = kept.seconds, kept.values
 
-    def has_steps_of(self, step: int, moment: int) -> bool:
-        """Whether it is measured at the steps of the readings, of which one is at this moment."""
-        newest = self._times[-10:]
+    def has_steps_of(self, step: int, moment: int, after: int) -> bool:
+        """Whether it is measured at the steps of the readings, of which one is at this moment; values up to
+        another time do not count."""
+        newest = self._times[self._times > after][-10:]
         return len(newest) > 1 and bool((np.diff(newest) == step).all()) and (newest[-1] - moment) % step == 0
 
     def present(self, since: int, until: int) -> Bools:

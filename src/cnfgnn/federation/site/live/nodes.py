@@ -232,7 +232,7 @@ class LiveSiteNodes(SiteNodes):
                 self.predictor.use(ready, nodes.show)
                 return
             self._end_service()  # of a run with forecasts of another length
-        nodes.show(last_rows(self.data.copy.on_grid(), KEPT_ROWS))
+        nodes.show(newest_copy(self.data))
         ids, cleaning, blurring = self.data.truth.ids, self.plan.cleaning, self.data.live_blurring(self.plan)
         used = ids, ready, cleaning, blurring, nodes.show
         self.predictor = SitePredictor(*used, self._report, self.kit / LIVE)
@@ -394,6 +394,7 @@ class SiteService(threading.Thread):
             model=lambda service: SiteModel(service, predictor, plan.name, site.kit / LIVE),
             config=plan.cleaning,
             files=files,
+            retired=self.data.retired.get(READINGS),
             report=site._report,  # it may be about true readings: the server must not notice that it failed
         )
 
@@ -432,14 +433,23 @@ def _positions(site: LiveSiteNodes, plan: SitePlan, folder: Path, ids: Sequence[
         return None
 
 
+def newest_copy(data: SiteData) -> Readings:
+    """What the nodes begin with: the copy from its first reading to its newest one."""
+    told = (data.seconds >= data.measured[0]) & (data.seconds <= data.measured[-1])
+    return last_rows(rows_of(data.copy, told).on_grid(), KEPT_ROWS)
+
+
 def counted_readings(data: SiteData) -> Readings:
     """The site's readings without rows in the future and rows that are far from all others. What is retired
     is still the owner's."""
-    counted = np.isin(data.seconds, data.counted)
+    counted, observed = np.isin(data.seconds, data.counted), data.observed
     if data.retired:
-        known = ~data.observed.missing.all(axis=1)
+        known = ~observed.missing.all(axis=1)
         counted |= known & (data.seconds >= data.first) & (data.seconds <= data.retired[READINGS])
-    return rows_of(data.observed, np.flatnonzero(counted)).on_grid()
+    values = np.where(counted[:, None], observed.values, np.float32(np.nan))
+    first, *_, last = np.flatnonzero(counted).tolist()
+    # With rows between them that are empty, so that it does not matter for the step which are.
+    return rows_of(replace(observed, values=values), slice(first, last + 1)).on_grid()
 
 
 def settings_of(plan: SitePlan, kit: Path, live: LiveTerms) -> LiveSettings:
