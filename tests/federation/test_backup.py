@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,19 +19,24 @@ import torch
 
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError
+from cnfgnn.federation.coverage_sums import ToldCoverage
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import PROCESS_FILE
+from cnfgnn.federation.project import SiteLive, SitePlan
 from cnfgnn.federation.site import backup as backups
 from cnfgnn.federation.site import nodes as site_nodes
 from cnfgnn.federation.site.backup import back_up, restore
 from cnfgnn.federation.site.copies import RECORD, check_complete, record_of
-from cnfgnn.federation.site.live.nodes import counted_readings, newest_copy
+from cnfgnn.federation.site.live.nodes import LiveSiteNodes, counted_readings, newest_copy
+from cnfgnn.federation.site.owner import SiteOwner
 from cnfgnn.federation.site.readings import SiteData
 from cnfgnn.federation.site.settings import private_folder, read_site
 from cnfgnn.federation.site.status import STATES, read_site_status
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
 from cnfgnn.live.forecasting.schedule import Schedule
+from cnfgnn.live.forecasting.watch import SUMS, Watch
 from cnfgnn.live.intake.recent import RecentReadings
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.privacy.truth_and_copy import READINGS
@@ -557,3 +563,38 @@ def test_a_retired_reading_that_arrives_makes_no_step_due() -> None:
     newest = int(readings.seconds[-1])
     assert due[0] == due[1] == newest - 300
     assert due[2:] == [newest, newest]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_errors_that_are_told_depend_on_no_retired_reading(kit: Path, tells: bool) -> None:
+    times, values = restored_site(kit, False)
+    make_kit(kit, **RECORDING, tell_errors=tells)
+    used, ahead = [], []
+    for plus in (0, 9):
+        values[60:65] = 900.0  # outliers among readings like those with a copy
+        values[150:] += 100 * plus
+        write_values(kit, times, values)
+        site = site_nodes.SiteNodes(kit)
+        wait_for(lambda site=site: not site.problem, "the site to be ready")
+        owner = site.join(Terms(int(times[0].timestamp()), 300, 200, "fp64", "run"))
+        assert isinstance(owner, SiteOwner)
+        owner.nodes.windows = Windows.next(200, 12, 3)
+        ahead.append(owner._readings_to_use().values)
+        owner.nodes.windows = Windows.of(200, 12, 3)
+        used.append(owner._readings_to_use().values)
+    assert np.array_equal(*used, equal_nan=True) == tells
+    assert not np.array_equal(*ahead, equal_nan=True)  # forecasts of its own are nobody else's business
+
+
+def test_coverage_is_told_once_no_retired_reading_counts() -> None:
+    """The sums are those of a day, of forecasts that were made from a history."""
+    report = replace(Watch(("a",), 3, 300, 12, True).report(str), sums=np.full((1, len(SUMS)), 99.0))
+    site: Any = SimpleNamespace(
+        plan=SitePlan("north", ("a",), live=SiteLive(tell_coverage=True)),
+        predictor=SimpleNamespace(history=12, horizon=3),
+        data=SimpleNamespace(step=300, retired={READINGS: 7200}),
+        service=SimpleNamespace(process=SimpleNamespace(service=SimpleNamespace(report=report))),
+        coverage=ToldCoverage(),
+    )
+    told = [step for step in range(0, 2 * 86_400, 300) if LiveSiteNodes._told_coverage(site, step)]
+    assert 7200 + (288 + 12 + 3) * 300 < told[0] < 7200 + 86_400 + 3 * 3600

@@ -90,6 +90,8 @@ class SiteOwner(Owner):
         self.own_store = OwnerStore(kit, terms.run, data.truth.ids, len(terms.added))
         self.restored = ""  # the tag of the state that was restored last
         self.current = data.true_series(terms)  # None if nothing is blurred
+        # What is retired is missing in the sums of true errors, and in all that these depend on.
+        self.of_run = data.true_series(terms, with_retired=False) if tells and data.retired else self.current
         truth = nodes.series if self.current is None else self.current
         super().__init__(nodes, truth, self.own_store, tells)
 
@@ -122,10 +124,12 @@ class SiteOwner(Owner):
 
     def _readings_to_use(self) -> Series:
         """The true readings at the times at which the nodes use the copy."""
-        if self.current is None:
+        if self.current is None or self.of_run is None:
             return self.nodes.series
-        rows = None if self.nodes.windows.ahead else self.joined.rows()
-        return self.current if rows is None else first_rows(self.current, rows)
+        if self.nodes.windows.ahead:
+            return self.current
+        rows = self.joined.rows()
+        return self.of_run if rows is None else first_rows(self.of_run, rows)
 
     # ---- true errors ---------------------------------------------------------------------------------------
 

@@ -189,9 +189,24 @@ class SiteData:
             raise DataError(self.source, problem, row=format_time(self.first))
         return self._on_steps(self.copy, terms)
 
-    def true_series(self, terms: Terms) -> Series | None:
+    def true_series(self, terms: Terms, with_retired: bool = True) -> Series | None:
         """The readings on the same steps, for their owner; None if the copy is the readings."""
-        return None if self.copy is self.truth else self._on_steps(self.truth, terms)
+        if self.copy is self.truth:
+            return None
+        return self._on_steps(self.truth if with_retired else self._without_retired(), terms)
+
+    def _without_retired(self) -> Readings:
+        """The true readings without those up to the restore that have no copy, and so for further inputs."""
+        observed, until = self.observed, max(self.retired.values(), default=-(1 << 62))
+
+        def copied(one: Readings, copy: Readings) -> Readings:
+            retired = np.isnan(copy.values) & (copy.seconds <= until)[:, None]
+            return replace(one, values=np.where(retired, np.float32(np.nan), one.values))
+
+        pairs = zip(observed.others, self.copy.others, strict=True)
+        others = tuple(replace(one, readings=copied(one.readings, of.readings)) for one, of in pairs)
+        kept = replace(copied(observed, self.copy), others=others)
+        return TruthAndCopy(kept, self._cleaning, None).truth  # nor do they decide what is an outlier
 
     def _on_steps(self, readings: Readings, terms: Terms) -> Series:
         n, rows = len(readings.ids), (self.seconds - terms.first) // terms.step

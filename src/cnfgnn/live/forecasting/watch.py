@@ -121,6 +121,15 @@ class Report:
         return {"overall": self.overall.json(), "sensors": sensors, "alarms": alarms}
 
 
+def seconds_judged(step: int, history: int, horizon: int) -> int:
+    """How long after a reading the sums of forecasts depend on it: forecasts are made from a history."""
+    return (_rows_of_a_day(step) + history + horizon) * step
+
+
+def _rows_of_a_day(step: int) -> int:
+    return min(max(DAY // step, LEAST_ROWS), MOST_ROWS)
+
+
 class Watch:
     """Watches n sensors with a reading every `step` seconds, and forecasts of t steps.
 
@@ -133,7 +142,7 @@ class Watch:
     ) -> None:
         self.ids, self.step, self.silent_after, self.has_ranges = tuple(ids), step, silent_after, has_ranges
         n, t = len(ids), horizon
-        rows = min(max(DAY // step, LEAST_ROWS), MOST_ROWS)
+        rows = _rows_of_a_day(step)
         self.row = -1  # the last row that was observed
         self.sums = np.zeros((rows, n, len(SUMS)))
         # Forecasts of rows to come, what the last value says of them, and their ranges; by row modulo t, and

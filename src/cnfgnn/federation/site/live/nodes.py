@@ -47,6 +47,7 @@ from cnfgnn.federation.spans import format_time
 from cnfgnn.files import make_folder
 from cnfgnn.forecasters.intervals import Intervals
 from cnfgnn.live.forecasting.predictor import KEPT_ROWS, Floats, window_of
+from cnfgnn.live.forecasting.watch import seconds_judged
 from cnfgnn.live.intake.folder_source import InputFile
 from cnfgnn.live.options import FEED, LIVE, SYSTEM, LiveSettings, ServiceOptions
 from cnfgnn.live.start import Files, Parts, ServiceProcess
@@ -215,6 +216,10 @@ class LiveSiteNodes(SiteNodes):
         """What the owner tells about true readings: nothing, unless the site's settings say so."""
         if self.plan is None or not self.plan.live.tell_coverage:
             return {}
+        if self.predictor is not None and self.data is not None and self.data.retired:
+            lengths = self.predictor.history, self.predictor.horizon
+            if step <= self.data.retired[READINGS] + seconds_judged(self.data.step, *lengths):
+                return {}  # retired readings are among those that the sums are of
         process = None if self.service is None else self.service.process
         sums = self.coverage.at(step, None if process is None else process.service.report)
         return {} if sums is None else {COVERAGE: sums}
