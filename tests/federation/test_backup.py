@@ -365,6 +365,25 @@ def test_older_copies_that_somebody_puts_there_are_refused_while_the_site_runs(k
     )
 
 
+def test_older_copies_are_refused_also_if_there_are_as_many(kit: Path) -> None:
+    """Two kits share a folder, and somebody puts an older database there."""
+    site_data(kit)
+    other = Path(shutil.copytree(kit, kit.parent / "other"))
+    write_rows(kit.parent / "readings", LOST - 10)
+    site_data(other)
+    older = Path(shutil.copytree(folder_of(kit), kit.parent / "older"))
+    use_more(other)
+    shutil.copy(older / COPIES_FILE, folder_of(kit))
+    with pytest.raises(RunError, match="but not those that were made last: the newer ones are lost"):
+        site_data(kit)  # it has used none of those that are lost
+    shutil.rmtree(folder_of(kit))
+    shutil.copytree(older, folder_of(kit))
+    write_rows(kit.parent / "readings", ROWS)
+    site_data(kit)  # the folder as it was then: this kit cannot tell
+    with pytest.raises(RunError, match="but not those that were made last: the newer ones are lost"):
+        site_data(other)
+
+
 # ---- what a restore must not forget ------------------------------------------------------------------------
 
 

@@ -326,7 +326,7 @@ def test_the_key_is_in_its_own_file_alone(kit: Path) -> None:
     folder = private_folder(read_site(kit), kit)
     key = (folder / KEY_FILE).read_text().strip()
     record = kit / "local" / RECORD
-    assert json.loads(record.read_text()).keys() == {"key", "folder", "readings"}
+    assert json.loads(record.read_text()).keys() == {"key", "folder", "readings", "last"}
     for path in kit.parent.rglob("*"):
         if path.is_file() and path != folder / KEY_FILE:
             content = path.read_bytes()

@@ -26,6 +26,7 @@ from cnfgnn.privacy.copies import (
     BLOCK,
     COPIES_FILE,
     KEY_FILE,
+    LAST_FILE,
     READING,
     SENSORS_AT_ONCE,
     UNNAMED_KEY_FILE,
@@ -188,7 +189,7 @@ def test_processes_at_the_same_time_agree_on_one_key_and_one_copy(tmp_path: Path
     again = CopyStore(folder).blur(some_readings(1), 5.0)
     observed = ~(first.missing | again.missing)
     np.testing.assert_array_equal(first.values[observed], again.values[observed])
-    assert {path.name for path in folder.iterdir()} == {KEY_FILE, COPIES_FILE}
+    assert {path.name for path in folder.iterdir()} == {KEY_FILE, COPIES_FILE, LAST_FILE}
 
 
 def test_a_reading_that_was_missing_for_a_while_has_its_first_copy(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from cnfgnn.privacy.noise import KEY_BYTES, blurred, key_from_seed, key_of_input
 KEY_FILE = "key"
 UNNAMED_KEY_FILE = "key.new"  # a key that the database may not know yet
 COPIES_FILE = "copies.sqlite"
+LAST_FILE = "copies.sqlite.last"  # which copies were added last: an older database does not know them
 KEY, COUNT, RETIRED = "key", "count", "retired"  # names in the table `about`
 WAITS_FOR = 60.0  # seconds, while another process of the owner writes copies
 # Readings are stored in blocks: reading millions of rows, one for each of them, would take a minute.
@@ -45,6 +47,7 @@ TABLES = (
     " PRIMARY KEY (sensor, block))",
     "CREATE TABLE IF NOT EXISTS copies_of_inputs (input TEXT NOT NULL, sensor TEXT NOT NULL,"
     " block INTEGER NOT NULL, readings BLOB NOT NULL, PRIMARY KEY (input, sensor, block))",
+    "CREATE TABLE IF NOT EXISTS additions (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE)",
 )
 
 Values = npt.NDArray[np.float32]
@@ -135,6 +138,25 @@ class CopyStore:
         """How many readings have a copy. It only grows: fewer than before means that copies are lost."""
         with self._database() as database:
             return int(_about(database, COUNT) or 0)
+
+    @property
+    def last(self) -> str | None:
+        """Identifies the last addition of copies; None if there was none."""
+        with self._database() as database:
+            found = database.execute("SELECT id FROM additions ORDER BY number DESC LIMIT 1").fetchone()
+        return None if found is None else str(found[0])
+
+    def has_all(self, last: str | None = None) -> bool:
+        """Whether this addition is among those here, and the one that whoever used this folder made last."""
+        try:
+            used = {last, (self.folder / LAST_FILE).read_text(encoding="ascii").strip()} - {None}
+        except FileNotFoundError:
+            used = {last} - {None}
+        except (OSError, ValueError) as error:
+            raise RunError(self.folder / LAST_FILE, f"cannot be read ({error})") from error
+        with self._database() as database:
+            known = "SELECT 1 FROM additions WHERE id = ?"
+            return all(database.execute(known, (one,)).fetchone() is not None for one in used)
 
     def oldest(self) -> int | None:
         """The time of the oldest reading that has a copy."""
@@ -276,6 +298,9 @@ class CopyStore:
         with _alone(database):
             added = sum(_add(database, (name, sensor), made) for sensor, made in drawn.items())
             database.execute("UPDATE about SET value = value + ? WHERE name = ?", (added, COUNT))
+            last = secrets.token_hex(8)
+            database.execute("INSERT INTO additions (id) VALUES (?)", (last,))
+        write_private(self.folder / LAST_FILE, last.encode())
 
     # ---- the folder ---------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ from cnfgnn.files import hold_lock, make_folder, read_json, read_json_or_empty, 
 from cnfgnn.live.intake.store import FILE as DATABASE
 from cnfgnn.live.intake.store import stored_readings
 from cnfgnn.live.options import FEED, LIVE
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore, fingerprint_of, write_private
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, LAST_FILE, CopyStore, fingerprint_of, write_private
 from cnfgnn.privacy.truth_and_copy import READINGS
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 from cnfgnn.version import __version__
@@ -272,6 +272,7 @@ def _restore_private(
     write_private(kit / "local" / RECORD, json.dumps(remembered).encode())
     for ending in ("-journal", "-wal", "-shm"):  # they belong to the file that is replaced
         (folder / f"{COPIES_FILE}{ending}").unlink(missing_ok=True)
+    (folder / LAST_FILE).unlink(missing_ok=True)  # those that were made last may be lost
     for name in (COPIES_FILE, KEY_FILE):
         before = folder / name
         if before.exists() and not (name == KEY_FILE and filecmp.cmp(before, aside / name, shallow=False)):

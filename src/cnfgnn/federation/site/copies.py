@@ -87,7 +87,8 @@ class SiteCopies:
 
 def record_of(store: CopyStore) -> dict[str, Any]:
     """What a kit remembers of the copies that it has used."""
-    record = {"key": store.fingerprint, "folder": str(store.folder), "readings": store.count()}
+    record: dict[str, Any] = {"key": store.fingerprint, "folder": str(store.folder)}
+    record |= {"readings": store.count(), "last": store.last}
     if not (retired := store.retired):
         return record
     return {**record, "retired": retired[READINGS], "marks": dict(retired)}
@@ -103,16 +104,17 @@ def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore
 
 
 def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> None:
-    """Refuse copies of another key, fewer of them than the kit has used, and those before a restore."""
-    if remembered is None:
-        return
+    """Refuse copies of another key, older ones than those that were used, and those before a restore."""
+    remembered = {"key": store.fingerprint} if remembered is None else remembered
     if remembered.get(RESTORING):
         problem = "the restore of this site has not come to its end: repeat it (cnfgnn federation restore)"
         raise RunError(store.folder, problem)
     if remembered.get("key") != store.fingerprint:
         raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
     if (found := store.count()) < (used := remembered.get("readings", 0)):
-        raise RunError(store.folder, _older(found, used))
+        raise RunError(store.folder, _older(f"{found} readings, and this site has used copies of {used}"))
+    if not store.has_all(remembered.get("last")):
+        raise RunError(store.folder, _older(f"{found} readings, but not those that were made last"))
     marks = {READINGS: remembered.get("retired", 0), **remembered.get("marks", {})}
     if any(store.retired.get(name, 0) < mark for name, mark in marks.items()):
         problem = (
@@ -271,9 +273,9 @@ def _warnings(folder: Path, plan: SitePlan, kit: Path) -> list[str]:
     return warnings
 
 
-def _older(found: int, used: int) -> str:
+def _older(found: str) -> str:
     return (
-        f"holds copies of {found} readings, and this site has used copies of {used}: the newer ones are lost."
+        f"holds copies of {found}: the newer ones are lost."
         " Restore the site from its newest backup (cnfgnn federation restore SITE FILE), which retires the"
         " readings that have no copy in it. Copies must not be made again: two copies of a reading reveal it"
     )
