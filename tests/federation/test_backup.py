@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tarfile
 import threading
 import time
 from dataclasses import replace
@@ -27,6 +28,7 @@ from cnfgnn.federation.kits.processes import PROCESS_FILE
 from cnfgnn.federation.project import SiteLive, SitePlan
 from cnfgnn.federation.site import backup as backups
 from cnfgnn.federation.site import nodes as site_nodes
+from cnfgnn.federation.site.approvals import approve, read_approvals, revoke
 from cnfgnn.federation.site.backup import back_up, restore
 from cnfgnn.federation.site.copies import RECORD, check_complete, record_of
 from cnfgnn.federation.site.live.nodes import LiveSiteNodes, counted_readings, newest_copy
@@ -275,7 +277,7 @@ def test_a_restore_that_cannot_be_is_refused_and_changes_nothing(
     (kit / PROCESS_FILE).unlink()
     whole = file.read_bytes()
     other.write_bytes(whole[: len(whole) // 2])
-    refused("not the backup of a site, or it is damaged", other)
+    refused("not the backup of a site, or it is cut off or damaged", other)
     refused("there is no such backup", kit.parent / "nothing")
     refused("it has no key", kit.parent)
     with monkeypatch.context() as patch:
@@ -382,6 +384,110 @@ def test_older_copies_are_refused_also_if_there_are_as_many(kit: Path) -> None:
     site_data(kit)  # the folder as it was then: this kit cannot tell
     with pytest.raises(RunError, match="but not those that were made last: the newer ones are lost"):
         site_data(other)
+
+
+# ---- whole or refused -------------------------------------------------------------------------------------
+
+
+def test_a_backup_that_lacks_a_part_is_refused(kit: Path) -> None:
+    site_data(kit)
+    SiteStore(kit, "run").write("best", {"theta.w": torch.zeros(1)}, ())
+    file, part = kit.parent / "file", kit.parent / "part"
+    back_up(kit, file)
+    content = file.read_bytes()
+    with tarfile.open(file) as backup:
+        ends = [member.offset for member in backup.getmembers()]
+    for end in ends:
+        part.write_bytes(content[:end])
+        with pytest.raises(RunError, match="cut off or damaged"):
+            restore(kit.parent / "new", part)
+    part.write_bytes(content.replace(b"theta.w", b"theta.v"))
+    with pytest.raises(RunError, match="cut off or damaged"):
+        restore(kit.parent / "new", part)
+    shutil.copy(file, part)
+    with tarfile.open(part, "a") as backup:
+        backup.addfile(tarfile.TarInfo("local/approved.json"))
+    with pytest.raises(RunError, match="cut off or damaged"):
+        restore(kit.parent / "new", part)
+    assert not (kit.parent / "new").exists()
+
+
+def test_a_link_in_a_kit_stops_a_backup(kit: Path) -> None:
+    site_data(kit)
+    (kit / "local" / "site.toml").rename(kit.parent / "site.toml")
+    (kit / "local" / "site.toml").symlink_to(kit.parent / "site.toml")
+    with pytest.raises(RunError, match=r"site.toml: is a link or no file, .* put the file or folder itself"):
+        back_up(kit, kit.parent / "file")
+    assert not (kit.parent / "file").exists()
+
+
+def test_what_a_killed_backup_has_left_is_removed_by_the_next_one(kit: Path) -> None:
+    site_data(kit)
+    (folder_of(kit) / backups.SNAPSHOT).mkdir(0o700)
+    (folder_of(kit) / backups.SNAPSHOT / KEY_FILE).write_text("secret")
+    back_up(kit, kit.parent / "file")
+    assert not (folder_of(kit) / backups.SNAPSHOT).exists()
+
+
+def test_what_a_restore_makes_is_for_the_owner_alone(kit: Path) -> None:
+    data = site_data(kit)
+    OwnerStore(kit, "run", data.truth.ids).write("best", {"theta.w": torch.zeros(1)}, ())
+    back_up(kit, kit.parent / "file")
+    folder = folder_of(kit)
+    shutil.rmtree(folder)
+    shutil.rmtree(kit)
+    umask = os.umask(0)
+    try:
+        folder.mkdir(0o755)  # on a new machine, by hand
+        restore(kit, kit.parent / "file")
+        assert os.umask(0) == 0
+    finally:
+        os.umask(umask)
+    made = [kit, *kit.rglob("*"), folder, *folder.rglob("*")]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize("with_copies", [True, False])
+def test_a_site_does_not_start_after_a_restore_that_was_killed(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, with_copies: bool
+) -> None:
+    if with_copies:
+        site_data(kit)
+    back_up(kit, kit.parent / "file")
+    use_more(kit)
+    shutil.rmtree(folder_of(kit))
+    if with_copies:
+        (kit / "local" / RECORD).unlink()  # a kit that was issued anew
+    else:
+        shutil.rmtree(kit)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backups, "_all_at_hand", killed)
+    with pytest.raises(KeyboardInterrupt):
+        restore(kit, kit.parent / "file")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="has not come to its end: repeat it"):
+        site_data(kit)
+    assert not CopyStore.exists(folder_of(kit))
+    assert restore(kit, kit.parent / "file").retired is not None
+    write_rows(kit.parent / "readings", ROWS)
+    assert site_data(kit).copy.missing[BEFORE:LOST].all()
+
+
+def test_a_restore_names_the_approvals_that_it_brings_back(kit: Path) -> None:
+    site_data(kit)
+    approve(kit, "northtown-3")
+    back_up(kit, kit.parent / "file")
+    revoke(kit, "northtown-3")
+    shutil.rmtree(folder_of(kit))
+    assert "approved" not in said("federation", "restore", kit, kit.parent / "file")  # the kit has stayed
+    assert not read_approvals(kit)
+    shutil.rmtree(kit)
+    shown = said("federation", "restore", kit, kit.parent / "file")
+    assert "approved: northtown-3, as it was then; if you revoked it since, do so again" in shown
+    assert "repeat what you changed since" in shown
 
 
 # ---- what a restore must not forget ------------------------------------------------------------------------

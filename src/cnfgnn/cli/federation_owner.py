@@ -105,7 +105,10 @@ def restore(
 
     done = restore_site(kit, file)
     if done.kit:
-        print(f"kit: {kit}, with settings and certificate as they were")
+        when = "" if done.made is None else f" at {format_time(int(done.made))}"
+        print(f"kit: {kit}, with settings and certificate as they were{when}: repeat what you changed since")
+    for run in done.approved:
+        print(f"approved: {run}, as it was then; if you revoked it since, do so again (approve --revoke)")
     if done.retired is None:
         print("key and copies: complete, so that they stay as they are")
     else:

@@ -8,7 +8,9 @@ federation for ever.
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
+import hashlib
 import io
 import json
 import os
@@ -17,10 +19,9 @@ import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,15 @@ from cnfgnn.errors import ConfigError, DataError, RunError, StorageError
 from cnfgnn.federation.kits.kit import check_is_site, role
 from cnfgnn.federation.kits.processes import read_live, running
 from cnfgnn.federation.project import SitePlan
-from cnfgnn.federation.site.copies import RECORD, open_copies, record_of, settle_steps
+from cnfgnn.federation.site.approvals import read_approvals
+from cnfgnn.federation.site.copies import (
+    RECORD,
+    is_unfinished,
+    open_copies,
+    record_of,
+    settle_steps,
+    write_record,
+)
 from cnfgnn.federation.site.copies import RESTORING as COPIES_RESTORING
 from cnfgnn.federation.site.readings import load_site
 from cnfgnn.federation.site.settings import private_folder, read_site
@@ -40,17 +49,19 @@ from cnfgnn.files import hold_lock, make_folder, read_json, read_json_or_empty, 
 from cnfgnn.live.intake.store import FILE as DATABASE
 from cnfgnn.live.intake.store import stored_readings
 from cnfgnn.live.options import FEED, LIVE
-from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, LAST_FILE, CopyStore, fingerprint_of, write_private
+from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, LAST_FILE, CopyStore, fingerprint_of
 from cnfgnn.privacy.truth_and_copy import READINGS
 from cnfgnn.transports.remote.limits import MOST_CLOCK_DIFFERENCE
 from cnfgnn.version import __version__
 
-ABOUT = "backup.json"
+ABOUT, END = "backup.json", "end.json"  # the first member of a backup, and the last
 PRIVATE = "private"  # the name of the folder of key and copies in a backup
 KIT = ("startup", "local", "start.sh", "stop.sh")  # what makes a folder this site's kit
 SENT = "sent.jsonl"
 RESTORING = ".restoring"
 REPLACED = ".replaced"  # what was there, after its name
+SNAPSHOT = f"{COPIES_FILE}.backup"  # in the private folder, while a backup is made
+DAMAGED = "this is not the backup of a site, or it is cut off or damaged: restore the site from another one"
 
 
 class Restored(NamedTuple):
@@ -61,6 +72,7 @@ class Restored(NamedTuple):
     copies   how many readings have a copy; None if key and copies were complete and have stayed
     retired  the time up to which readings without a copy are retired
     runs     whose states come from the backup; those that were there have stayed
+    approved the trainings that are approved again, as they were when the backup was made
     """
 
     made: float | None
@@ -68,6 +80,7 @@ class Restored(NamedTuple):
     copies: int | None
     retired: int | None
     runs: tuple[str, ...]
+    approved: tuple[str, ...] = ()
 
 
 # ---- back up --------------------------------------------------------------------------------------------
@@ -83,21 +96,72 @@ def back_up(kit: Path, file: Path) -> int:
     plan = read_site(kit)
     folder, record, count = private_folder(plan, kit), read_json(kit / "local" / RECORD), 0
     about = {"site": plan.name, "made": time.time(), "version": __version__}
-    with writing_whole(file, 0o600) as out, tarfile.open(fileobj=out, mode="w") as backup:
-        _add(backup, ABOUT, json.dumps(about).encode())
+    with writing_whole(file, 0o600) as out, tarfile.open(fileobj=out, mode="w") as tar:
+        backup = Members(tar)
+        backup.add(ABOUT, json.dumps(about).encode())
         for part in (*KIT, SENT, STATES):
             _add_all(backup, kit / part, part)
         if record is not None or CopyStore.exists(folder):  # last: they have all that states were made of
-            with TemporaryDirectory(prefix=".", dir=file.absolute().parent) as place:
-                aside = Path(place) / PRIVATE
-                open_copies(folder, record).snapshot(aside)
+            with _snapshot(open_copies(folder, record)) as aside:
                 for name in (KEY_FILE, COPIES_FILE):
-                    backup.add(aside / name, f"{PRIVATE}/{name}")
+                    backup.add_file(f"{PRIVATE}/{name}", aside / name)
                 count = CopyStore(aside).count()
+        backup.add(END, json.dumps(backup.about()).encode())
     return count
 
 
-def _add_all(backup: tarfile.TarFile, path: Path, name: str) -> None:
+class Members:
+    """The members of a backup as they are added. The last one tells how many there are, and their digest:
+    without it, a backup that was cut off would look like one of a site that had less."""
+
+    def __init__(self, tar: tarfile.TarFile) -> None:
+        self.tar, self._count, self._digest = tar, 0, hashlib.sha256()
+
+    def about(self) -> dict[str, Any]:
+        return {"files": self._count, "sha256": self._digest.hexdigest()}
+
+    def add(self, name: str, content: bytes, mode: int = 0o600) -> None:
+        self._add(name, io.BytesIO(content), len(content), mode)
+
+    def add_file(self, name: str, path: Path) -> None:
+        """Add a file that does not change meanwhile, and may be large."""
+        with path.open("rb") as content:
+            self._add(name, content, path.stat().st_size, 0o600)
+
+    def _add(self, name: str, content: IO[bytes], size: int, mode: int) -> None:
+        entry = tarfile.TarInfo(name)
+        entry.size, entry.mode, entry.mtime = size, mode, int(time.time())
+        position = content.tell()
+        self.tar.addfile(entry, content)
+        content.seek(position)
+        self.see(name, content)
+
+    def see(self, name: str, content: IO[bytes]) -> None:
+        self._count += 1
+        one = hashlib.sha256(f"{name}\0".encode())
+        while some := content.read(1 << 20):
+            one.update(some)
+        self._digest.update(one.digest())
+
+
+@contextmanager
+def _snapshot(store: CopyStore) -> Iterator[Path]:
+    """Key and copies as they are now, in the private folder: the next backup finds and removes what one that
+    was killed has left."""
+    aside = store.folder / SNAPSHOT
+    handle = os.open(store.folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        shutil.rmtree(aside, ignore_errors=True)
+        store.snapshot(aside)
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(handle)
+
+
+def _add_all(backup: Members, path: Path, name: str) -> None:
     """Add a file, or all files in a folder. One that is gone by now was removed by the running site."""
     try:
         about = path.lstat()
@@ -106,15 +170,14 @@ def _add_all(backup: tarfile.TarFile, path: Path, name: str) -> None:
                 if not inside.name.startswith("."):  # a file that is being written
                     _add_all(backup, inside, f"{name}/{inside.name}")
         elif stat.S_ISREG(about.st_mode):
-            _add(backup, name, path.read_bytes(), about.st_mode & 0o700)
+            backup.add(name, path.read_bytes(), about.st_mode & 0o700)
+        else:
+            problem = (
+                "is a link or no file, so that a backup would lack it: put the file or folder itself there"
+            )
+            raise RunError(path, problem)
     except FileNotFoundError:
         return
-
-
-def _add(backup: tarfile.TarFile, name: str, content: bytes, mode: int = 0o600) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode, entry.mtime = len(content), mode, int(time.time())
-    backup.addfile(entry, io.BytesIO(content))
 
 
 # ---- restore --------------------------------------------------------------------------------------------
@@ -128,21 +191,42 @@ def restore(kit: Path, file: Path) -> Restored:
         RunError: The site runs, the backup is another site's or damaged, or its key is not the site's.
         CnfgnnError: The readings cannot be read: which of them are retired depends on their times.
     """
+    umask = os.umask(0o077)  # whatever a restore makes is for the owner alone
     try:
         if file.is_dir():
             return _restore_from_folder(kit, file)
         if not file.exists():
             raise RunError(file, "there is no such backup")
         with tarfile.open(file, "r:") as backup:
+            _check_whole(backup, file)
             return _restore_from(backup, kit, file)
     except (tarfile.TarError, EOFError) as error:
-        raise RunError(file, "this is not the backup of a site, or it is damaged") from error
+        raise RunError(file, DAMAGED) from error
     except OSError as error:
         raise StorageError(error.filename or kit, error) from error
+    finally:
+        os.umask(umask)
+
+
+def _check_whole(backup: tarfile.TarFile, file: Path) -> None:
+    """Refuse a backup of which a part is missing or has changed."""
+    found, end = Members(backup), dict[str, Any]()
+    for member in backup.getmembers():
+        content = backup.extractfile(member)
+        if content is None or end:  # it ends with how many there are
+            raise RunError(file, DAMAGED)
+        if member.name == END:
+            with suppress(ValueError):
+                end = json.load(content)
+        else:
+            found.see(member.name, content)
+    if end != found.about():
+        raise RunError(file, DAMAGED)
 
 
 def _restore_from_folder(kit: Path, folder: Path) -> Restored:
     check_is_site(kit)
+    _check_is_copy(folder)
     with _stopped(kit):
         return Restored(None, False, *_restore_private(kit, None, lambda to: _copy(folder, to)), ())
 
@@ -151,6 +235,7 @@ def _restore_from(backup: tarfile.TarFile, kit: Path, file: Path) -> Restored:
     about, found = _about(backup, file), tuple[int | None, int | None]((None, None))
     new = _make_kit(backup, kit)
     check_is_site(kit)
+    from_backup = new or is_unfinished(kit)
     if (name := read_site(kit).name) != about["site"]:
         raise RunError(file, f"this is the backup of site {about['site']}, and the kit is that of {name}")
     with _stopped(kit):
@@ -158,9 +243,10 @@ def _restore_from(backup: tarfile.TarFile, kit: Path, file: Path) -> Restored:
             found = _restore_private(kit, about["made"], lambda to: _extract(backup, PRIVATE, to))
         elif _has_copies(backup):
             _check_same_key(backup, kit)
-        elif new and _begins_anew(kit, kit):
+        elif from_backup and _begins_anew(kit, kit):
             found = _restore_private(kit, about["made"], _new_store)  # nobody knows what was copied since
-        return Restored(about["made"], new, *found, _restore_rest(backup, kit))
+        approved = tuple(read_approvals(kit)) if from_backup else ()
+        return Restored(about["made"], new, *found, _restore_rest(backup, kit), approved)
 
 
 def _begins_anew(settings: Path, kit: Path) -> bool:
@@ -197,7 +283,7 @@ def _about(backup: tarfile.TarFile, file: Path) -> dict[str, Any]:
         about = json.loads(b"" if content is None else content.read())
         return {"site": str(about["site"]), "made": float(about["made"])}
     except (KeyError, ValueError, TypeError) as error:
-        raise RunError(file, "this is not the backup of a site") from error
+        raise RunError(file, DAMAGED) from error
 
 
 @contextmanager
@@ -223,8 +309,7 @@ def _make_kit(backup: tarfile.TarFile, kit: Path) -> bool:
     for part in KIT:
         _extract(backup, part, aside / part)
     if _has_copies(backup) or _begins_anew(aside, kit):
-        record = {**read_json_or_empty(aside / "local" / RECORD), COPIES_RESTORING: True}
-        write_private(aside / "local" / RECORD, json.dumps(record).encode())
+        write_record(aside, {**read_json_or_empty(aside / "local" / RECORD), COPIES_RESTORING: True})
     aside.replace(kit)
     return True
 
@@ -253,23 +338,26 @@ def _restore_private(
     when others are retired."""
     plan, record = read_site(kit), read_json(kit / "local" / RECORD)
     folder = private_folder(plan, kit)
-    aside = make_folder(folder, 0o700) / RESTORING
-    shutil.rmtree(aside, ignore_errors=True)
-    unpack(aside)
-    store = CopyStore(aside)
-    if record is not None and record.get("key", store.fingerprint) != store.fingerprint:
-        shutil.rmtree(aside)
-        raise RunError(kit, "this backup has another key than the one that this site has used")
+    make_folder(folder).chmod(0o700)
+    aside = folder / RESTORING
+    # If this is killed, the site must not start: without a record, it would make a new key.
+    write_record(kit, {**(record or {}), COPIES_RESTORING: True})
     try:
-        found = _all_at_hand(plan, kit)
+        shutil.rmtree(aside, ignore_errors=True)
+        unpack(aside)
+        store, found = CopyStore(aside), _all_at_hand(plan, kit)
+        if record is not None and record.get("key", store.fingerprint) != store.fingerprint:
+            raise RunError(kit, "this backup has another key than the one that this site has used")
         store.retire(_retired_until(plan, kit, found, store, record or {}, made))
         settle_steps(store, found)
-    except BaseException:
-        shutil.rmtree(aside)
+    except Exception:
+        shutil.rmtree(aside, ignore_errors=True)
+        if record is not None:
+            write_record(kit, record)
         raise
     remembered = {**record_of(store), "folder": str(folder)}
     # First the record: a kit that remembers a key never makes another one.
-    write_private(kit / "local" / RECORD, json.dumps(remembered).encode())
+    write_record(kit, remembered)
     for ending in ("-journal", "-wal", "-shm"):  # they belong to the file that is replaced
         (folder / f"{COPIES_FILE}{ending}").unlink(missing_ok=True)
     (folder / LAST_FILE).unlink(missing_ok=True)  # those that were made last may be lost
@@ -350,11 +438,14 @@ def _extract(backup: tarfile.TarFile, part: str, to: Path) -> None:
             shutil.copyfileobj(content, file)
 
 
-def _copy(folder: Path, to: Path) -> None:
-    """The key and the copies of a copy of the private folder."""
+def _check_is_copy(folder: Path) -> None:
     for name in (KEY_FILE, COPIES_FILE):
         if not (folder / name).is_file():
             raise ConfigError(str(folder), f"this is no copy of a private folder: it has no {name}")
+
+
+def _copy(folder: Path, to: Path) -> None:
+    """The key and the copies of a copy of the private folder."""
     make_folder(to, 0o700)
     journal = f"{COPIES_FILE}-journal"  # of a process that was killed while it wrote
     for name in (KEY_FILE, COPIES_FILE, *([journal] if (folder / journal).is_file() else [])):

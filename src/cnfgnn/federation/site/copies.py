@@ -19,12 +19,12 @@ from cnfgnn.errors import ConfigError, RunError
 from cnfgnn.federation.project import SitePlan
 from cnfgnn.federation.site.settings import private_folder, settings_file
 from cnfgnn.federation.spans import format_time
-from cnfgnn.files import read_json
+from cnfgnn.files import read_json, read_json_or_empty
 from cnfgnn.privacy.copies import RETIRED, Copies, CopyStore, write_private
 from cnfgnn.privacy.inputs import check_input_blurs
 from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
-RESTORING = "restoring"  # in the record: the kit is from a backup, and does not know which copies were used
+RESTORING = "restoring"  # in the record: until a restore comes to its end, nobody knows what was used
 GRID = "grid"  # what copies are settled on: step and phase of their times
 STEPS = "steps"  # settled by a restore: the step of the readings, and the time of the first one with a copy
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
@@ -60,9 +60,9 @@ class SiteCopies:
     """
 
     def __init__(self, readings: Readings, plan: SitePlan, kit: Path) -> None:
-        self.folder, self.record = private_folder(plan, kit), kit / "local" / RECORD
+        self.folder, self.kit = private_folder(plan, kit), kit
         self.sigmas: Mapping[float, int] = {}
-        self._remembered = read_json(self.record)
+        self._remembered = read_json(kit / "local" / RECORD)
         self.warnings: Sequence[str] = _warnings(self.folder, plan, kit)
         self.store = open_copies(self.folder, self._remembered)
         if retired := self.store.retired:
@@ -80,7 +80,7 @@ class SiteCopies:
             self.sigmas = sigmas
         record = record_of(self.store)
         if record != self._remembered:
-            write_private(self.record, json.dumps(record).encode())
+            write_record(self.kit, record)
             self._remembered = record
         return copy
 
@@ -94,8 +94,24 @@ def record_of(store: CopyStore) -> dict[str, Any]:
     return {**record, "retired": retired[READINGS], "marks": dict(retired)}
 
 
+def write_record(kit: Path, record: Mapping[str, Any]) -> None:
+    write_private(kit / "local" / RECORD, json.dumps(record).encode())
+
+
+def is_unfinished(kit: Path) -> bool:
+    """Whether a restore of this site was killed, or refused before it knew the key."""
+    return bool(read_json_or_empty(kit / "local" / RECORD).get(RESTORING))
+
+
+def _check_finished(folder: Path, remembered: Mapping[str, Any]) -> None:
+    if remembered.get(RESTORING):
+        problem = "the restore of this site has not come to its end: repeat it (cnfgnn federation restore)"
+        raise RunError(folder, problem)
+
+
 def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore:
     """The copies of a site, which must be all that its kit has used."""
+    _check_finished(folder, remembered or {})
     if remembered is not None and not CopyStore.exists(folder):
         raise RunError(folder, _gone(remembered))
     store = CopyStore(folder)
@@ -106,9 +122,7 @@ def open_copies(folder: Path, remembered: Mapping[str, Any] | None) -> CopyStore
 def check_complete(store: CopyStore, remembered: Mapping[str, Any] | None) -> None:
     """Refuse copies of another key, older ones than those that were used, and those before a restore."""
     remembered = {"key": store.fingerprint} if remembered is None else remembered
-    if remembered.get(RESTORING):
-        problem = "the restore of this site has not come to its end: repeat it (cnfgnn federation restore)"
-        raise RunError(store.folder, problem)
+    _check_finished(store.folder, remembered)
     if remembered.get("key") != store.fingerprint:
         raise RunError(store.folder, f"holds the copies of another key; {_gone(remembered)}")
     if (found := store.count()) < (used := remembered.get("readings", 0)):
