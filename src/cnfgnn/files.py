@@ -43,6 +43,8 @@ def writing_whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 def _writing_aside(aside: Path, path: Path, mode: int) -> Iterator[BinaryIO]:
     handle = _held_alone(aside, mode)
     try:
+        if not mode & 0o077:  # a file of that name may have been there, with other permissions
+            os.fchmod(handle, mode)
         with os.fdopen(os.dup(handle), "wb") as file:
             file.truncate()  # a process that was killed may have left a part of its content
             yield file

@@ -404,11 +404,14 @@ def test_a_backup_that_lacks_a_part_is_refused(kit: Path) -> None:
     part.write_bytes(content.replace(b"theta.w", b"theta.v"))
     with pytest.raises(RunError, match="cut off or damaged"):
         restore(kit.parent / "new", part)
-    shutil.copy(file, part)
-    with tarfile.open(part, "a") as backup:
-        backup.addfile(tarfile.TarInfo("local/approved.json"))
-    with pytest.raises(RunError, match="cut off or damaged"):
-        restore(kit.parent / "new", part)
+    for kind in (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE):
+        shutil.copy(file, part)
+        more = tarfile.TarInfo("local/approved.json")
+        more.type, more.linkname = kind, "/tmp"
+        with tarfile.open(part, "a") as backup:
+            backup.addfile(more)
+        with pytest.raises(RunError, match="cut off or damaged"):
+            restore(kit.parent / "new", part)
     assert not (kit.parent / "new").exists()
 
 
@@ -425,7 +428,10 @@ def test_what_a_killed_backup_has_left_is_removed_by_the_next_one(kit: Path) -> 
     site_data(kit)
     (folder_of(kit) / backups.SNAPSHOT).mkdir(0o700)
     (folder_of(kit) / backups.SNAPSHOT / KEY_FILE).write_text("secret")
+    (kit.parent / ".file.partial").touch()  # such as one that somebody else has put there
+    (kit.parent / ".file.partial").chmod(0o666)
     back_up(kit, kit.parent / "file")
+    assert (kit.parent / "file").stat().st_mode & 0o777 == 0o600
     assert not (folder_of(kit) / backups.SNAPSHOT).exists()
 
 

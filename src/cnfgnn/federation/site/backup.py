@@ -212,7 +212,7 @@ def _check_whole(backup: tarfile.TarFile, file: Path) -> None:
     """Refuse a backup of which a part is missing or has changed."""
     found, end = Members(backup), dict[str, Any]()
     for member in backup.getmembers():
-        content = backup.extractfile(member)
+        content = backup.extractfile(member) if member.isfile() and not member.issparse() else None
         if content is None or end:  # it ends with how many there are
             raise RunError(file, DAMAGED)
         if member.name == END:
@@ -428,7 +428,7 @@ def _extract(backup: tarfile.TarFile, part: str, to: Path) -> None:
     """Write a file of a backup, or all those of a folder, for their owner alone."""
     for member in backup.getmembers():
         path = PurePosixPath(member.name)
-        if not member.isfile() or path.parts[:1] != (part,) or ".." in path.parts or member.issparse():
+        if path.parts[:1] != (part,) or ".." in path.parts:
             continue
         target = to.joinpath(*path.parts[1:])
         make_folder(target.parent, 0o700)
