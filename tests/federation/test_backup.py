@@ -20,6 +20,7 @@ import torch
 
 from cnfgnn.data.readings import Readings
 from cnfgnn.data.refusals import Refusals
+from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
 from cnfgnn.errors import CnfgnnError, DataError, RunError
 from cnfgnn.federation.coverage_sums import ToldCoverage
@@ -615,6 +616,26 @@ def test_a_logger_that_stamps_later_makes_no_second_copies(kit: Path) -> None:
     write_values(kit, times[150:], some_values(400)[150:])
     with pytest.raises(RunError, match="30 s after one of 300 s"):
         site_data(kit)
+
+
+def test_a_run_that_a_site_joined_after_the_backup_ends_in_a_sentence(kit: Path) -> None:
+    site_data(kit)
+    back_up(kit, kit.parent / "file")
+    data = use_more(kit)
+    terms = Terms(data.first, data.step, ROWS, "fp64", "run")
+
+    def of_run() -> Series:
+        site = site_nodes.SiteNodes(kit)
+        wait_for(lambda: not site.problem, "the site to be ready")
+        site.join(terms)
+        assert site.joined is not None
+        return site.joined.of_run()
+
+    of_run()
+    shutil.rmtree(folder_of(kit))
+    restore(kit, kit.parent / "file")
+    with pytest.raises(CnfgnnError, match="or a restore from a backup has retired some: start a new run"):
+        of_run()
 
 
 # ---- which of the retired readings are there -------------------------------------------------------------

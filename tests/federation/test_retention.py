@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cnfgnn.errors import ConfigError
+from cnfgnn.federation.kits import processes
 from cnfgnn.federation.kits.retention import remove_old_tasks
 from cnfgnn.federation.operator.make_kits import make_kits
 from cnfgnn.federation.project import KEEP_TASKS, read_project
@@ -105,3 +106,25 @@ def test_a_server_keeps_tasks_that_have_not_finished(made: dict[str, Path]) -> N
     assert not (kit / task(9)).exists()
     assert (kit / task(1)).exists()
     assert not list(kit.glob(".gone-*"))
+
+
+def test_the_end_of_a_long_console_stays_and_its_writers_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "CONSOLE_BYTES", 1000)
+    console = tmp_path / processes.CONSOLE_FILE
+    processes.trim_console(tmp_path)
+    assert not console.exists()  # in the foreground there is none
+    with processes.open_private(console) as handle:
+        for number in range(200):
+            os.write(handle, b"line %03d\n" % number)
+            processes.trim_console(tmp_path)
+            assert console.stat().st_size <= 1000
+        lines = console.read_text().splitlines()
+    assert lines == [f"line {number:03d}" for number in range(200 - len(lines), 200)]
+    assert len(lines) > 50
+    console.unlink()
+    console.symlink_to(tmp_path / "other")
+    (tmp_path / "other").write_bytes(b"x" * 2000)
+    processes.trim_console(tmp_path)
+    assert (tmp_path / "other").stat().st_size == 2000

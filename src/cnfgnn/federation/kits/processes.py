@@ -40,6 +40,7 @@ PROCESS_FILE = "process.json"
 SERVICE = "service.json"  # in the folder of a live service: the identity of the service's process
 CONSOLE_FILE = "console.txt"
 LAST_OF_CONSOLE = 1 << 16  # bytes that are looked at
+CONSOLE_BYTES = 2_000_000  # of which the newer half stays when there are more
 HEARTBEAT = 4  # seconds between a site's heartbeats; even, because the engine counts in steps of two
 ENDS_WITHIN = 30.0  # seconds for a supervisor to end what it has started
 TERMINATES_WITHIN = 5.0  # seconds before a process that was asked to end is killed
@@ -203,6 +204,19 @@ def _last_console_line(kit: Path) -> str:
     except OSError:
         return ""
     return f" ({legible(lines[-1].strip()[:200])})" if lines[-1] else ""
+
+
+def trim_console(kit: Path) -> None:
+    """Keep the end of a console that has grown too long. Whoever writes to it appends, and goes on there."""
+    with suppress(OSError):  # there is none in the foreground, and a full disk ends nothing
+        handle = os.open(kit / CONSOLE_FILE, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            if (size := os.fstat(handle).st_size) > CONSOLE_BYTES:
+                end = os.pread(handle, CONSOLE_BYTES // 2, size - CONSOLE_BYTES // 2)
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, end.partition(b"\n")[2] or end, 0)
+        finally:
+            os.close(handle)
 
 
 def _environment(kit: Path) -> dict[str, str]:

@@ -160,7 +160,7 @@ class SiteNodes:
             self._report("join", error)
             raise for_server(error, self.kit, self.data.source) from None
         self._report("join", None)
-        self.joined = RunReadings(current, terms, store, self.data.source)
+        self.joined = RunReadings(current, terms, store, self.data.source, bool(self.data.retired))
         return self._owner(self.plan, data, self.joined, compute)
 
     def _owner(self, plan: SitePlan, data: SiteData, joined: RunReadings, compute: Compute) -> Owner:

@@ -14,17 +14,25 @@ CHANGED = (
     "its readings have changed since it joined this run: restore them at the site and restart it, or start a"
     " new run"
 )
+CHANGED_OR_RETIRED = (
+    "its readings have changed since it joined this run, or a restore from a backup has retired some: start a"
+    " new run or, if it was not restored since, put them back at the site and restart it"
+)
 log = logging.getLogger(__name__)
 
 
 class RunReadings:
     """The copy as it is now, and the part of it that belongs to a run.
 
-    The nodes hold this object, so it has the copy and nothing that leads to the true readings.
+    The nodes hold this object, so it has the copy and nothing that leads to the true readings. `restored`
+    is whether the site was ever restored from a backup.
     """
 
-    def __init__(self, current: Series, terms: Terms, store: SiteStore, source: str) -> None:
+    def __init__(
+        self, current: Series, terms: Terms, store: SiteStore, source: str, restored: bool = False
+    ) -> None:
         self.current, self.terms, self.store, self.source = current, terms, store, source
+        self.changed = CHANGED_OR_RETIRED if restored else CHANGED
         self.problem = ""  # why the site cannot take part any more, as the server may see it
 
     def of_run(self) -> Series:
@@ -44,9 +52,11 @@ class RunReadings:
             )
         elif record.sha256 != digest(series, self.terms):
             problem = "the readings in %s have changed since this site joined run %s"
+            if self.changed != CHANGED:
+                problem += ", or a restore has retired some"
             log.error(problem, self.source, self.terms.run)
-            self.problem = CHANGED
-            raise CnfgnnError(CHANGED)
+            self.problem = self.changed
+            raise CnfgnnError(self.changed)
         return series
 
     def rows(self) -> int | None:

@@ -26,6 +26,7 @@ from cnfgnn.federation.frames import END, Frames
 from cnfgnn.federation.kits.engine_files import open_to_engine
 from cnfgnn.federation.kits.process_identity import identity
 from cnfgnn.federation.kits.processes import SUPERVISOR_STATUS as STATUS
+from cnfgnn.federation.kits.processes import trim_console
 from cnfgnn.federation.kits.retention import remove_old_tasks
 from cnfgnn.federation.restarts import Pauses
 from cnfgnn.federation.site.engine_process import (
@@ -133,6 +134,7 @@ class Supervisor:
             if self._files() != before:
                 return None
             self._write_status()
+            trim_console(self.kit)
             with suppress(OSError):  # a folder may be closed to this user for now
                 note_losses(self.kit, self.plan)
         return 0

@@ -28,6 +28,7 @@ from cnfgnn.federation.engine.repairs.shared_sockets import share_sockets
 from cnfgnn.federation.engine.repairs.tls_handshakes import move_handshakes_to_threads
 from cnfgnn.federation.kits import certificates
 from cnfgnn.federation.kits.kit import read_server
+from cnfgnn.federation.kits.processes import trim_console
 from cnfgnn.federation.server.process_status import ServerStatus
 from cnfgnn.federation.server.status import objection_to
 from cnfgnn.version import __version__
@@ -68,6 +69,7 @@ class AdmissionControl(FLComponent):  # type: ignore[misc]
         while not self.ended.wait(CHECK_INTERVAL):
             try:
                 connections.check()
+                trim_console(connections.kit)
             except Exception as error:  # this thread must go on: the next check may succeed
                 self.logger.error(f"checking the sites' connections failed: {error}")
 
