@@ -8,6 +8,7 @@ import shutil
 import tarfile
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import pandas as pd
 import pytest
 import torch
 
-from cnfgnn.data.readings import Readings
+from cnfgnn.data.readings import Readings, rows_of
 from cnfgnn.data.refusals import Refusals
 from cnfgnn.data.series import Series
 from cnfgnn.data.windows import Windows
@@ -40,7 +41,10 @@ from cnfgnn.federation.site.status import STATES, read_site_status
 from cnfgnn.federation.site.store import OwnerStore, SiteStore
 from cnfgnn.live.forecasting.schedule import Schedule
 from cnfgnn.live.forecasting.watch import SUMS, Watch
-from cnfgnn.live.intake.recent import RecentReadings
+from cnfgnn.live.intake.clock import FeedClock
+from cnfgnn.live.intake.recent import Cell, RecentReadings
+from cnfgnn.live.intake.store import ReadingStore
+from cnfgnn.live.start import recent_readings
 from cnfgnn.privacy.copies import COPIES_FILE, KEY_FILE, CopyStore
 from cnfgnn.privacy.truth_and_copy import READINGS
 from cnfgnn.transports.remote.endpoint import Terms
@@ -704,7 +708,7 @@ def test_nobody_hears_which_retired_readings_are_there(kit: Path, live: bool) ->
 def test_a_retired_reading_that_arrives_makes_no_step_due() -> None:
     """With the machine's clock, those of the next minutes are retired, too."""
     readings = with_inputs(network(n=2, rows=50).readings)
-    due = []
+    due, used = [], []
     for arrives, retired in ((True, 49), (False, 49), (True, 48), (True, 30)):
         values = np.full_like(readings.values, 50.0)
         values[-1] = 50.0 if arrives else np.nan
@@ -712,6 +716,12 @@ def test_a_retired_reading_that_arrives_makes_no_step_due() -> None:
         recent = RecentReadings(replace(readings, values=values, missing=np.isnan(values)), 40, False)
         recent.retired = int(readings.seconds[retired])
         due.append(Schedule(300, 60.0, 12).due(recent, recent.newest + 1.0))
+        rows = 50 if arrives else 49  # the last one comes before the forecast of the one before
+        recent = RecentReadings(rows_of(replace(readings, values=values), slice(rows)), 40, False)
+        recent.retired = int(readings.seconds[retired])
+        used.append(recent.for_forecast(int(readings.seconds[48])))
+    np.testing.assert_array_equal(used[0].values, used[1].values)
+    np.testing.assert_array_equal(used[0].times, used[1].times)
     newest = int(readings.seconds[-1])
     assert due[0] == due[1] == newest - 300
     assert due[2:] == [newest, newest]
@@ -750,3 +760,14 @@ def test_coverage_is_told_once_no_retired_reading_counts() -> None:
     )
     told = [step for step in range(0, 2 * 86_400, 300) if LiveSiteNodes._told_coverage(site, step)]
     assert 7200 + (288 + 12 + 3) * 300 < told[0] < 7200 + 86_400 + 3 * 3600
+
+
+def test_a_recording_goes_on_from_the_restore_whatever_is_left_of_it(tmp_path: Path) -> None:
+    """Readings that were stored six days after the restore follow it, not the newest one that is there."""
+    readings, day = network(n=2, rows=50).readings, 86_400
+    newest = int(readings.seconds[-1])
+    with closing(ReadingStore(tmp_path)) as store:
+        store.write(readings.ids, [Cell(newest + 10 * day, 0, 50.0)], {})
+        for retired, found in ((None, newest), (newest + 4 * day, newest + 10 * day)):
+            recent = recent_readings(readings, store, False, FeedClock.latest_after, retired)
+            assert recent.newest == found

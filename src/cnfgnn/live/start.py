@@ -131,9 +131,8 @@ class ServiceProcess(Door):
         zone, step = Zone(readings.utc, settings.zone), readings.step_seconds
         system = SystemClock(zone.zone)
         zeros_missing = files is not None and zeros_are_missing_in(files.file)
-        recent = recent_readings(readings, store, zeros_missing, latest_of(settings, readings.utc, step))
-        if parts.retired is not None:
-            recent.retired = parts.retired
+        latest = latest_of(settings, readings.utc, step)
+        recent = recent_readings(readings, store, zeros_missing, latest, parts.retired)
         start = max(recent.newest, recent.retired)
         clock = FeedClock(start, step, settings.speed) if settings.feed else system
         _say_if_old(clock, zone, recent, parts.predictor.history)
@@ -367,11 +366,13 @@ def recent_readings(
     store: ReadingStore,
     zeros_missing: bool,
     latest: Callable[[int], float] = lambda newest: math.inf,
+    retired: int | None = None,
 ) -> RecentReadings:
     """The newest readings: those of the files, and on top of them those that the service has stored; `latest`
-    as in `latest_of`."""
+    as in `latest_of`, `retired` as in `Parts`."""
     recent = RecentReadings(readings, KEPT_ROWS, zeros_missing)
-    newest = recent.newest
+    recent.retired = recent.retired if retired is None else retired
+    newest = max(recent.newest, recent.retired)
     while (found := store.newest(latest(newest)) or newest) > newest:
         newest = found
     oldest, until = newest - KEPT_ROWS * recent.step, latest(newest)

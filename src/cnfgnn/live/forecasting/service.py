@@ -159,7 +159,7 @@ class LiveService(Intake):
         if recent.made is not None and step > recent.made:
             self.metrics.skipped.inc((step - recent.made) // recent.step - 1)
         recent.advance(step)
-        readings = recent.until(step)
+        readings = recent.for_forecast(step)
         self._check_covariates(readings, step)
         recent.made = step
         loop = asyncio.get_running_loop()

@@ -219,6 +219,12 @@ class RecentReadings:
         others = in_order([*(one.input() for one in self.variables.values()), *self.covariates.values()])
         return replace(self._about, times=times, values=values, missing=missing, others=others)
 
+    def for_forecast(self, seconds: int) -> Readings:
+        """The same from a row on that does not depend on which retired readings are there."""
+        readings = self.until(seconds)
+        ahead = min(max(0, (self.retired - self.newest) // self.step), len(readings.times) // 2)
+        return rows_of(readings, slice(ahead, None)) if ahead else readings
+
     def present(self, seconds: int) -> Bools:
         """(n,): which sensors have sent something for this step."""
         row = self._row(seconds)
