@@ -771,3 +771,12 @@ def test_a_recording_goes_on_from_the_restore_whatever_is_left_of_it(tmp_path: P
         for retired, found in ((None, newest), (newest + 4 * day, newest + 10 * day)):
             recent = recent_readings(readings, store, False, FeedClock.latest_after, retired)
             assert recent.newest == found
+
+
+def test_retired_readings_do_not_decide_on_the_steps_of_a_live_site_with_gaps(kit: Path) -> None:
+    times, values = restored_site(kit, True)
+    heard = []
+    for rows in (np.r_[0:150:2], np.r_[0:150:2, 151:200:2], np.r_[0:150:2, 150:200]):
+        write_values(kit, times[rows], values[rows])
+        heard.append(str(told_by(load(kit, True))))
+    assert heard[0] == heard[1] == heard[2]

@@ -93,7 +93,7 @@ def variables_of(table: Table, options: ReadingOptions, regular: bool = True) ->
 
 def _check_grid(readings: Readings, times: Times, table: Table) -> None:
     """Refuse times off the grid while the line in the file is still known."""
-    if (row := readings.between_steps()) is not None:
+    if (row := readings.between_steps(readings.step_seconds)) is not None:
         step = readings.step_seconds
         first = str(readings.times[0]).replace("T", " ")
         problem = f"this time is off the grid of {step} s steps that begins at {first}"

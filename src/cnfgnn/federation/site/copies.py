@@ -26,7 +26,7 @@ from cnfgnn.privacy.truth_and_copy import READINGS, Blurring
 
 RESTORING = "restoring"  # in the record: until a restore comes to its end, nobody knows what was used
 GRID = "grid"  # what copies are settled on: step and phase of their times
-STEPS = "steps"  # settled by a restore: the step of the readings, and the time of the first one with a copy
+STEPS = "steps"  # settled by a restore: the step of the readings, and the time of the first one
 RECORD = "copies.json"  # in `local/` of the kit: which copies the site used last
 
 
@@ -220,8 +220,8 @@ def settle_steps(store: CopyStore, found: Readings) -> None:
     which of those that are retired are still there is nobody else's business."""
     step, seconds = found.step_seconds, found.seconds
     store.settle(GRID, f"{step} {int(seconds[0]) % step}")
-    first = store.oldest()
-    store.settle(STEPS, f"{step} {store.retired[READINGS] if first is None else first}")
+    first, oldest = int(seconds[0]), store.oldest()
+    store.settle(STEPS, f"{step} {first if oldest is None else min(first, oldest)}")
 
 
 def known_steps(plan: SitePlan, kit: Path) -> KnownSteps | None:
