@@ -136,9 +136,9 @@ class Readings:
             others=tuple(one.select(ids) for one in self.others),
         )
 
-    def between_steps(self, step: int | None = None) -> int | None:
+    def between_steps(self, step: int) -> int | None:
         """The first row that is not a whole number of steps after the first one, if any."""
-        off = (self.seconds - self.seconds[0]) % (step or self.step_seconds) != 0
+        off = (self.seconds - self.seconds[0]) % step != 0
         return int(np.argmax(off)) if off.any() else None
 
     def step_if_sure(self, otherwise: int | None) -> int:
