@@ -37,9 +37,9 @@ test: $(READY_DEV)  ## the quick tests, with warnings as errors: a few minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-slow: $(READY_DEV)  ## longer tests: federations of real processes, whole plans of runs
-	$(BIN)/python -m pytest -m 'slow and not chaos' $(PARALLEL)
+	$(BIN)/python -m pytest -m 'slow and not chaos and not trials' $(PARALLEL)
 
-trials: $(READY_DEV)  ## the privacy of random trainings, in more trials than test-slow has
+trials: $(READY_DEV)  ## more random trainings than test-slow has: of privacy, and of every method
 	$(BIN)/python -m pytest -m trials $(PARALLEL)
 
 chaos: $(READY_DEV)  ## kill, pause and cut off the processes of a federation, at length

@@ -36,8 +36,9 @@ pytest_plugins = ["tests.tiny_runs", "tests.browser"]
 
 needs_bf16 = pytest.mark.skipif(not multiplies_bf16(), reason="this processor has no bf16 instructions")
 # `make test` asks of these what is asked of every method: one for each strategy, and the one for own data;
-# `make test-slow` asks it of the others.
+# `make test-slow` asks it of the others, but for those whose parts all belong to another one: `make trials`.
 QUICK = ("at-fedavg", "sl", "gru-central", "cnfgnn-plus")
+TRIALS = ("gru-fedavg", "gru-local", "at", "mlp-fedavg")
 HISTORY, HORIZON = 6, 5  # of `small`: two lengths, so that nothing takes one for the other
 FEDERATED = [name for name, method in METHODS.items() if method.federated]
 
@@ -107,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         method = getattr(item, "callspec", None) and item.callspec.params.get("method")  # type: ignore[attr-defined]
         if method in METHODS and method not in QUICK and not item.get_closest_marker("chaos"):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.trials if method in TRIALS else pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
