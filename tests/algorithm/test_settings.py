@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cnfgnn.algorithm.messages.settings import NODE_SETTING_RULES, NodeSettings
+from cnfgnn.algorithm.messages.number_rules import number_fields, read_numbers, write_numbers
+from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.methods import METHODS, preset
 from cnfgnn.config.settings import Config, settings_table
 
@@ -47,10 +48,9 @@ ON_THE_WIRE = {
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_survive_the_way_to_a_node(method: str) -> None:
     settings = NodeSettings.of(preset(method, like="metr-la"), "bf16")
-    numbers = settings.to_numbers()
-    assert NodeSettings.from_numbers(numbers) == settings
-    assert numbers.keys() == NODE_SETTING_RULES.keys() == ON_THE_WIRE
-    assert all(NODE_SETTING_RULES[name](value) for name, value in numbers.items())
+    numbers = write_numbers(settings)
+    assert read_numbers(NodeSettings, numbers) == settings
+    assert numbers.keys() == number_fields(NodeSettings).keys() == ON_THE_WIRE
 
 
 def test_a_setting_that_is_sent_reaches_the_node_and_others_do_not() -> None:
@@ -86,4 +86,4 @@ def test_a_setting_that_is_sent_reaches_the_node_and_others_do_not() -> None:
     ],
 )
 def test_a_site_refuses_what_cannot_be(name: str, wrong: object) -> None:
-    assert not NODE_SETTING_RULES[name](wrong)
+    assert not number_fields(NodeSettings)[name].accepts(wrong)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 
 import pytest
@@ -19,6 +18,7 @@ from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
 from cnfgnn.algorithm.messages.verb import Ask, Tell, Verb
 from cnfgnn.algorithm.messages.verbs import VERBS
 from cnfgnn.algorithm.messages.window_plan import WindowPlan
+from cnfgnn.config.declarations import fields_of
 from cnfgnn.data.dataset import Dataset
 from cnfgnn.errors import NodeError
 from cnfgnn.runs.simulation import simulate
@@ -103,11 +103,12 @@ def test_numbers_that_do_not_belong_or_are_missing_are_refused(request_: Verb) -
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=lambda verb: verb.name)
-def test_every_field_has_a_rule(verb: type[Verb]) -> None:
-    fields = number_fields(verb)
-    assert [field.name for field in fields] == [field.name for field in dataclasses.fields(verb)]
-    names = [name for field in fields for name in field.numbers.rules]
-    assert len(names) == len(set(names))  # on the wire all numbers of a verb have names of their own
+def test_every_number_has_a_name_of_its_own_and_a_type_that_can_be_checked(verb: type[Verb]) -> None:
+    found, names = number_fields(verb), []
+    for field in fields_of(verb):
+        names += number_fields(field.kind) if field.several else [field.key]
+    assert names == list(found)
+    assert all(field.kind in (int, float, bool) or field.choices or field.form for field in found.values())
 
 
 @pytest.mark.parametrize("verb", ["embed", "step", "backward"])

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cnfgnn.algorithm.messages.calls import Call, MemoryLimit, Payload, Transport
+from cnfgnn.algorithm.messages.number_rules import read_numbers, write_numbers
 from cnfgnn.algorithm.messages.quantize import dequantised
 from cnfgnn.algorithm.messages.randomness import SERVER_BATCHES, Batches, Draw
 from cnfgnn.algorithm.messages.settings import NodeSettings
@@ -393,7 +394,7 @@ def _flat(recording: Recording) -> tuple[dict[str, Any], dict[str, Tensor]]:
     told, windows = recording.set_up, recording.set_up.windows
     numbers: dict[str, Any] = {
         "format": FORMAT,
-        "settings": told.settings.to_numbers(),
+        "settings": write_numbers(told.settings),
         "scaler": vars(told.scaler),
         "plan": [windows.history, windows.horizon, windows.ahead],
         "states": list(recording.states),
@@ -435,7 +436,7 @@ def _read(numbers: Mapping[str, Any], arrays: Params) -> Recording:
     history, horizon, ahead = numbers["plan"]
     starts: dict[Split, np.ndarray] = {split: arrays[f"starts.{split}"].numpy() for split in SPLITS}
     set_up = SetUp(
-        NodeSettings.from_numbers(numbers["settings"]),
+        read_numbers(NodeSettings, numbers["settings"]),
         Scaler(**numbers["scaler"]),
         Windows(starts, history, horizon, ahead),
     )

@@ -1,8 +1,8 @@
-"""How a setting is declared, and what follows from its declaration.
+"""How a field is declared: a setting, a key of a file that people write, or a number of a message.
 
-A declaration is one dataclass field: its name, type, default and range, one sentence of help, and whether
-the server sends it to the nodes. Everything else is derived from it: reading files and `--set`, the checks,
-`cnfgnn settings`, the numbers that travel with `prepare`, and what a site accepts from the wire.
+A declaration is one field of a dataclass or a NamedTuple: its name, type, default and range, and one sentence
+of help. Everything else is derived from it: reading files and `--set`, the checks, `cnfgnn settings`, the
+numbers that travel with a verb, and what a site accepts from the wire.
 """
 
 from __future__ import annotations
@@ -10,80 +10,63 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import operator
+import re
+import types
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cnfgnn.errors import ConfigError
 
 LARGEST = 2**63 - 1  # the largest whole number that fits into a message, a tensor or a seed
+LIMITS = {
+    "at_least": ("at least", operator.ge),
+    "above": ("greater than", operator.gt),
+    "at_most": ("at most", operator.le),
+}
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What `setting` records about a field besides its name, type and default."""
+    """What is declared of a field besides its name, type and default.
 
-    help: str
+    help           one sentence for the person who sets it
+    at_least       the smallest valid value; for a list, of each item
+    above          all valid values are greater than this one
+    at_most        the largest valid value; for a list, of each item
+    not_empty      an empty list is refused
+    form           what a text must match
+    key            its name in files and messages, if that is another than the field's
+    sent_to_nodes  the server sends the value to the nodes with `prepare`
+    hidden         a study of the paper's deviations: valid everywhere, but listed only on request
+    """
+
+    help: str = ""
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
     not_empty: bool = False
+    form: re.Pattern[str] | None = None
+    key: str = ""
     sent_to_nodes: bool = False
     hidden: bool = False
 
 
-def setting(
-    default: T,
-    help: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    not_empty: bool = False,
-    sent_to_nodes: bool = False,
-    hidden: bool = False,
-) -> T:
-    """Declare a setting as a field of a frozen dataclass: `rounds: int = setting(50, "...", at_least=1)`.
-
-    Args:
-        default: The value of a configuration in which nobody has set another.
-        help: One sentence for the person who sets it.
-        at_least: The smallest valid value; for a list, of each item.
-        above: All valid values are greater than this one.
-        at_most: The largest valid value; for a list, of each item.
-        not_empty: Refuse an empty list.
-        sent_to_nodes: The server sends the value to the nodes with `prepare`.
-        hidden: A study of the paper's deviations: valid everywhere, but listed only on request.
-    """
-    declaration = Declaration(help, at_least, above, at_most, not_empty, sent_to_nodes, hidden)
-    return dataclasses.field(default=default, metadata={"declaration": declaration})
+def setting(default: T, help: str, **declared: Any) -> T:
+    """Declare a field of a frozen dataclass: `rounds: int = setting(50, "...", at_least=1)`."""
+    return dataclasses.field(default=default, metadata={"": Declaration(help=help, **declared)})
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A declared setting: its key in the configuration, and the values that it takes."""
+@dataclass(frozen=True, kw_only=True)
+class Setting(Declaration):
+    """A declared field: its key, dotted as in `--set training.rounds=3`, and the values that it takes."""
 
-    key: str  # dotted, as in `--set training.rounds=3`
-    name: str  # without its section
+    name: str  # of the field
     kind: Any  # the field's type
     default: Any
-    declaration: Declaration
-
-    @property
-    def help(self) -> str:
-        """One sentence that says what the setting does."""
-        return self.declaration.help
-
-    @property
-    def sent_to_nodes(self) -> bool:
-        """Whether the server sends the value to the nodes."""
-        return self.declaration.sent_to_nodes
-
-    @property
-    def hidden(self) -> bool:
-        """Whether it is listed only on request."""
-        return self.declaration.hidden
+    optional: bool  # whether it may be None
+    several: bool  # whether its type is a dataclass or a NamedTuple, with fields of its own
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -107,22 +90,18 @@ class Setting:
         """The valid values in words; empty if the type says it all."""
         if self.choices:
             return ", ".join(self.choices)
-        least, most = self.declaration.at_least, self.declaration.at_most
-        if least is not None and most is not None and most < LARGEST:
-            return f"{least} to {most}"
-        return " and ".join(limit.text for limit in self._limits)
+        if self.at_least is not None and self.at_most is not None and self.at_most < LARGEST:
+            return f"{self.at_least} to {self.at_most}"
+        return " and ".join(self._limits(None))
 
-    @property
-    def _limits(self) -> list[Limit]:
-        declared, limits = self.declaration, []
-        if (least := declared.at_least) is not None:
-            limits.append(Limit(f"at least {least}", lambda value: value >= least))
-        if (above := declared.above) is not None:
-            limits.append(Limit(f"greater than {above}", lambda value: value > above))
-        if (most := declared.at_most) is not None:
-            text = "below 2^63" if most == LARGEST else f"at most {most}"
-            limits.append(Limit(text, lambda value: value <= most))
-        return limits
+    def _limits(self, value: Any) -> list[str]:
+        """The limits in words: those that a value exceeds, or all of them."""
+        found = []
+        for name, (words, holds) in LIMITS.items():
+            limit = getattr(self, name)
+            if limit is not None and (value is None or not holds(value, limit)):
+                found.append("below 2^63" if limit == LARGEST else f"{words} {limit}")
+        return found
 
     def read(self, value: Any) -> Any:
         """A value from a file or `--set` as the setting's type.
@@ -135,13 +114,9 @@ class Setting:
             if value not in self.choices:
                 raise ConfigError(self.key, f"cannot be {value!r}", self.choices)
             return value
-        if self.kind is str:
-            if not isinstance(value, str):
-                raise ConfigError(self.key, f"takes text, not {value!r}")
-            return value
-        if self.kind is bool:
-            if not isinstance(value, bool):
-                raise ConfigError(self.key, f"takes true or false, not {value!r}")
+        if self.kind in (str, bool):
+            if not isinstance(value, self.kind):
+                raise ConfigError(self.key, f"takes {self.type_name}, not {value!r}")
             return value
         return self._read_number(self.kind, value)
 
@@ -157,65 +132,72 @@ class Setting:
         return tuple(self._read_number(kinds[0], item) for item in value)
 
     def _read_number(self, kind: type, value: Any) -> int | float:
-        if kind is int:
-            if not _is_number(value) or int(value) != value:
-                raise ConfigError(self.key, f"takes a whole number, not {value!r}")
-            return int(value)
-        if not _is_number(value):
-            raise ConfigError(self.key, f"takes a number, not {value!r}")
-        return float(value)
+        if not _is_number(value) or (kind is int and int(value) != value):
+            raise ConfigError(self.key, f"takes a {'whole ' if kind is int else ''}number, not {value!r}")
+        return int(value) if kind is int else float(value)
 
     def check(self, value: Any) -> None:
         """Refuse a value of the right type that is out of range."""
-        if self.declaration.not_empty and not value:
+        if self.not_empty and not value:
             raise ConfigError(self.key, "needs at least one number")
         for item in value if isinstance(value, tuple) else [value]:
             if isinstance(item, float) and not math.isfinite(item):
                 raise ConfigError(self.key, f"must be a finite number, not {item}")
-            for limit in self._limits:
-                if not limit.holds(item):
-                    raise ConfigError(self.key, f"must be {limit.text}, not {item}")
+            for limit in self._limits(item):
+                raise ConfigError(self.key, f"must be {limit}, not {item}")
 
     def accepts(self, value: object) -> bool:
-        """Whether a value that came over the network has the setting's type and lies in its range.
+        """Whether a value that came over the network has the field's type and lies in its range.
 
-        Stricter than `read`: true is not a number, 1.0 is not a whole number, and lists do not travel.
+        Stricter than `read`: true is not a number, 1.0 is not a whole number, and -1 is one only where that
+        is declared. A text needs a declared form, and lists do not travel.
         """
-        if self.choices:
-            return isinstance(value, str) and value in self.choices
+        if self.kind is int:
+            least = self.at_least or 0
+            return type(value) is int and least <= value <= LARGEST and not self._limits(value)
+        if self.kind is float:
+            return _is_number(value) and not self._limits(value)
         if self.kind is bool:
             return isinstance(value, bool)
-        if self.kind is int:
-            return type(value) is int and abs(value) <= LARGEST and self._in_range(value)
-        if self.kind is float:
-            return _is_number(value) and self._in_range(value)
-        return False
-
-    def _in_range(self, value: object) -> bool:
-        return all(limit.holds(value) for limit in self._limits)
-
-
-@dataclass(frozen=True)
-class Limit:
-    """One end of a range: in words, and as a test of a number."""
-
-    text: str
-    holds: Callable[[Any], bool]
+        if self.kind is str:
+            return isinstance(value, str) and self.form is not None and bool(self.form.fullmatch(value))
+        return isinstance(value, str) and value in self.choices
 
 
 @functools.cache
-def settings_of(section: type, prefix: str = "") -> tuple[Setting, ...]:
+def fields_of(kind: Any, prefix: str = "") -> tuple[Setting, ...]:
+    """The fields of a dataclass or a NamedTuple, in their order.
+
+    What is declared of a field is in its default, which `setting` makes, or in its type:
+    `Annotated[int, Declaration(at_least=1)]`, or the setting whose value it is instead of a declaration.
+    """
+    if dataclasses.is_dataclass(kind):
+        declared = {field.name: field.metadata.get("", Declaration()) for field in dataclasses.fields(kind)}
+    else:
+        declared = dict.fromkeys(kind._fields, Declaration())
+    hints, found = get_type_hints(kind, include_extras=True), []
+    for name, about in declared.items():
+        hint = hints[name]
+        optional = get_origin(hint) is types.UnionType
+        if optional:
+            hint, _ = get_args(hint)  # X | None
+        if get_origin(hint) is Annotated:
+            hint, about = get_args(hint)
+        key = prefix + (about.key.rpartition(".")[2] or name)
+        several = dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")
+        own = {"key": key, "name": name, "kind": hint, "optional": optional, "several": several}
+        found.append(Setting(**vars(about) | own | {"default": getattr(kind, name, None)}))
+    return tuple(found)
+
+
+def settings_of(section: Any, prefix: str = "") -> tuple[Setting, ...]:
     """The settings that a dataclass and the sections within it declare, in the order of their fields."""
-    kinds = get_type_hints(section)
     found: list[Setting] = []
-    for field in dataclasses.fields(section):
-        kind = kinds[field.name]
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            found += settings_of(kind, f"{prefix}{field.name}.")
-        elif "declaration" in field.metadata:
-            key, declaration = prefix + field.name, field.metadata["declaration"]
-            found.append(Setting(key, field.name, kind, field.default, declaration))
+    for field in fields_of(section, prefix):
+        if field.several:
+            found += settings_of(field.kind, f"{field.key}.")
+        elif field.help:
+            found.append(field)
     return tuple(found)
 
 

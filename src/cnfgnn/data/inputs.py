@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from cnfgnn.config.declarations import Declaration
 from cnfgnn.config.settings import Config
 from cnfgnn.data.options import ReadingOptions
 from cnfgnn.data.readings import Readings
 from cnfgnn.errors import ConfigError, DataError
 
 MOST_INPUTS = 64  # of a data set
+Count = Annotated[int, Declaration(at_most=MOST_INPUTS)]
 INPUT_SCALES = "input_scales"  # the name of the inputs' scales in checkpoints
 
 Floats = npt.NDArray[np.float64]
@@ -87,8 +89,8 @@ class InputSeries(NamedTuple):
 class InputCounts(NamedTuple):
     """How many further inputs there are of each kind: with the windows, they tell how wide they are."""
 
-    variables: int = 0
-    covariates: int = 0
+    variables: Count = 0
+    covariates: Count = 0
 
     @classmethod
     def of(cls, inputs: Iterable[Input | InputSeries]) -> InputCounts:

@@ -15,6 +15,7 @@ from torch import Tensor
 from cnfgnn.algorithm import dispatch
 from cnfgnn.algorithm.experiment import Experiment
 from cnfgnn.algorithm.messages.calls import Call
+from cnfgnn.algorithm.messages.number_rules import write_numbers
 from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.messages.shapes import Sizes
 from cnfgnn.algorithm.messages.verbs import VERBS
@@ -41,8 +42,8 @@ PLAN = {"history": 12, "horizon": HORIZON, "ahead": False}
 DRAW = {"r_g": 1, "epoch": 0, "number": 0}
 MODEL = ModelConfig(hidden=5, embedding=4, levels=True)
 HIDDEN, EMBEDDING, LEVELS = MODEL.sent_width, MODEL.embedding_width, MODEL.level_width
-SETTINGS = NodeSettings(1, "masked", MODEL, 8, BATCH, 1e-3, 0.0, "square", "full")
-PREPARE = Call("prepare", {**SETTINGS.to_numbers(), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
+SETTINGS = NodeSettings(MODEL, 1, "masked", 8, BATCH, 1e-3, 0.0, "square", "full")
+PREPARE = Call("prepare", {**write_numbers(SETTINGS), **PLAN, "mean": 50.0, "std": 2.0}, STARTS)
 THETA = node_model(MODEL, 12, HORIZON).init(torch.Generator())
 OWN = {name: w.expand(N, *w.shape[1:]) for name, w in THETA.items()}
 ANCHORS = {f"anchor.{name}": w for name, w in OWN.items()}
@@ -91,7 +92,7 @@ def test_every_verb_has_an_example() -> None:
 
 
 def test_prepare_carries_every_setting() -> None:
-    assert set(SETTINGS.to_numbers()) <= set(PREPARE.numbers)
+    assert set(write_numbers(SETTINGS)) <= set(PREPARE.numbers)
     assert VERBS["prepare"].read(PREPARE.numbers).call({}, "full").numbers == PREPARE.numbers
 
 

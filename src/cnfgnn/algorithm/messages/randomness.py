@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from cnfgnn.algorithm.messages.number_rules import whole
+from cnfgnn.config.declarations import Declaration
 
 NODE_WEIGHTS, SERVER_WEIGHTS, CLIENT_BATCHES, SERVER_BATCHES, COINS = range(1, 6)
 COINS_AT_ONCE = 256  # minibatches
@@ -44,7 +44,7 @@ class Minibatches(NamedTuple):
     """Some of the minibatches of several epochs, counted from the first of the first epoch."""
 
     first: int
-    until: Annotated[int, whole(1)]  # one more than the last
+    until: Annotated[int, Declaration(at_least=1)]  # one more than the last
 
 
 class Batches:

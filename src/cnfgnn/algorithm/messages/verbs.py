@@ -27,18 +27,20 @@ score     a split                                   sums of errors against the c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.messages.number_rules import Group, InvalidCall, real, tag, tags, whole
+from cnfgnn.algorithm.messages.number_rules import TAG, TAGS, InvalidCall
 from cnfgnn.algorithm.messages.randomness import Draw, Minibatches
-from cnfgnn.algorithm.messages.settings import NODE_SETTING_RULES, NodeSettings
+from cnfgnn.algorithm.messages.settings import NodeSettings
 from cnfgnn.algorithm.messages.shapes import FLOAT64, FLOATS, UINT8, Allowed, Arrays, Expected, Sizes
 from cnfgnn.algorithm.messages.verb import Ask, Reply, Tell, Verb, only
 from cnfgnn.algorithm.messages.window_plan import WindowPlan, windows_of
+from cnfgnn.config.declarations import Declaration
 from cnfgnn.config.settings import Missing
 from cnfgnn.data.windows import SPLITS, Split
 from cnfgnn.forecasters.intervals import LEVELS
@@ -51,18 +53,11 @@ if TYPE_CHECKING:
 
 MOST_PARAMETERS = 1 << 31  # of all nodes of a site
 ANCHOR = "anchor."  # before the names of weights in `pull`
+LEVEL = "|".join(map(str, LEVELS))
 
-
-def interval_levels(value: object) -> bool:
-    """Levels of intervals, with spaces between them."""
-    return isinstance(value, str) and bool(value) and set(value.split(" ")) <= set(map(str, LEVELS))
-
-
-Tag = Annotated[str, tag]
-Tags = Annotated[str, tags]
-SettingsField = Annotated[
-    NodeSettings, Group(NODE_SETTING_RULES, NodeSettings.from_numbers, NodeSettings.to_numbers)
-]
+Tag = Annotated[str, Declaration(form=TAG)]
+Tags = Annotated[str, Declaration(form=TAGS)]  # with spaces between them
+IntervalLevels = Annotated[str, Declaration(form=re.compile(f"({LEVEL})( ({LEVEL}))*"))]
 
 
 # ---- set-up ---------------------------------------------------------------------------------------------
@@ -95,9 +90,9 @@ class Census(Ask):
 class Prepare(Tell):
     """Scale the readings, number the windows and draw weights from the seed."""
 
-    settings: SettingsField
+    settings: NodeSettings
     mean: float
-    std: Annotated[float, real(above=0)]
+    std: Annotated[float, Declaration(above=0)]
     plan: WindowPlan
 
     purpose = "set-up"
@@ -194,7 +189,7 @@ class Update(Tell):
     """ClientUpdate: train for r_c epochs on your own readings, or for some of their minibatches."""
 
     r_g: int
-    r_c: Annotated[int, whole(1)]
+    r_c: Annotated[int, Declaration(at_least=1)]
     step: int
     minibatches: Minibatches | None = None  # None: all of these epochs
 
@@ -240,7 +235,7 @@ class Pull(Tell):
 class Ranges(NamedTuple):
     """The levels of the intervals that owners write beside their forecasts, in per cent."""
 
-    levels: Annotated[str, interval_levels]
+    levels: IntervalLevels
 
     @property
     def as_numbers(self) -> tuple[int, ...]:

@@ -6,12 +6,12 @@ from typing import Annotated, NamedTuple
 
 import torch
 
-from cnfgnn.algorithm.messages.number_rules import whole
+from cnfgnn.config.declarations import Declaration
 from cnfgnn.data.windows import SPLITS, Windows
 from cnfgnn.models.params import Params
 
 MOST_STEPS = 1 << 16  # of a window's history or horizon
-Steps = Annotated[int, whole(1, MOST_STEPS)]
+Steps = Annotated[int, Declaration(at_least=1, at_most=MOST_STEPS)]
 
 
 class WindowPlan(NamedTuple):
